@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def mentions(text: str | None, *values: object) -> bool:
-    """Whether the text has these values, in this order."""
+    """Return whether the text has these values, in this order."""
     at = 0
     for value in values:
         found = (text or "").find(str(value), at)

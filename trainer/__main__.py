@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_at_once(error: BaseException) -> NoReturn:
-    """What Python does at the end of a process, but for everything that runs at its exit."""
+    """End the process as Python does, without its exit handlers."""
     code = 1
     if isinstance(error, TrainerError):
         code = error.exit_code

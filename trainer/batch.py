@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is one of torch's forms of out of memory, on GPU or CPU."""
+    """Return whether an error is one of torch's forms of out of memory, on GPU or CPU."""
     said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     return said or isinstance(error, torch.OutOfMemoryError)
 

@@ -66,7 +66,8 @@ def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> 
 
 
 def _is_known(network: nn.Module) -> bool:
-    """Whether transformers has this very class, and not only one of the same name or one that it is derived from."""
+    """Return whether transformers has this very class, and not only one of the same name or one
+    that it is derived from."""
     kind = type(network)
     return hasattr(network, "save_pretrained") and getattr(library(), kind.__name__, None) is kind
 

@@ -90,7 +90,7 @@ class Injector:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _is_due(self, fault: PlannedFault, step: int) -> bool:
-        """Whether it fires now, which is counted on disk before it can kill the process."""
+        """Return whether it fires now, which is counted on disk before it can kill the process."""
         from_then_on = fault.kind in ("slow", "disk_full")
         if step < fault.step or (step > fault.step and not from_then_on):
             return False

@@ -34,7 +34,7 @@ SMALLEST_LOSS_SCALE = 2.0**-24
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the host knows about a step while the device may still compute it."""
+    """Facts about a step that the host knows while the device may still compute it."""
 
     epoch: int
     rate: float
@@ -44,7 +44,7 @@ class StepFacts:
 
 
 class Votes(NamedTuple):
-    """What the ranks have to say of a step, summed up."""
+    """The votes of the ranks about a step, summed up."""
 
     out_of_memory: float
     stop: float

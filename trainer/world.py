@@ -216,7 +216,8 @@ def leave() -> None:
 
 
 def leaving_may_wait() -> bool:
-    """Whether `leave`, and even the exit of the interpreter, may wait for other ranks, so must not follow an error.
+    """Return whether `leave`, and even the exit of the interpreter, may wait for other ranks, so
+    must not follow an error.
 
     NCCL completes pending collectives first, for which it needs all ranks.
     """
@@ -240,5 +241,5 @@ _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemo
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Whether an error is only the consequence of another rank's end."""
+    """Return whether an error is only the consequence of another rank's end."""
     return isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)) is not None

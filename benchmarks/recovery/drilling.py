@@ -86,7 +86,8 @@ def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
 
 
 def _goes_on_rightly(live: Live, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> bool:
-    """Whether the next attempt has the parameters and the checkpoint that the drill wants, or there is none."""
+    """Return whether the next attempt has the parameters and the checkpoint that the drill wants,
+    or there is none."""
     if after is None:
         return live.actions == ("stop",)
     wanted = {name: value for name, value in live.changed.items() if name in before["params"]}

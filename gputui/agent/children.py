@@ -44,7 +44,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started or adopted, and its end was not noticed yet."""
+        """True if it was started or adopted, and its end was not noticed yet."""
         return self.process is not None or self.adopted is not None
 
     def turn(self, now: float) -> str | None:

@@ -42,12 +42,12 @@ class Turn:
         self._ends_at = self.clock() + TURN_SECONDS
 
     def is_spent(self) -> bool:
-        """Whether the remaining work has to wait for the next turn."""
+        """Return whether the remaining work has to wait for the next turn."""
         return self.clock() >= self._ends_at
 
     def postpones(self, part: str) -> bool:
-        """Whether a part that does not divide its work waits for the next turn: if this one is
-        spent, and the part has not waited already."""
+        """Return whether a part that does not divide its work waits for the next turn: if this one
+        is spent, and the part has not waited already."""
         if part in self._postponed or not self.is_spent():
             self._postponed.discard(part)
             return False

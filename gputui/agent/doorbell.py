@@ -25,7 +25,7 @@ class Doorbell:
 
     @property
     def is_heard(self) -> bool:
-        """Whether notifications work."""
+        """True if notifications work."""
         return self._observer is not None
 
     def start(self) -> None:

@@ -60,7 +60,6 @@ class Parts:
     _cpu_at: float = 0.0
 
     def is_resting(self, name: str, *, is_run: bool = True) -> bool:
-        """Whether a run (or part) is skipped for now."""
         return self.context.monotonic() < self.troubles[name, is_run].until
 
     @contextmanager

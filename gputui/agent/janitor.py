@@ -120,7 +120,7 @@ class Janitor:
 
     @property
     def is_log_late(self) -> bool:
-        """Whether a long log is being moved. Metrics should not be added meanwhile: the log
+        """True if a long log is being moved. Metrics should not be added meanwhile: the log
         restarts only once all of it is moved, and at its limit a commit of the loop has to move
         it."""
         return self.is_moving_log and self._log_bytes() >= LONG_LOG_BYTES

@@ -44,7 +44,7 @@ class Job(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the work has returned or raised, or its deadline has passed."""
+        """True if the work has returned or raised, or its deadline has passed."""
         self.jobs.turn()
         return self.future.done()
 
@@ -105,7 +105,6 @@ class Jobs:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any job runs or waits."""
         self.turn()
         return bool(self._waiting) or any(not job.future.done() for job in self._started)
 

@@ -104,7 +104,7 @@ class _Sending(NamedTuple):
     job: Job[None]
 
     def trouble(self) -> str | None:
-        """Why it could not be sent, redacted; None if it was. The job must be over."""
+        """The reason why it could not be sent, redacted; None if it was. The job must be over."""
         try:
             self.job.result()
         except Exception as error:
@@ -183,7 +183,7 @@ class Outbox:
 
 
 class RunNews(NamedTuple):
-    """What happened to a run: its incident, and the reason for which it continues or stops."""
+    """News of a run: its incident, and the reason why it continues or stops."""
 
     kind: str
     summary: str

@@ -62,7 +62,7 @@ class Sinks:
                 context.note("exporter_failed", text, severity="warning")
 
     def is_busy(self) -> bool:
-        """Whether something may be left to write."""
+        """Return whether something may be left to write."""
         is_hopeful = self.child.failures < _MAX_FAILURES
         return self.child.is_running or (self.is_needed and is_hopeful)
 

@@ -59,7 +59,6 @@ class Studies:
                 self._set_trouble(study_id, None)
 
     def is_busy(self) -> bool:
-        """Whether any study runs."""
         return bool(self.served)
 
     def close(self) -> None:

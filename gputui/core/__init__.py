@@ -1,1 +1,1 @@
-"""What every room may use: where things are, redaction, safe text, units and YAML."""
+"""Shared code of every room: paths, redaction, safe text, units and YAML."""

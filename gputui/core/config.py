@@ -1,4 +1,4 @@
-"""Where things live: one home per user and machine, and what it is made of."""
+"""The paths of a home; there is one per user and machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCAL_FUSE_FILE_SYSTEMS = frozenset({
 
 
 def file_identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written again or replaced; None if there is none."""
+    """A value that changes when a file is written again or replaced; None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -32,7 +32,7 @@ def file_identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def is_network_file_system(kind: str | None) -> bool:
-    """Whether a file system, by its name in /proc/self/mountinfo, may be shared with other
+    """Return whether a file system, by its name in /proc/self/mountinfo, may be shared with other
     machines; what is not known counts as local, but for FUSE."""
     if kind is None:
         return False
@@ -61,7 +61,7 @@ class Workspace(Struct, frozen=True):
 
     @property
     def record(self) -> Path:
-        """How long this machine keeps what is recorded; may be missing."""
+        """The retention settings of this machine; may be missing."""
         return self.profiles.parent / "record.yaml"
 
     @property
@@ -76,7 +76,7 @@ class Workspace(Struct, frozen=True):
 
     @property
     def targets(self) -> Path:
-        """Where else runs may run; may be missing."""
+        """The targets of this machine; may be missing."""
         return self.profiles.parent / "targets.yaml"
 
     @property
@@ -106,7 +106,7 @@ class Workspace(Struct, frozen=True):
 
     @property
     def settings(self) -> Path:
-        """What a person chose about the screen."""
+        """The settings of the screen."""
         return self.profiles.parent / "settings.json"
 
     @property

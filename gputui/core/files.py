@@ -40,7 +40,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """What is in a regular file. Raises OSError, and ValueError if it is larger."""
+    """Read a regular file. Raises OSError, and ValueError if it is larger."""
     with open_regular(path) as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:

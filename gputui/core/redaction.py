@@ -1,4 +1,5 @@
-"""What must not be shown or stored: secrets in environments, parameters, command lines and texts.
+"""Secrets, which are neither shown nor stored, in environments, parameters, command lines and
+texts.
 
 Pure. A secret is known by the name that it goes by (``HF_TOKEN``, ``--api-key``), by its own look
 (``hf_…``, ``AKIA…``), and, to a `Redactor`, by being a value that must not appear anywhere. The

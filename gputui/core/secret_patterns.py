@@ -1,5 +1,4 @@
-"""What secrets look like: the names that they go by, the forms of tokens, and where a value follows
-a name. Pure."""
+"""Patterns of secrets: their names, the forms of tokens, and values that follow a name. Pure."""
 
 from __future__ import annotations
 
@@ -107,7 +106,7 @@ OPTION = re.compile(
 
 
 def is_secret_variable(name: str, value: str) -> bool:
-    """Whether the value of an environment variable is to be hidden, by its name."""
+    """Return whether the value of an environment variable is to be hidden, by its name."""
     upper = name.upper()
     if not value or (upper.endswith("TOKENS") and _NUMBER.fullmatch(value)):
         return False
@@ -115,26 +114,26 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 
 def is_secret_parameter(name: str) -> bool:
-    """Whether the value of a parameter or an option is to be hidden, by its name."""
+    """Return whether the value of a parameter or an option is to be hidden, by its name."""
     return _PARAMETER_NAME.search(name.lower()) is not None
 
 
 def is_secret_in_text(name: str, value: str, is_word: bool) -> bool:
-    """Whether to hide the text after a name; ``is_word``: the name may be one of a sentence."""
+    """Return whether to hide the text after a name, which may be a word of a sentence."""
     if is_word and (name in _WORDS or name.lower() == "token"):
         return False
     return is_secret_variable(name, value) if name.isupper() else is_secret_parameter(name)
 
 
 def can_be_found(value: str) -> bool:
-    """Whether a known value differs from ordinary words and numbers."""
+    """Return whether a known value differs from ordinary words and numbers."""
     if len(value) < SHORTEST_SECRET:
         return False
     return len(value) >= _LONG_SECRET or _MERE_WORD.fullmatch(value) is None
 
 
 def known_pattern(value: str) -> str:
-    """Where a known value is found: one that may be a part of a word only as a whole word."""
+    """A pattern for a known value; one that may be a part of a word matches whole words only."""
     pattern = re.escape(value)
     if len(value) >= _MIXED_SECRET and _MERE_WORD.fullmatch(value) is None:
         return pattern

@@ -166,7 +166,7 @@ def duration(seconds: float) -> str:
 
 @_of_numbers
 def age(seconds: float) -> str:
-    """How long ago, in one unit: "now", "47 s", "12 min", "3 h", "9 d"."""
+    """An age in one unit: "now", "47 s", "12 min", "3 h", "9 d"."""
     if seconds < 1:
         return "now"
     for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):

@@ -113,8 +113,8 @@ BUSY_PERCENT = 50.0
 
 
 def unseen_use(used_bytes: int | None, utilization_percent: float | None) -> str | None:
-    """Why a GPU without a run or a visible process is not free; None if it is, or if nothing is
-    known."""
+    """The reason why a GPU without a run or a visible process is not free; None if it is, or if
+    nothing is known."""
     if used_bytes is not None and used_bytes >= BUSY_BYTES:
         return f"has {used_bytes / 2**30:.0f} GiB in use by no visible process"
     if utilization_percent is not None and utilization_percent >= BUSY_PERCENT:
@@ -136,8 +136,9 @@ class FreshProcessNeededError(Exception):
 
 
 class Source(Protocol):
-    """What the sampler reads. Errors of the driver raise nothing: an unknown value is None, a lost
-    GPU has that state, and a machine without a driver is an Inventory with a ``problem``."""
+    """The driver, as the sampler reads it. Errors of the driver raise nothing: an unknown value is
+    None, a lost GPU has that state, and a machine without a driver is an Inventory with a
+    ``problem``."""
 
     def inventory(self, at: float) -> Inventory:
         """Open or reopen the source, and list its GPUs. Raises FreshProcessNeededError."""

@@ -61,7 +61,7 @@ class GpuProcessReader:
 
 
 def _uses_driver(pid: int) -> bool:
-    """Whether a process has a device file of the driver open; False if that cannot be seen."""
+    """Return whether a process has a device file of the driver open; False if unknown."""
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # it was closed meanwhile

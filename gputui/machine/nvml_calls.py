@@ -81,7 +81,7 @@ class Calls:
         return "".join(character for character in value if character.isprintable()).strip() or None
 
     def answers(self, gpu: str, function: str, *args: object) -> bool:
-        """Whether the GPU has not answered "not supported" to this call."""
+        """Return whether the GPU has not answered "not supported" to this call."""
         return (gpu, function, *args) not in self._never
 
     def fields(self, gpu: str, handle: Any, wanted: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
@@ -130,7 +130,7 @@ class Calls:
 
 
 def problem_of(code: int, text: str) -> str:
-    """Why NVML cannot be opened and the remedy, in one line."""
+    """The reason why NVML cannot be opened, and the remedy, in one line."""
     if code == ERROR_LIBRARY_NOT_FOUND:
         return (
             "No NVIDIA driver found (libnvidia-ml.so.1 is missing). Install the driver, or try simulated GPUs with: "

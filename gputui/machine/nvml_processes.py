@@ -128,8 +128,8 @@ class ProcessLists:
 
 
 def invalid_reason(processes: Iterable[GpuProcess], memory_total_bytes: int | None) -> str | None:
-    """Why the lists cannot be valid, or None. Some drivers' rows have another layout than their
-    version, which scrambles PIDs and memory."""
+    """The reason why the lists cannot be valid, or None. Some drivers' rows have another layout
+    than their version, which scrambles PIDs and memory."""
     for process in processes:
         pid, memory_bytes = process.pid, process.memory_bytes
         if not 0 < pid <= _PID_MAX:

@@ -20,9 +20,9 @@ _STATE, _PARENT, _USER, _START_TICKS = 0, 1, 11, 19
 
 
 class ProcessStat(Struct, frozen=True):
-    """What /proc/PID/stat tells. ``state`` is the letter of proc_pid_stat(5); ``start_ticks`` tells
-    a reused PID; ``cpu_seconds`` is of the process, ``children_seconds`` of its children that it
-    has waited for."""
+    """The content of /proc/PID/stat. ``state`` is the letter of proc_pid_stat(5); ``start_ticks``
+    tells a reused PID; ``cpu_seconds`` is of the process, ``children_seconds`` of its children that
+    it has waited for."""
 
     pid: int
     parent_pid: int
@@ -33,7 +33,7 @@ class ProcessStat(Struct, frozen=True):
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended. A zombie has: its parent has just not waited for it."""
+        """True if it has ended. A zombie has: its parent has just not waited for it."""
         return self.state in ("Z", "X", "x")
 
 

@@ -41,8 +41,8 @@ _REASON_MAX_CHARACTERS = 300
 
 
 class SamplerCommand(Struct, frozen=True):
-    """How to start the sampler. ``successor`` are the arguments of the agent that the sampler
-    starts if this process dies without ending it; empty for none."""
+    """The command line of the sampler. ``successor`` are the arguments of the agent that the
+    sampler starts if this process dies without ending it; empty for none."""
 
     source: Literal["nvml", "simulated"]
     state_dir: Path
@@ -119,7 +119,7 @@ class SamplerClient:
 
     @property
     def problem(self) -> str | None:
-        """Why no GPU is read, while there is no sampler and several have ended in a row."""
+        """The reason why no GPU is read, once several samplers have ended in a row."""
         if self._child is not None or self._reason is None or self._backoff.failures < 2:
             return None
         reason, times = self._reason.removeprefix("the sampler "), self._backoff.failures
@@ -325,8 +325,8 @@ def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _is_in_kernel(pid: int) -> bool:
-    """Whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as in a
-    hung driver call."""
+    """Return whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as
+    in a hung driver call."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
             text = stat.read_bytes()

@@ -69,7 +69,6 @@ class Fault(Model):
     reason: str = "hardware slowdown"
 
     def is_active(self, elapsed_seconds: float) -> bool:
-        """Whether it is there, so long after the beginning of the scenario."""
         is_over = self.for_ is not None and elapsed_seconds >= self.at + self.for_
         return elapsed_seconds >= self.at and not is_over
 

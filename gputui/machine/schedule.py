@@ -1,4 +1,4 @@
-"""When the sampler reads which tier, and when it tries again after a failure. Pure."""
+"""Schedules of the sampler's tiers, and of retries after failures. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cadence:
         self.next_at = start_at
 
     def due(self, now: float) -> bool:
-        """Whether a moment has come. It is consumed, with all missed ones."""
+        """Return whether a moment has come. It is consumed, with all missed ones."""
         late = now - self.next_at
         if late < -_SLACK_SECONDS:
             return False
@@ -93,7 +93,7 @@ class ReadBackoff:
         return delay
 
     def due(self, now: float) -> bool:
-        """Whether the delay is over; true before any failure."""
+        """Return whether the delay is over; true before any failure."""
         return self.due_at is None or now >= self.due_at
 
     def reset(self) -> None:

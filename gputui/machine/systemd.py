@@ -1,4 +1,4 @@
-"""Whether a logout would end this process: a pure rule over the settings of systemd, and reading
+"""The effect of a logout on this process: a pure rule over the settings of systemd, and reading
 these.
 
 logind.conf(5), "KillUserProcesses": if it is set, processes in the scope of a session end with the
@@ -20,14 +20,14 @@ _TRUE = frozenset({"yes", "true", "on", "1"})
 
 
 class LogoutEnd(NamedTuple):
-    """Why a logout would end a process, and the remedy."""
+    """The reason why a logout would end a process, and the remedy."""
 
     problem: str
     remedy: str
 
 
 def would_end(cgroup: str, settings: Sequence[str], *, lingers: bool) -> LogoutEnd | None:
-    """What the user's logout does to a process; None if it does not end it. ``cgroup`` is the
+    """The effect of the user's logout on a process; None if it does not end it. ``cgroup`` is the
     text of its /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, of which
     later ones override earlier ones."""
     if re.search(r"/session-[^/]+\.scope\b", cgroup):

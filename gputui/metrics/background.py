@@ -73,6 +73,5 @@ class BackgroundReader:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether a read has not ended for a long time."""
         is_late = time.monotonic() - self._begun_at > ANSWER_SECONDS
         return self._job is not None and not self._job.done() and is_late

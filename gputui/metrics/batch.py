@@ -166,8 +166,8 @@ class Batch:
 
 
 def _is_measurement(values: Mapping[str, Any]) -> bool:
-    """Whether a line with an event measures a step all the same, as loggers write that name each
-    line's message "event": it has metrics, and the event is none whose metrics are its own."""
+    """Return whether a line with an event measures a step all the same, as loggers write that name
+    each line's message "event": it has metrics, and the event is none whose metrics are its own."""
     return str(values["event"]) not in EVENTS_WITH_METRICS and any(
         as_float(value) is not None for name, value in values.items() if name not in _NOT_MEASURED
     )

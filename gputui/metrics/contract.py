@@ -177,7 +177,7 @@ def _parse_uncommon(line: bytes) -> Parsed:
 
 
 def _refusal(line: Mapping[str, Any]) -> Rejected | None:
-    """Why a line is not accepted, if it is nested too deep or has too many values."""
+    """The reason why a line is refused, if it is nested too deep or has too many values."""
     level: list[Mapping[str, Any] | list[Any]] = [line]
     count = 0
     for _ in range(MAX_DEPTH):

@@ -41,7 +41,7 @@ def fingerprint(head: bytes, tail: bytes) -> str:
 
 
 def is_unchanged(descriptor: int, offset: int, expected: str | None) -> bool:
-    """Whether the bytes before ``offset`` still have this fingerprint."""
+    """Return whether the bytes before ``offset`` still have this fingerprint."""
     return expected is None or fingerprint(*ends(descriptor, offset)) == expected
 
 
@@ -53,7 +53,6 @@ def has_wildcards(pattern: str) -> bool:
 
 
 def may_overlap(pattern: str, other: str) -> bool:
-    """Whether a path may match both patterns."""
     if has_wildcards(pattern) and has_wildcards(other):
         # The folders before the first wildcard.
         mine, theirs = (re.split(r"[*?\[]", one)[0].rpartition("/")[0] + "/" for one in (pattern, other))

@@ -21,9 +21,9 @@ PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("std
 
 
 class Reading(Struct, frozen=True):
-    """How a profile reads lines: ``patterns`` for printed lines, the name of an unusual ``step``,
-    factors of values by name, the outputs of a rank to search, and what earlier readers have
-    learned (`EpochCount`)."""
+    """The way in which a profile reads lines: ``patterns`` for printed lines, the name of an
+    unusual ``step``, factors of values by name, the outputs of a rank to search, and what earlier
+    readers have learned (`EpochCount`)."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
@@ -111,7 +111,7 @@ class CsvLines(LineFormat):
         return next((names.index(name) for name in STEP_NAMES if name in names), None)
 
     def _is_header(self, cells: Sequence[str]) -> bool:
-        """Whether a line is a header: it names the step, and has no number."""
+        """Return whether a line is a header: it names the step, and has no number."""
         return self._step_column(cells) is not None and all(printed_number(cell) is None for cell in cells)
 
 

@@ -193,7 +193,7 @@ class MetricsIngest:
         return report
 
     def has_answers(self) -> bool:
-        """Whether a read in another thread has ended."""
+        """Return whether a read in another thread has ended."""
         return any(source.background.has_answer for source in self._sources.values() if source.background)
 
     def _drain(self, run_id: str | None, budget_seconds: float) -> IngestReport:

@@ -78,8 +78,8 @@ class EarlierLines:
         self._loaded = None
 
     def is_resumed(self, attempt: int) -> bool:
-        """Whether an attempt began from a checkpoint, so that its script may write the lines before
-        that again. Raises sqlite3.Error."""
+        """Return whether an attempt began from a checkpoint, so that its script may write the lines
+        before that again. Raises sqlite3.Error."""
         with self._connect() as connection:
             return self._checkpoint_of(connection, attempt)[0] is not None
 

@@ -51,9 +51,9 @@ WHERE s.format NOT IN ('{PRINTED}', '{ATTEMPT_OUTPUT}')
 
 
 class ReadContext(Struct, frozen=True):
-    """What reads in other threads need: ``start`` begins work by a name for the log, ``connect``
-    opens the store for the thread that calls it, ``run_dir`` is a run's folder, whose file system
-    answers."""
+    """The context of reads in other threads: ``start`` begins work by a name for the log,
+    ``connect`` opens the store for the thread that calls it, ``run_dir`` is a run's folder, whose
+    file system answers."""
 
     start: Callable[[str, Callable[[], Any]], Future[Any]]
     connect: Callable[[], sqlite3.Connection]
@@ -130,7 +130,7 @@ class SourceTable:
         return [SourceRow(*row) for row in rows.fetchall()]
 
     def position(self, source_id: int) -> tuple[SourceState, list[Boundary]]:
-        """How far a source was read, and where its attempts begin."""
+        """The state of a source, and the positions where its attempts begin."""
         row = self._connection.execute(
             "SELECT inode, generation, byte_offset, skipping, fingerprint, first_generation "
             "FROM metric_sources WHERE source_id = ?",
@@ -200,8 +200,8 @@ class SourceTable:
         return found
 
     def needs_thread(self, row: SourceRow) -> bool:
-        """Whether a source's files must not be touched in the caller's thread: they are not plain
-        files of the run's folder."""
+        """Return whether a source's files must not be touched in the caller's thread: they are not
+        plain files of the run's folder."""
         if self.context is None or row.format == ATTEMPT_OUTPUT:
             return False
         is_near = row.pattern.startswith(f"{self.context.run_dir(row.run_id)}/")

@@ -102,7 +102,7 @@ def _metrics(spec: RunSpec) -> list[str]:
 
 
 def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:
-    """Where checkpoints are, and how a new attempt gets one."""
+    """The lines about checkpoints: their folder, and the arguments of a resume."""
     if spec.checkpoints is None:
         return "none; a new attempt begins from the start"
     resume = shlex.join(spec.checkpoints.resume)

@@ -41,7 +41,7 @@ class Selection:
 
     @property
     def is_none(self) -> bool:
-        """Whether this is a CPU run."""
+        """True if this is a CPU run."""
         return not (self.count or self.devices or self.is_all)
 
 

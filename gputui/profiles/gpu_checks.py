@@ -1,4 +1,4 @@
-"""Whether the GPUs that a run asks for exist, work, are free and have enough memory. Pure."""
+"""Checks of the GPUs that a run asks for: existence, health, use and memory. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class GpuSituation(Struct, frozen=True):
     promised: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def unusable_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
-        """Why nothing can run on this GPU until somebody repairs or replaces it, or None."""
+        """The reason why nothing can run on this GPU until somebody repairs or replaces it, or
+        None."""
         sample, slow = self.samples.get(gpu.uuid), self.slow.get(gpu.uuid)
         if gpu.mig_mode:
             return "is in MIG mode"
@@ -60,7 +61,7 @@ class GpuSituation(Struct, frozen=True):
         return None
 
     def busy_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
-        """Why a run cannot start on this GPU now, or None."""
+        """The reason why a run cannot start on this GPU now, or None."""
         if gpu.uuid in self.in_use:
             return self.in_use[gpu.uuid]
         if gpu.uuid in self.promised:
@@ -74,7 +75,6 @@ class GpuSituation(Struct, frozen=True):
         return None
 
     def is_free(self, gpu: GpuFacts, memory_bytes: int | None) -> bool:
-        """Whether a run can start on this GPU now."""
         return self.unusable_reason(gpu, memory_bytes) is None and self.busy_reason(gpu, memory_bytes) is None
 
     def warning(self, gpu: GpuFacts) -> str | None:
@@ -275,8 +275,8 @@ def _smallest_bytes(spec: RunSpec, situation: GpuSituation) -> int | None:
 
 
 def _is_like(past: PastPeak, spec: RunSpec, batch_name: str) -> bool:
-    """Whether an earlier attempt is comparable: its integers and texts are the same. Fractions such
-    as rates, and lengths such as numbers of steps, do not change the memory."""
+    """Return whether an earlier attempt is comparable: its integers and texts are the same.
+    Fractions such as rates, and lengths such as numbers of steps, do not change the memory."""
     changed_by_recovery = {batch_name, spec.role("grad_accum", spec.params), spec.role("num_workers", spec.params)}
     for name, value in spec.params.items():
         if name in changed_by_recovery or isinstance(value, float) or name not in past.params:

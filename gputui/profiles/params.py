@@ -117,7 +117,6 @@ class Parameter(Struct, frozen=True):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it has a minimum or a maximum."""
         return self.minimum is not None or self.maximum is not None
 
     @property

@@ -46,7 +46,7 @@ _Age = Annotated[float | None, PlainValidator(_age(3600.0))]
 
 
 class RecordForm(Model):
-    """How long samples, minutes, hours and events are kept, and the database's maximum size."""
+    """Retention of samples, minutes, hours and events, and the database's maximum size."""
 
     raw: Annotated[float | None, PlainValidator(_age(LEAST_RAW_SECONDS))] = _DEFAULT.raw_seconds
     minutes: _Age = _DEFAULT.minutes_seconds

@@ -179,8 +179,8 @@ def _python(profile: Profile, workdir: str, environ: Mapping[str, str]) -> str |
 
 
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
-    """Whether the run asks for GPUs, so that resolving it needs the machine's inventory. False for
-    an invalid override."""
+    """Return whether the run asks for GPUs, so that resolving it needs the machine's inventory.
+    False for an invalid override."""
     if gpus_override is None:
         return not profile.form.gpus.is_none
     try:

@@ -117,7 +117,6 @@ class Metrics(Model):
 
     @property
     def is_printed(self) -> bool:
-        """Whether this source is the script's output."""
         return self.source in PRINTED_STREAMS
 
 
@@ -248,8 +247,8 @@ class ProfileForm(Model):
 
 
 def is_literal(place: KeyPath) -> bool:
-    """Whether values at this place are text as written. In arguments and the environment ``on`` and
-    ``1.10`` are text."""
+    """Return whether values at this place are text as written. In arguments and the environment
+    ``on`` and ``1.10`` are text."""
     return (len(place) == 2 and place[0] in ("env", "args", "command")) or place[:2] == ("checkpoints", "resume")
 
 

@@ -49,7 +49,7 @@ or the context."""
 
 
 class Incident(Struct, frozen=True):
-    """Why an attempt ended.
+    """The cause of an attempt's end.
 
     Attributes:
         kind: one of KINDS.
@@ -74,7 +74,7 @@ class Incident(Struct, frozen=True):
 
 
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
-    """How an attempt ended. ``stop_intended``: a person asked gputui to stop the run.
+    """The outcome of an attempt. ``stop_intended``: a person asked gputui to stop the run.
 
     A stop is recognized by the stored intent, because its exit status may be that of a crash or a
     success. An attempt with unkillable processes is not stopped.

@@ -1,4 +1,4 @@
-"""What incidents cost: repeated steps, lost time, and the GPU-hours of that time.
+"""The cost of incidents: repeated steps, lost time, and the GPU-hours of that time.
 
 The time is counted from the last kept step (that of the checkpoint from which the next attempt with
 a step resumed) to the next attempt's first step. An attempt without a step belongs to the incident

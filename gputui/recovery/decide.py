@@ -75,7 +75,7 @@ class _Decision:
     # --- whether to go on -------------------------------------------------------------------------
 
     def _stop_reason(self) -> tuple[Because, str] | None:
-        """Why no ladder is tried, as a keyword and in words; None if one is."""
+        """The reason why no ladder is tried, as a keyword and in words; None if one is."""
         failed, policy, run_id = self.failed, self.failed.policy, self.failed.run_id
         kind = KINDS[failed.incident.kind]
         made, fruitless = len(self.retries) + 1, self._fruitless()
@@ -112,7 +112,7 @@ class _Decision:
         return None
 
     def _has_worked(self) -> bool:
-        """Whether any attempt since a person started the run has finished its setup."""
+        """Return whether any attempt since a person started the run has finished its setup."""
         reach = self.failed.reach
         has_progressed = any(decision.progressed for decision in self.retries)
         return reach.has_begun(self.failed.spec) or reach.best_step_before is not None or has_progressed

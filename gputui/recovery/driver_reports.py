@@ -48,12 +48,12 @@ class Sighting(Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the GPU stays gone until the driver reports its return."""
+        """True if the GPU stays gone until the driver reports its return."""
         return self.what == "lost" or self.xid_class is XidClass.LOST
 
     @property
     def may_hang_calls(self) -> bool:
-        """Whether calls to the driver may hang from now on. After other XIDs of `XidClass.LOST`
+        """True if calls to the driver may hang from now on. After other XIDs of `XidClass.LOST`
         they fail, and the attempt ends by itself."""
         is_silent = self.what == "xid" and self.code in FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
         return self.what == "lost" or is_silent

@@ -66,12 +66,12 @@ class ExitRecord(Struct, frozen=True):
 
     @property
     def is_unkillable(self) -> bool:
-        """Whether the command itself survived SIGKILL."""
+        """True if the command itself survived SIGKILL."""
         return bool(self.survivors) and self.code is None and self.signal is None
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel's OOM killer struck the attempt shortly before its end. If the count
+        """True if the kernel's OOM killer struck the attempt shortly before its end. If the count
         of its control group is known, other kills on the host do not concern it."""
         is_known = self.oom_kills_cgroup is not None
         return bool(self.oom_kills_cgroup if is_known else self.oom_kills_host)

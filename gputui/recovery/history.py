@@ -70,7 +70,7 @@ def progress_of(
     ended_at: float,
     steps_start_again: bool = False,
 ) -> AttemptReach:
-    """How far attempt ``number`` got. ``ledger`` are the run's checkpoints; ``ended_at`` in UTC
+    """The progress of attempt ``number``. ``ledger`` are the run's checkpoints; ``ended_at`` in UTC
     unix seconds. For ``steps_start_again`` see `past_decisions`."""
     since = person_started_at(transitions)
     attempt = next((row for row in attempts if row.number == number), None)
@@ -88,7 +88,7 @@ def progress_of(
 def _reach(
     attempt: Attempt, series: Sequence[Attempt], ledger: Sequence[CheckpointRow], steps_start_again: bool
 ) -> AttemptReach:
-    """How far an attempt got, compared with those of the ``series`` before it."""
+    """The reach of an attempt, compared with those of the ``series`` before it."""
     before = (row.last_step for row in series if row.number < attempt.number and row.last_step is not None)
     own = (row for row in ledger if row.is_written and row.attempt == attempt.number)
     return AttemptReach(
@@ -110,12 +110,14 @@ def without_unsound_steps(attempts: Sequence[Attempt], lines: StepTimes) -> list
 
 
 def person_started_at(transitions: Sequence[TransitionView]) -> float:
-    """When a person last launched, restarted or resumed the run; minus infinity if unknown."""
+    """The time at which a person last launched, restarted or resumed the run; minus infinity if
+    unknown."""
     return max((move.at for move in queued_by_person(transitions)), default=float("-inf"))
 
 
 def training_began_at(transitions: Sequence[TransitionView]) -> float:
-    """When a person last started the run from scratch and it began; minus infinity if unknown."""
+    """The time at which the run last began from scratch on a person's request; minus infinity if
+    unknown."""
     idle = {move.transition_id for move, after in pairwise(transitions) if after.to_state != RunState.STARTING}
     begun = (
         move.at for move in queued_by_person(transitions) if move.cause != RESUME and move.transition_id not in idle
@@ -129,7 +131,8 @@ def queued_by_person(transitions: Sequence[TransitionView]) -> list[TransitionVi
 
 
 def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> bool:
-    """Whether an attempt that began from the newest checkpoint has written one where none was."""
+    """Return whether an attempt that began from the newest checkpoint has written one where none
+    was."""
     if attempt.resumed_from is None or any(row.left_by == attempt.number for row in ledger):
         return False
     return any(

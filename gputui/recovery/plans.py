@@ -50,7 +50,7 @@ class PastDecision(Struct, frozen=True):
 
 
 class AttemptReach(Struct, frozen=True):
-    """How far the ended attempt got. Unknown is None.
+    """The reach of the ended attempt. Unknown is None.
 
     Attributes:
         last_step: its last step; best_step_before: the furthest step of the attempts before it.
@@ -69,14 +69,13 @@ class AttemptReach(Struct, frozen=True):
 
     @property
     def made(self) -> bool:
-        """Whether the attempt got further than every one before it."""
+        """True if the attempt got further than every one before it."""
         if self.last_step is None:
             return self.new_checkpoint
         is_furthest = self.best_step_before is None or self.last_step > self.best_step_before
         return self.further_checkpoint or is_furthest
 
     def has_begun(self, spec: RunSpec) -> bool:
-        """Whether the attempt has finished its setup."""
         has_shown = self.last_step is not None or self.new_checkpoint
         return has_shown or (not spec.metrics and (self.ran_seconds or 0.0) >= WORKED_SECONDS)
 

@@ -75,12 +75,12 @@ class EndedProcess(Struct, frozen=True):
 
     @property
     def has_crashed(self) -> bool:
-        """Whether a signal for a fault of its own ended it."""
+        """True if a signal for a fault of its own ended it."""
         return self.code is not None and -self.code in CRASHES
 
     @property
     def is_killed(self) -> bool:
-        """Whether another signal ended it, and not one of its launcher."""
+        """True if another signal ended it, and not one of its launcher."""
         has_signal = self.code is not None and self.code < 0
         return has_signal and not self.has_crashed and not self.ended_by_launcher
 

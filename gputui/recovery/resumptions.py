@@ -21,8 +21,9 @@ _MOST_ATTEMPTS = 3
 def resumptions(
     attempts: Sequence[Attempt], lines: StepTimes | None = None, ledger: Sequence[CheckpointRow] = ()
 ) -> Mapping[int, Resumption]:
-    """How each attempt with a checkpoint really continued, by its number; unknown ones are left out. Where an attempt
-    repeats a step after later ones, steps restart with every epoch, and the first one says nothing."""
+    """The real continuation of each attempt with a checkpoint, by its number; unknown ones are left
+    out. Where an attempt repeats a step after later ones, steps restart with every epoch, and the
+    first one says nothing."""
     by_attempt: dict[int, Resumption] = {}
     firsts: list[int] = []
     for attempt in sorted(attempts, key=lambda row: row.number):
@@ -46,7 +47,8 @@ def resumptions(
 
 
 def _start_again(attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:
-    """Whether an attempt's steps start again at its first, as when counted within an epoch."""
+    """Return whether an attempt's steps start again at its first, as when counted within an
+    epoch."""
     return lines is not None and any(
         row.first_step is not None and lines.repeats(row.number, row.first_step) for row in attempts
     )
@@ -60,8 +62,9 @@ def _loaded_later(
     lines: StepTimes | None,
     ledger: Sequence[CheckpointRow],
 ) -> bool:
-    """Whether the attempt loaded a later checkpoint than it was given, as scripts do that look for the newest: there is
-    one, and the first step is further away than lines ever are from each other."""
+    """Return whether the attempt loaded a later checkpoint than it was given, as scripts do that
+    look for the newest: there is one, and the first step is further away than lines ever are from
+    each other."""
     if lines is None or first_step <= resumed_step + 1:
         return False
     steps = [row.step for row in ledger if row.attempt < number and row.step is not None]

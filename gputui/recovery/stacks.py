@@ -53,7 +53,6 @@ def main_stacks(text: str) -> list[Stack]:
 
 
 def is_foreign(frame: StackFrame) -> bool:
-    """Whether a frame is of Python itself or of an installed package."""
     return any(part in frame.file for part in FOREIGN)
 
 
@@ -97,7 +96,7 @@ def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str])
 
 
 def _waits_elsewhere(stack: Stack, source: Callable[[str, int], str]) -> bool:
-    """Whether the stack of a rank shows that it waits, but not for the other ranks."""
+    """Return whether the stack of a rank shows that it waits, but not for the other ranks."""
     library = list(takewhile(is_foreign, stack))
     if any(part in frame.file for frame in library for part in _COLLECTIVES):
         return False

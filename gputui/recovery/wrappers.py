@@ -33,12 +33,11 @@ _LINE = re.compile(
 
 
 def is_wrapper(chain: Chain) -> bool:
-    """Whether an exception only reports the end of a child process. In a rank it counts."""
+    """Return whether an exception only reports the end of a child process. In a rank it counts."""
     return not chain.ranked and chain.raised[-1].type.rsplit(".", 1)[-1] in _TYPES
 
 
 def is_wrapper_line(line: str) -> bool:
-    """Whether a line only reports the end of a child process."""
     return _LINE.match(line) is not None
 
 

@@ -77,7 +77,6 @@ def svg(drawing: Drawing) -> Markup:
 
 
 def is_numbers(texts: Sequence[object]) -> bool:
-    """Whether a column has numbers only, which are aligned to the right."""
     shown = [str(text) for text in texts]
     return bool(shown) and all(
         text == units.UNKNOWN or text[:1].isdecimal() or (text[:1] in "-−+" and text[1:2].isdecimal()) for text in shown

@@ -214,12 +214,13 @@ def view_presence(workspace: Workspace) -> Iterator[None]:
 
 
 def has_views(workspace: Workspace) -> bool:
-    """Whether a view is open and so holds the views lock."""
+    """Return whether a view is open and so holds the views lock."""
     return is_held(workspace.views_lock)
 
 
 def exit_reason(workspace: Workspace) -> str:
-    """Why a started agent exited at once: its home, its log's last line, or where that is."""
+    """The reason why a started agent exited at once: its home, its log's last line, or where that
+    is."""
     try:
         # The log of a full disk has only older lines.
         if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:

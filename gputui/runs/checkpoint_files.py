@@ -46,7 +46,7 @@ class FoundCheckpoint(NamedTuple):
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is not, or not yet, that of a checkpoint."""
+    """Return whether a name is not, or not yet, that of a checkpoint."""
     return _UNFINISHED.search(name) is not None
 
 
@@ -68,7 +68,7 @@ def list_checkpoints(directory: Path, pattern: str) -> list[FoundCheckpoint]:
 
 
 def _is_candidate(path: Path, directory: Path) -> bool:
-    """Whether a path is named as a checkpoint: neither hidden nor, with the folders in
+    """Return whether a path is named as a checkpoint: neither hidden nor, with the folders in
     ``directory`` above it, unfinished."""
     # A name that is not UTF-8 cannot be stored and shown.
     is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)

@@ -31,8 +31,8 @@ SHIM_MARGIN_SECONDS = 5.0
 
 
 class Launch(Struct, frozen=True):
-    """What the shim starts: an argument vector, run without a shell; the environment added to the
-    user's; the working directory; and how long a stop may take."""
+    """The command of an attempt: an argument vector, run without a shell; the environment added to
+    the user's; the working directory; and how long a stop may take."""
 
     argv: tuple[str, ...]
     env: dict[str, str]

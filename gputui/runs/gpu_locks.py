@@ -57,7 +57,7 @@ class GpuLocks(Struct, frozen=True):
         return self.folder / f"gputui-{uuid}.lock"
 
     def is_held(self, uuid: str) -> bool:
-        """Whether anyone holds a GPU, alone or with others. Creates no file.
+        """Return whether anyone holds a GPU, alone or with others. Creates no file.
 
         To find that out, it holds the lock itself for a moment. Who takes the GPU just then waits
         for that moment, because `take_locks` tries again.

@@ -35,13 +35,13 @@ boot_id = lru_cache(maxsize=1)(shim.boot_id)
 
 
 def is_of_this_boot(recorded: str) -> bool:
-    """Whether a recorded `boot_id` is of this boot, in any PID namespace."""
+    """Return whether a recorded `boot_id` is of this boot, in any PID namespace."""
     return recorded.partition("/")[0] == boot_id().partition("/")[0]
 
 
 def is_elsewhere(identity: ProcessIdentity) -> bool:
-    """Whether the process is of another PID namespace of this boot, as in a container: nothing can
-    be said of it by its PID, and it cannot be signalled."""
+    """Return whether the process is of another PID namespace of this boot, as in a container:
+    nothing can be said of it by its PID, and it cannot be signalled."""
     return identity.boot_id != boot_id() and is_of_this_boot(identity.boot_id)
 
 
@@ -52,7 +52,6 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this process still runs."""
     if identity.boot_id != boot_id():
         return False
     stat = read_stat(identity.pid)
@@ -60,7 +59,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def is_stopped(identity: ProcessIdentity) -> bool:
-    """Whether this process is stopped, by SIGSTOP or from its terminal."""
+    """Return whether this process is stopped, by SIGSTOP or from its terminal."""
     stat = read_stat(identity.pid)
     return stat is not None and stat.state == "T" and stat.start_ticks == identity.start_ticks and is_alive(identity)
 
@@ -86,7 +85,7 @@ def asker() -> dict[str, Any]:
 
 
 def is_gone(asked: object) -> bool:
-    """Whether the process in `asker` is known to be gone; False for another container."""
+    """Return whether the process in `asker` is known to be gone; False for another container."""
     try:
         identity = identity_in(asked)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
@@ -95,7 +94,6 @@ def is_gone(asked: object) -> bool:
 
 
 def is_of_another_user(pid: int) -> bool:
-    """Whether the process exists and belongs to another user."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid != os.geteuid()
     except OSError:
@@ -176,7 +174,7 @@ def take(path: Path, *, is_agents: bool) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process holds the lock, alone or with others."""
+    """Return whether any process holds the lock, alone or with others."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,5 +1,5 @@
-"""What a run inherits from the shell that launches it, in the private specification only:
-environment, resource limits, nice value, CPU affinity, umask."""
+"""The environment of the shell that launches a run, in the private specification only: environment,
+resource limits, nice value, CPU affinity, umask."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LaunchShell(Struct, frozen=True):
 
 
 def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
-    """What this process inherited from its shell. Raises OSError (E2BIG) for too much."""
+    """Capture the environment and limits of this process. Raises OSError (E2BIG) for too much."""
     environment = passed_on(os.environ if environ is None else environ)
     size = sum(len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in environment.items())
     if size > MAX_ENVIRONMENT_BYTES:

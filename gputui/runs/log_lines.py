@@ -1,4 +1,4 @@
-"""What single lines of a log tell: severity, time of writing, and the traceback of a stop."""
+"""Facts from single lines of a log: severity, time of writing, and the traceback of a stop."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ _BEFORE_STAMP = re.compile(
 
 
 def line_time(line: str, near: float) -> float | None:
-    """When the line was written, in UTC unix seconds; None if no timestamp is at its start, after
-    the prefixes of launchers and loggers. A timestamp without a zone is local time; one without a
-    year is in the year that brings it nearest to ``near`` (UTC unix seconds)."""
+    """The time of a line, in UTC unix seconds; None if no timestamp is at its start, after the
+    prefixes of launchers and loggers. A timestamp without a zone is local time; one without a year
+    is in the year that brings it nearest to ``near`` (UTC unix seconds)."""
     position = 0
     while position < _BEGINS_WITHIN:
         if found := _ISO.match(line, position):

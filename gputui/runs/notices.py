@@ -56,7 +56,6 @@ def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
 
 
 def is_owing(connection: sqlite3.Connection) -> bool:
-    """Whether any message is still to be sent, now or later."""
     row = connection.execute("SELECT 1 FROM notices WHERE sent_at IS NULL AND gave_up_at IS NULL LIMIT 1").fetchone()
     return row is not None
 

@@ -38,7 +38,6 @@ class SocketEnd(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the address is one of this machine's loopback interface."""
         is_ipv4 = len(self.host) == 8
         return self.host.endswith(_IPV4_LOOPBACK_END) if is_ipv4 else self.host == _IPV6_LOOPBACK
 
@@ -52,12 +51,12 @@ class Socket(NamedTuple):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has a remote end: a socket without one shows the address 0."""
+        """True if it has a remote end: a socket without one shows the address 0."""
         return self.remote.host.strip("0") != ""
 
     @property
     def stays_on_machine(self) -> bool:
-        """Whether its remote end is on this machine: a connection to an address of the machine
+        """True if its remote end is on this machine: a connection to an address of the machine
         itself has that address at both ends."""
         return self.remote.is_loopback or self.remote.host == self.local.host
 
@@ -94,8 +93,8 @@ def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
 
 
 def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
-    """Whether one of the sockets ``held`` by a process is connected to another machine, or to a
-    program of this machine that holds none of its attempt's ``own`` sockets."""
+    """Return whether one of the sockets ``held`` by a process is connected to another machine, or
+    to a program of this machine that holds none of its attempt's ``own`` sockets."""
     own_ports = {socket.local.port for socket in own}
     for socket in held:
         if not socket.is_connected:

@@ -113,7 +113,7 @@ def move(
 
 
 def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | None:
-    """Why the run's study stopped it; None if it has no study or a person stopped it."""
+    """The reason why the run's study stopped it; None if it has no study or a person stopped it."""
     row = connection.execute(
         "SELECT t.cause, t.actor, r.study_id FROM transitions AS t JOIN runs AS r USING (run_id) "
         "WHERE t.run_id = ? AND t.to_state = 'stopping' ORDER BY t.transition_id DESC LIMIT 1",

@@ -71,7 +71,8 @@ def gpus_wanted(run: Run) -> int:
 
 
 def is_recovering(run: Run) -> bool:
-    """Whether the run continues after an incident: only recovery sets the next attempt's time."""
+    """Return whether the run continues after an incident: only recovery sets the next attempt's
+    time."""
     return run.not_before is not None
 
 
@@ -147,14 +148,13 @@ class _GpuPool(NamedTuple):
         return [] if may_share else others
 
     def has_lease_of(self, run: Run) -> bool:
-        """Whether the run leases a GPU that it may use again."""
         return any(not self.others_on(gpu, run) for gpu in self.held_by(run))
 
     def held_by(self, run: Run) -> list[GpuAvailability]:
         return [gpu for gpu in self.gpus if run.run_id in gpu.holders]
 
     def blocked_by(self, gpu: GpuAvailability, run: Run) -> str | None:
-        """Why the run cannot start on a GPU now; None if it can."""
+        """The reason why the run cannot start on a GPU now; None if it can."""
         if gpu.blocked_by is not None:
             return gpu.blocked_by
         if others := self.others_on(gpu, run):

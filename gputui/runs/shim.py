@@ -147,8 +147,8 @@ class Shim:
         return 0
 
     def claim(self) -> bool:
-        """Whether this attempt is this shim's: the successor of an agent that was killed while
-        starting one may have started another."""
+        """Return whether this attempt is this shim's: the successor of an agent that was killed
+        while starting one may have started another."""
         self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,7 +157,7 @@ class Shim:
         return not (self.directory / "exit.json").exists()
 
     def outcome(self, survivors: list[int]) -> dict[str, Any]:
-        """How the command ended and its resources, as in exit.json. ``survivors`` could not be
+        """The command's outcome and resources, as in exit.json. ``survivors`` could not be
         killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
@@ -286,7 +286,7 @@ class Shim:
         self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
 
     def write_list(self) -> bool:
-        """Whether there was room for the list. It need not survive a power cut, so it is not
+        """Return whether there was room for the list. It need not survive a power cut, so it is not
         synced."""
         temporary = self.directory / "processes.json.tmp"
         record = {"boot_id": boot_id(), "processes": [member.to_json() for member in self.family.members.values()]}
@@ -620,7 +620,7 @@ def name_of(pid: int) -> str:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process handles a signal; False if unknown."""
+    """Return whether a process handles a signal; False if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -849,8 +849,8 @@ def start_agent(agent: dict[str, Any] | None) -> None:
 
 
 def lives(lock: Path) -> bool:
-    """Whether the process in an agent's lock file is alive. The lock is not tried, because an agent
-    that just starts would find it taken."""
+    """Return whether the process in an agent's lock file is alive. The lock is not tried, because
+    an agent that just starts would find it taken."""
     try:
         holder = json.loads(lock.read_text("utf-8"))
         stat = stat_of(int(holder["pid"]))

@@ -29,8 +29,8 @@ def read_waiting_runs(connection: sqlite3.Connection) -> WaitingRuns:
 
 
 def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
-    """Why a run that follows others does not start yet; None once all of them succeeded, or if it
-    has started before. Raises sqlite3.Error."""
+    """The reason why a run that follows others does not start yet; None once all of them succeeded,
+    or if it has started before. Raises sqlite3.Error."""
     for run_id in spec_of(run).after if not run.attempt else ():
         predecessor = get_run(connection, run_id)
         state = "was removed" if predecessor is None else predecessor.state

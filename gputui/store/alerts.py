@@ -50,7 +50,7 @@ class AlertView(Struct, frozen=True):
         return self.silenced_until is not None and self.silenced_until > now
 
     def is_news(self, now: float) -> bool:
-        """Whether it needs attention: it is active, neither acknowledged nor silenced."""
+        """Return whether it needs attention: it is active, neither acknowledged nor silenced."""
         return self.lasts and self.acknowledged_at is None and not self.is_silenced(now)
 
 

@@ -105,7 +105,7 @@ def attempt_at(attempt: Attempt, at: float) -> Attempt:
 
 
 def is_by(time: float | None, at: float) -> bool:
-    """Whether something happened, and not after ``at``."""
+    """Return whether something happened, and not after ``at``."""
     return time is not None and time <= at
 
 

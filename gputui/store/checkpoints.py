@@ -76,7 +76,7 @@ class CheckpointRow(Struct, frozen=True):
 
     @property
     def is_written(self) -> bool:
-        """Whether an attempt of this run wrote it."""
+        """True if an attempt of this run wrote it."""
         return self.origin == "run"
 
     @property
@@ -90,11 +90,11 @@ class CheckpointRow(Struct, frozen=True):
         return tuple(number for _, number in _RANK.findall(self.path))
 
     def is_same_save_as(self, other: CheckpointRow) -> bool:
-        """Whether ranks of one attempt wrote both as one save, whole only together."""
+        """Return whether ranks of one attempt wrote both as one save, whole only together."""
         return self.attempt == other.attempt and self.name_of_save == other.name_of_save
 
     def is_later_than(self, other: CheckpointRow) -> bool:
-        """Whether it was seen after the other one, and is no part of the same save."""
+        """Return whether it was seen after the other one, and is no part of the same save."""
         return self.seen > other.seen and not self.is_same_save_as(other)
 
 
@@ -106,7 +106,7 @@ class Neighbour(Struct, frozen=True):
     pattern: str
 
     def may_have_written(self, path: str, folder: str) -> bool:
-        """Whether it may have written what appeared at a path below ``folder``."""
+        """Return whether it may have written what appeared at a path below ``folder``."""
         is_above = self.folder != folder and Path(folder).is_relative_to(self.folder)
         return Path(path).is_relative_to(self.folder) and (not is_above or "/" in self.pattern)
 
@@ -171,7 +171,8 @@ def note_scan(connection: sqlite3.Connection, run_id: str, number: int, folder: 
 
 
 def scanned_at(connection: sqlite3.Connection, run_id: str, number: int) -> float | None:
-    """When the checkpoint folder was looked into in the life of an attempt; None if not yet."""
+    """The time at which the checkpoint folder was last listed during an attempt; None if not
+    yet."""
     query = "SELECT scanned_at FROM attempts WHERE run_id = ? AND number = ?"
     row = connection.execute(query, (run_id, number)).fetchone()
     return None if row is None else row[0]

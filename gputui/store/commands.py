@@ -89,7 +89,7 @@ def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]
 
 
 def patience_seconds(verb: str) -> float:
-    """How long a client waits for the answer to this verb."""
+    """The time that a client waits for the answer to this verb."""
     return RESUME_SECONDS if verb == RESUME else ANSWER_SECONDS
 
 

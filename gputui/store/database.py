@@ -124,8 +124,8 @@ def _store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
 
 
 def is_locked(error: BaseException) -> bool:
-    """Whether another program holds a lock, so that a retry may work. SQLITE_PROTOCOL is reported
-    for a lock of the write-ahead log (https://www.sqlite.org/rescode.html#protocol)."""
+    """Return whether another program holds a lock, so that a retry may work. SQLITE_PROTOCOL is
+    reported for a lock of the write-ahead log (https://www.sqlite.org/rescode.html#protocol)."""
     code = getattr(error, "sqlite_errorcode", None)
     locks = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
     return isinstance(error, StoreLockedError) or (code is not None and code & 0xFF in locks)
@@ -148,7 +148,8 @@ def schema() -> str:
 
 
 def is_same_file(path: Path, own: os.stat_result) -> bool:
-    """Whether a path still names the file with the status ``own``, and was not replaced or removed."""
+    """Return whether a path still names the file with the status ``own``, and was not replaced or
+    removed."""
     return path.exists() and os.path.samestat(path.stat(), own)
 
 

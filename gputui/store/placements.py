@@ -48,13 +48,13 @@ class PlacementView(Struct, frozen=True):
         return replace(placement, **texts, nodes=tuple(node[:_MAX_TEXT] for node in placement.nodes))
 
     def is_seen_running(self, now: float) -> bool:
-        """Whether a recent contact says that the attempt runs."""
+        """Return whether a recent contact says that the attempt runs."""
         if self.state != "running" or self.problem is not None or self.contact_at is None:
             return False
         return now - self.contact_at < self.poll_seconds + UNKNOWN_AFTER_SECONDS / 2
 
     def is_unknown(self, now: float) -> bool:
-        """Whether the target was reached before, but not recently."""
+        """Return whether the target was reached before, but not recently."""
         if self.state == "ended" or self.contact_at is None:
             return False
         return now - self.contact_at >= self.poll_seconds + UNKNOWN_AFTER_SECONDS

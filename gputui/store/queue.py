@@ -15,7 +15,7 @@ ORDER = "priority DESC, queued_at, sequence"
 
 
 class QueuePause(Struct, frozen=True):
-    """Who paused the queue, and when (UTC unix seconds)."""
+    """A pause of the queue: the person, and the time (UTC unix seconds)."""
 
     at: float
     actor: str

@@ -15,13 +15,13 @@ Json = Any
 
 
 def met_incident(connection: sqlite3.Connection, run_id: str, kind: str) -> bool:
-    """Whether a run ever had an incident of this kind."""
+    """Return whether a run ever had an incident of this kind."""
     row = connection.execute("SELECT 1 FROM incidents WHERE run_id = ? AND kind = ? LIMIT 1", (run_id, kind))
     return row.fetchone() is not None
 
 
 class IncidentView(Struct, frozen=True):
-    """Why an attempt ended, with its evidence. ``witnesses`` are the sources of its lines."""
+    """An incident with its evidence. ``witnesses`` are the sources of its lines."""
 
     incident_id: int
     run_id: str

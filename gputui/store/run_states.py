@@ -34,7 +34,7 @@ class RunState(StrEnum):
 
     @property
     def has_attempt(self) -> bool:
-        """Whether the run may have live processes."""
+        """True if the run may have live processes."""
         return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.UNKNOWN)
 
 

@@ -108,7 +108,7 @@ class Run(Struct, frozen=True):
 
     @property
     def is_renamed(self) -> bool:
-        """Whether a person has renamed it since its launch."""
+        """True if a person has renamed it since its launch."""
         return is_renamed(self.run_id, self.name)
 
     def trained_seconds(self, now: float) -> float | None:
@@ -130,7 +130,7 @@ class Run(Struct, frozen=True):
 
 
 def is_renamed(run_id: str, name: str) -> bool:
-    """Whether the name differs from that of the launch, which the id contains."""
+    """Return whether the name differs from that of the launch, which the id contains."""
     return name not in (run_id, run_id.rpartition("-")[0])
 
 
@@ -219,7 +219,8 @@ def active_run_count(connection: sqlite3.Connection) -> int:
 
 
 def has_live_trials(connection: sqlite3.Connection, study_id: str, *, besides: str) -> bool:
-    """Whether a trial of the study, other than the run ``besides``, has begun and is not over."""
+    """Return whether a trial of the study, other than the run ``besides``, has begun and is not
+    over."""
     row = connection.execute(
         "SELECT 1 FROM runs WHERE study_id = ? AND run_id != ? AND attempt > 0 AND ended_at IS NULL",
         (study_id, besides),

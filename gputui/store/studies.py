@@ -41,7 +41,7 @@ class StudyState(StrEnum):
 
     @property
     def needs_agent(self) -> bool:
-        """Whether the agent must keep its process running."""
+        """True if the agent must keep its process running."""
         return self in (StudyState.RUNNING, StudyState.STOPPING)
 
 
@@ -112,7 +112,7 @@ class StudyRecord(Struct, frozen=True):
         return "; ".join(filter(None, (self.reason, self.trouble)))
 
     def importances_for(self, metric: str) -> list[Importance]:
-        """What mattered for an objective, most important first."""
+        """Parameters by their importance for an objective, the most important first."""
         return [Importance(**one) for one in self.importances if one["objective"] == metric]
 
 

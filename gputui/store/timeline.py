@@ -101,7 +101,7 @@ def recorded(
 
 
 def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bool:
-    """Whether samples are missing between two neighbouring ones."""
+    """Return whether samples are missing between two neighbouring ones."""
     apart = following - last
     if apart <= GAP_SECONDS:
         return False

@@ -38,7 +38,7 @@ others."""
 
 
 class RunEnd(Struct, frozen=True):
-    """How a trial's run ended: its state and reason, the kind of its last incident (None without
+    """The end of a trial's run: its state and reason, the kind of its last incident (None without
     one), whether it made a step, and whether it can resume from checkpoints."""
 
     state: RunState
@@ -54,7 +54,7 @@ class RunEnd(Struct, frozen=True):
 
 
 class Ruling(Struct, frozen=True):
-    """What happens to a trial whose run is over: a verdict with its reason and values, or with
+    """The ruling about a trial whose run is over: a verdict with its reason and values, or with
     ``again`` the command that starts its run again."""
 
     state: TrialState
@@ -100,7 +100,7 @@ def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ..
 
 
 def _broken_words(constraints: Sequence[float], limits: Constraints) -> str:
-    """Which constraints a point breaks, and by how much."""
+    """The constraints that a point breaks, and by how much."""
     known: list[tuple[str, float, Callable[[float], str]]] = []
     if limits.memory_bytes is not None:
         known.append(("memory", limits.memory_bytes, bytes_text))
@@ -115,7 +115,7 @@ def _broken_words(constraints: Sequence[float], limits: Constraints) -> str:
 
 
 def constraint_values(spec: StudySpec, peak_bytes: float | None, step_seconds: float | None) -> tuple[float, ...]:
-    """How far each constraint is broken; at most 0 if it is kept or unknown."""
+    """The violation of each constraint; at most 0 if it is kept or unknown."""
     limits = spec.constraints
     excesses = []
     if limits.memory_bytes is not None:
@@ -156,8 +156,8 @@ def living(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def fruitless(trials: Sequence[TrialRecord], objectives: Sequence[Objective], since: float) -> int:
-    """How many trials ended in a row, after ``since``, without a value that no earlier one beats or
-    equals."""
+    """The number of trials that ended in a row, after ``since``, without a value that no earlier
+    one beats or equals."""
     usable = {trial.number for trial in complete(trials)}
     best: list[tuple[float, ...]] = []
     in_a_row = 0
@@ -240,7 +240,7 @@ def spent_words(budget: Budget, usage: Usage) -> str | None:
 
 
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:
-    """How many trials may run at the same time.
+    """The number of trials that may run at the same time.
 
     Of ``gpus`` in service, ``others`` are leased to, or awaited by, runs outside this study, and
     ``share`` trials fit on one. A trial without GPUs takes ``ranks`` of ``cores``. One trial may
@@ -261,7 +261,7 @@ def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scal
 
 
 def trials_on_gpu(limit: int, total_bytes: int | None, foreign_bytes: int | None, peak_bytes: int | None) -> int:
-    """How many trials fit on a GPU, at most ``limit``: into ``total_bytes`` beside the
+    """The number of trials that fit on a GPU, at most ``limit``: into ``total_bytes`` beside the
     ``foreign_bytes`` of others, each with ``peak_bytes`` and some headroom. One if a value is
     unknown or not even one fits."""
     if limit < 2 or total_bytes is None or foreign_bytes is None or not peak_bytes:

@@ -83,15 +83,15 @@ def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) 
 
 
 def same_cause(causes: Sequence[str | None]) -> bool:
-    """Whether every trial fails alike. ``causes`` are those of all that are over, in the order of
-    their ends: DIVERGED, the fingerprint of an incident before the first step, or None."""
+    """Return whether every trial fails alike. ``causes`` are those of all that are over, in the
+    order of their ends: DIVERGED, the fingerprint of an incident before the first step, or None."""
     wanted = SAME_DIVERGED if causes[-1] == DIVERGED else SAME_ERRORS
     return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
 
 
 def _unreported(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
-    """What no line of a trial reports, and what is there instead. ``names`` are the metrics of its
-    run."""
+    """A sentence about a metric that no line of a trial reports, and what is there instead.
+    ``names`` are the metrics of its run."""
     if metric in names:
         return f"{metric} together with {pruner.by}, which the pruner counts by"
     meant = nearest(metric, names)

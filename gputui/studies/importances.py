@@ -1,4 +1,4 @@
-"""Which parameters mattered, by Optuna's PED-ANOVA evaluator."""
+"""Importances of parameters, by Optuna's PED-ANOVA evaluator."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class StudyJournal:
         return self.study.get_trials(deepcopy=False)
 
     def own(self) -> dict[int, Mapping[str, Any]]:
-        """What gputui noted when it made its trials of this study, by number. All others belong to other
+        """gputui's notes about its own trials of this study, by number. All others belong to other
         processes, those that copied one of gputui's included."""
         found: dict[str, tuple[int, Mapping[str, Any]]] = {}
         for trial in self.trials():
@@ -80,7 +80,7 @@ class StudyJournal:
         return dict(found.values())
 
     def is_told_outside(self, number: int) -> bool:
-        """Whether another process has ended a trial."""
+        """Return whether another process has ended a trial."""
         trial = self.trials()[number]
         return trial.state.is_finished() and VERDICT not in trial.user_attrs
 
@@ -186,7 +186,7 @@ class StudyJournal:
             self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, value)
 
     def should_prune(self, number: int) -> bool:
-        """Whether the pruner would prune the trial, given the reported values."""
+        """Return whether the pruner would prune the trial, given the reported values."""
         return self.study.pruner.prune(self.study, self.trials()[number])
 
     def end(self, number: int, ruling: Ruling, now: float) -> None:

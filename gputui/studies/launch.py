@@ -1,4 +1,4 @@
-"""What a study would start on this machine: its runs, first points, checks and expected cost."""
+"""The plan of a study on this machine: its runs, first points, checks and expected cost."""
 
 from __future__ import annotations
 
@@ -175,7 +175,8 @@ def point_words(params: Mapping[str, Any]) -> str:
 
 
 def _trials_on_each_gpu(connection: sqlite3.Connection, spec: StudySpec) -> int:
-    """How many trials would share each GPU, by the peaks of earlier runs of the profile on one GPU."""
+    """The number of trials that would share each GPU, by the peaks of earlier runs of the profile
+    on one GPU."""
     if spec.trials_per_gpu == 1:
         return 1
     peaks = (past.peak_bytes for past in past_peaks(connection, spec.profile) if past.gpu_count == 1)

@@ -52,7 +52,6 @@ def due_milestone(values: Collection[Mapping[int, float]], decided: int) -> int 
 
 
 def is_last(milestone: int, spec: PbtSpec) -> bool:
-    """Whether the training ends at a milestone."""
     return spec.length is not None and milestone * spec.every >= spec.length
 
 

@@ -174,7 +174,8 @@ class StudyProcess:
                 self.journal.add(params, "warm", values=values, ended_at=max(ended_at, self.now()), run=run_id)
 
     def _base_problem(self) -> str | None:
-        """Why the specification of the runs cannot be read, and the remedy; None if it can."""
+        """The reason why the specification of the runs cannot be read, and the remedy; None if it
+        can."""
         if self._base is None:
             try:
                 self._base = read_spec(self.workspace.studies / self.study_id / rows.SPEC_FILE)

@@ -229,7 +229,6 @@ class StudyWriter(Struct, frozen=True):
         )
 
     def is_refused(self, command_id: int | None) -> bool:
-        """Whether the agent has refused a command."""
         answer = None if command_id is None else commands.answer(self.connection, command_id)
         return answer is not None and answer.state == "refused"
 

@@ -23,7 +23,7 @@ STEP_METRIC = "step_time"
 
 
 def run_end(connection: sqlite3.Connection, run_id: str | None) -> RunEnd | None:
-    """How a run ended, None while it is active. A removed run counts as stopped."""
+    """The end of a run, None while it is active. A removed run counts as stopped."""
     row = connection.execute(
         "SELECT state, reason, EXISTS (SELECT 1 FROM attempts AS a WHERE a.run_id = runs.run_id "
         "AND a.last_step IS NOT NULL), json_valid(spec) AND spec ->> '$.checkpoints' IS NOT NULL "
@@ -48,7 +48,6 @@ def last_incident(connection: sqlite3.Connection, run_id: str | None) -> tuple[s
 
 
 def has_stepped(connection: sqlite3.Connection, run_id: str | None) -> bool:
-    """Whether any attempt of a run reported a step."""
     query = "SELECT 1 FROM attempts WHERE run_id = ? AND last_step IS NOT NULL"
     return connection.execute(query, (run_id,)).fetchone() is not None
 
@@ -62,7 +61,7 @@ def objective_values(courses: Mapping[str, ObjectiveCourse], spec: StudySpec) ->
 
 
 def constraint_values(connection: sqlite3.Connection, spec: StudySpec, run_id: str | None) -> tuple[float, ...]:
-    """How far a run breaks each constraint of the study; see `decide.constraint_values`."""
+    """The violation of each constraint by a run; see `decide.constraint_values`."""
     if not spec.constraints.count or run_id is None:
         return ()
     attempts = connection.execute("SELECT number FROM attempts WHERE run_id = ?", (run_id,)).fetchall()
@@ -71,7 +70,7 @@ def constraint_values(connection: sqlite3.Connection, spec: StudySpec, run_id: s
 
 
 def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, base: RunSpec) -> int:
-    """How many trials may run at the same time; see `decide.room_for`. ``base`` is the
+    """The number of trials that may run at the same time; see `decide.room_for`. ``base`` is the
     specification of their runs."""
     gpus, leased, queued = connection.execute(
         "SELECT (SELECT count(*) FROM gpus WHERE present AND uuid NOT IN (SELECT gpu_uuid FROM gpu_quarantine)), "

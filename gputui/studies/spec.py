@@ -134,7 +134,7 @@ class Dimension(Section):
         return self.low, self.high
 
     def holds(self, value: Scalar) -> bool:
-        """Whether a value lies in the dimension."""
+        """Return whether a value lies in the dimension."""
         if self.kind == "choice":
             return _is_among(value, self.choices)
         if not is_number(value):
@@ -151,7 +151,7 @@ class Dimension(Section):
         return short if self.holds(short) else min(max(value, self.bounds[0]), self.bounds[1])
 
     def applies(self, point: Mapping[str, Scalar]) -> bool:
-        """Whether a point with these earlier parameters has this one."""
+        """Return whether a point with these earlier parameters has this one."""
         return all(name in point and _is_among(point[name], wanted) for name, wanted in self.when.items())
 
     def grid(self) -> tuple[Scalar, ...] | None:
@@ -171,7 +171,7 @@ class Dimension(Section):
 
 
 def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
-    """Whether ``values`` has a value; True is not 1."""
+    """Return whether ``values`` has a value; True is not 1."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
 
 
@@ -185,7 +185,8 @@ class Objective(Section):
 
     @property
     def mean_of(self) -> int | None:
-        """How many of the last values make the mean; None where the best or the last one counts."""
+        """The number of last values that make the mean; None where the best or the last one
+        counts."""
         match = OVER.fullmatch(self.over)
         return int(match[1]) if match is not None and match[1] else None
 
@@ -200,7 +201,7 @@ class Objective(Section):
 
 @dataclass(frozen=True)
 class SamplerSpec(Section):
-    """How points are chosen. ``startup`` is the sampler's default if None."""
+    """The method that chooses points. ``startup`` is the sampler's default if None."""
 
     kind: SamplerKind = key("grid is gputui's own, the others are Optuna's")
     startup: int | None = key("points drawn at random first", None, ge=1, le=10_000)
@@ -208,7 +209,8 @@ class SamplerSpec(Section):
 
 @dataclass(frozen=True)
 class PrunerSpec(Section):
-    """When a trial is cut short. By default Hyperband's smallest share of a full run is 1/27."""
+    """The rule that cuts trials short. By default Hyperband's smallest share of a full run is
+    1/27."""
 
     kind: PrunerKind = key("what a trial is compared with at the end of a rung")
     by: Text = key("what the rungs count: step, or a metric such as epoch", "step", min_length=1, max_length=4096)
@@ -227,7 +229,7 @@ class PrunerSpec(Section):
 
 @dataclass(frozen=True)
 class Constraints(Section):
-    """What a point must keep to be feasible."""
+    """The limits of a feasible point."""
 
     memory_bytes: Size | None = key(
         "GPU memory of a rank at most, such as 20GiB (metric gpu_mem_peak)", None, name="memory"
@@ -241,7 +243,7 @@ class Constraints(Section):
 
 @dataclass(frozen=True)
 class Budget(Section):
-    """When the study is over. None is unlimited."""
+    """The limits of a study. None is unlimited."""
 
     trials: int | None = key("so many trials", None, ge=1, le=100_000)
     gpu_hours: Positive | None = key("so many hours on a GPU, all trials together", None)
@@ -344,7 +346,7 @@ class StudySpec(Section):
 
     @property
     def method(self) -> str:
-        """How points are chosen, in a word or two."""
+        """The method that chooses points, in a word or two."""
         return self.sampler.kind if self.pbt is None else "population-based training"
 
     @property
@@ -360,7 +362,8 @@ class StudySpec(Section):
         return [dimension for dimension in self.space if dimension.applies(point)]
 
     def has_point(self, point: Mapping[str, Scalar]) -> bool:
-        """Whether a point has the parameters that apply to it, with values of the space, and no others."""
+        """Return whether a point has the parameters that apply to it, with values of the space, and
+        no others."""
         dimensions = self.dimensions_of(point)
         return point.keys() == {one.name for one in dimensions} and all(
             one.holds(point[one.name]) for one in dimensions
@@ -394,8 +397,8 @@ _NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
 
 
 def missing_library(spec: StudySpec) -> str | None:
-    """What the study's sampler lacks and the command that installs it, in one line; None if nothing
-    is missing."""
+    """The library that the study's sampler lacks, and the command that installs it, in one line;
+    None if nothing is missing."""
     needed = _NEEDS.get(spec.sampler.kind, ()) if spec.pbt is None else ()
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}" if missing else None

@@ -161,7 +161,7 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
 
 
 def gpus_of(profile: Profile) -> int:
-    """How many GPUs a profile asks for, 0 where that depends on the machine."""
+    """The number of GPUs that a profile asks for, 0 where that depends on the machine."""
     return profile.form.gpus.count or len(profile.form.gpus.devices)
 
 
@@ -285,7 +285,7 @@ def _cross_check(spec: StudySpec, profile: Profile, given: Collection[str]) -> I
 
 
 def _rules(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterator[tuple[bool, KeyPath, str]]:
-    """What keys must not say together: whether they do, the key that is named, and what to do."""
+    """Rules over several keys: whether one is broken, the key to name, and what to do."""
     kind, several, budget = spec.sampler.kind, len(spec.objectives) > 1, spec.budget
     has_end = spec.is_grid or spec.pbt is not None or budget != Budget() or spec.stop_after is not None
     uses_gpus = not profile.form.gpus.is_none or "gpus_per_trial" in given

@@ -144,12 +144,13 @@ class TrialView:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON knows a value."""
+    """Return whether JSON knows a value."""
     return value is None or isinstance(value, str | bool) or is_number(value)
 
 
 def _differs(known: Sequence[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
-    """Whether a row would change. The row of a trial that another process runs is made at each turn."""
+    """Return whether a row would change. The row of a trial that another process runs is made at
+    each turn."""
     if number >= len(known) or not values:
         return bool(values)
     row = known[number]

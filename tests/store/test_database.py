@@ -165,7 +165,7 @@ def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
 
 
 def lease(store: sqlite3.Connection, run_id: str, *, shared: bool) -> bool:
-    """Whether the run got the UUID."""
+    """Return whether the run got the UUID."""
     try:
         with transaction(store):
             repository.take_leases(store, run_id, [UUID], NOW, shared=shared)

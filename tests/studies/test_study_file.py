@@ -223,7 +223,7 @@ def test_a_budget_into_which_no_run_fits_is_refused() -> None:
 
 
 def both(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
-    """Whether the loader takes a study's file, and whether its JSON Schema does."""
+    """Return whether the loader takes a study's file, and whether its JSON Schema does."""
     validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(json_schema())))
     data = json.loads(json.dumps(parse_file(text, folder / "study.yaml").data))
     try:

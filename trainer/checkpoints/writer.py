@@ -1,4 +1,4 @@
-"""When a checkpoint is due, writing it in the foreground or in a thread, and the results."""
+"""Schedule of checkpoints, writing them in the foreground or in a thread, and the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 def still_writing() -> bool:
-    """Whether a thread of a closed Checkpointer is stuck in this process."""
+    """Return whether a thread of a closed Checkpointer is stuck in this process."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
@@ -89,7 +89,7 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is still writing."""
+        """True if this rank is still writing."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, step: int, resumed_from: Path | None = None) -> list[Path]:
@@ -186,7 +186,8 @@ class Checkpointer:
         return outcomes
 
     def _beats_best(self, score: float | None) -> bool:
-        """Whether `score` beats the best checkpoint, also one that is being written, although that may fail."""
+        """Return whether `score` beats the best checkpoint, also one that is being written,
+        although that may fail."""
         if score is None or not (self._settings.best_checkpoint and self._world.is_main and math.isfinite(score)):
             return False
         pending = self._job.best_value if self._job is not None else None

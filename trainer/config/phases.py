@@ -99,7 +99,7 @@ def _lengths(settings: Settings, wrong: Callable[[int, str, str], SettingsError]
 
 
 def _value(settings: Settings, key: str, value: Any) -> Any:
-    """What a phase wants a setting to be. Raises ValueError with the rest of the message."""
+    """The value of a setting in a phase. Raises ValueError with the rest of the message."""
     if key not in Settings.model_fields:
         raise ValueError(f"unknown setting {key}{did_you_mean(key)}")
     if key in RUN_WIDE:

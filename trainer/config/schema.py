@@ -42,7 +42,7 @@ class _Group(BaseModel):
 
 
 class RunSettings(_Group):
-    """What is trained, for how long, and where its files go"""
+    """The task, its length, and the folder of its files"""
 
     task: Task = Field("classify", description="what to train")
     steps: int = Field(300, ge=1, description="optimizer steps in the whole run, resumed ones included")
@@ -105,7 +105,7 @@ class DataSettings(_Group):
 
 
 class ParallelSettings(_Group):
-    """How the ranks work together"""
+    """Cooperation of the ranks"""
 
     parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
     tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that every layer is split over")
@@ -207,7 +207,7 @@ class CheckpointSettings(_Group):
 
 
 class TelemetrySettings(_Group):
-    """What can be seen from outside"""
+    """Metrics, logs and traces"""
 
     metrics: Path = Field(_LATER, description="JSON lines; default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")
     log_every: int = Field(10, ge=1, description="steps between lines on standard output")
@@ -241,7 +241,8 @@ class Settings(
     ModelSettings,
     RunSettings,
 ):
-    """What a run does. Times are in seconds; paths are as given. The defaults are those of the task."""
+    """The settings of a run. Times are in seconds; paths are as given. The defaults are those of
+    the task."""
 
     @model_validator(mode="before")
     @classmethod

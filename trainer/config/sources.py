@@ -215,7 +215,7 @@ def _parser() -> _Parser:
 
 
 def _options(name: str) -> dict[str, Any]:
-    """What argparse shows of a setting. Values stay text: the schema knows what they must be."""
+    """Arguments of argparse for a setting. Values stay text: the schema knows what they must be."""
     setting = Settings.model_fields[name]
     default = str(setting.default).lower() if setting.annotation is bool else setting.default
     shown = "" if default in ("", (), {}, None, Path()) else f" (default: {default})"

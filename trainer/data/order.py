@@ -25,7 +25,7 @@ Words = npt.NDArray[np.uint64]
 
 
 class Deal(NamedTuple):
-    """How positions are dealt to the readers of a split in blocks, round-robin.
+    """The assignment of positions to the readers of a split: blocks, round-robin.
 
     Attributes:
         start: the first position of the run that is dealt like this.
@@ -38,7 +38,7 @@ class Deal(NamedTuple):
     turn: int
 
     def taken(self, lane: Indices, until: Indices | int) -> Indices:
-        """How many of the positions start .. until - 1 a lane takes."""
+        """The number of the positions start .. until - 1 that a lane takes."""
         rounds, rest = np.divmod(until - self.start, self.lanes * self.turn)
         taken: Indices = rounds * self.turn + np.clip(rest - lane * self.turn, 0, self.turn)
         return taken

@@ -1,4 +1,4 @@
-"""How model, gradients and optimizer are distributed over the ranks: one strategy each behind one interface.
+"""Distribution of model, gradients and optimizer over the ranks: strategies behind one interface.
 
 In comes an objective and the world of ranks, out comes a `Strategy` that the loop steps without knowing which it is.
 State goes in and out whole, by parameter name, so a run continues with another strategy or number of ranks. `build`

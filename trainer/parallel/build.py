@@ -39,7 +39,7 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
 
 
 def shards_weights(settings: Settings, world: World) -> bool:
-    """Whether weights are sharded, so that no rank needs all of them on its device."""
+    """Return whether weights are sharded, so that no rank needs all of them on its device."""
     return settings.parallel == "fsdp" and bool(world.backend)
 
 

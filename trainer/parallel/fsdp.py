@@ -31,7 +31,8 @@ class Fsdp(Strategy):
     measures_alone = False
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
-        """If parameters are on the meta device, each rank initialises its shards.
+        """Wrap the model. Parameters on the meta device are initialised shard by shard on each
+        rank.
 
         Otherwise the model is on the CPU or the world's device, and rank 0's weights are used.
         """

@@ -115,7 +115,8 @@ class Strategy:
     # --- measurements -------------------------------------------------------------------------------------------------
 
     def exchange_seconds(self) -> float | None:
-        """How long the last step's backward waited for other ranks, from its own last gradient on; None: unknown.
+        """The seconds that the last step's backward waited for other ranks after its own last
+        gradient; None: unknown.
 
         It is long on fast ranks, and short on a slow one. On GPUs it is known once the device has finished the step.
         """

@@ -66,7 +66,8 @@ _PLANS = {
 
 
 def plan_of(block: nn.Module) -> _Plan | None:
-    """What ranks can share of a block, which may be of a class derived from a known one; None if nothing."""
+    """The parts of a block that ranks can share; None if nothing. The class may derive from a known
+    one."""
     return next((_PLANS[kind.__name__] for kind in type(block).__mro__ if kind.__name__ in _PLANS), None)
 
 

@@ -44,7 +44,7 @@ _COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", 
 
 @dataclass(frozen=True)
 class PreparationPlan:
-    """What to prepare. The token files depend on nothing else.
+    """The input of a preparation. The token files depend on nothing else.
 
     One document in `held_out` is held out, chosen by its content, unless names of files say it. `column` has the text
     of rows that are no conversations. Rows have one token more than `context`.

@@ -243,7 +243,8 @@ def peak_of(settings: Settings, device: torch.device) -> float | None:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits the speed: a sentence, figures (seconds, and shares 0..1), and a slow rank, if any."""
+    """The limit of the speed: a sentence, figures (seconds, and shares 0..1), and a slow rank, if
+    any."""
 
     kind: Kind
     sentence: str

@@ -90,7 +90,7 @@ def end_run(request: CommandRequest, target: Run, intent: str, *, at_once: bool,
 
 
 class _StartingPoint(NamedTuple):
-    """What a run that is queued again starts from.
+    """The starting point of a run that is queued again.
 
     Attributes:
         words: for people.
@@ -206,7 +206,7 @@ def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
 
 
 def _none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
-    """Why a run cannot be resumed, and what to do instead."""
+    """The reason why a run cannot be resumed, and what to do instead."""
     again = f"gputui restart {run_id} begins it again"
     if choice.unreadable is not None:
         return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}; {again}"

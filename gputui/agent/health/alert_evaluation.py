@@ -55,7 +55,7 @@ class RunRules(NamedTuple):
 
 
 class AlertSubject(NamedTuple):
-    """What alerts are about, with its name for people, the rules for it, and its run if any."""
+    """The subject of alerts, with its name for people, the rules for it, and its run if any."""
 
     kind: SubjectKind
     id: str

@@ -1,4 +1,4 @@
-"""What the driver reported about the GPUs of an attempt: events, and error counters that rose."""
+"""Reports of the driver about the GPUs of an attempt: events, and error counters that rose."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ class SetupChecks:
             yield Observation("no_first_rank", text=text)
 
     def _metrics(self, context: AgentContext, watch: AttemptWatch, spec: RunSpec) -> Iterator[Observation]:
-        """Why a run that trains has no metrics line; it would look like one that is starting."""
+        """Observe a run that trains without a metrics line; it would look like one that is
+        starting."""
         if context.monotonic() < self.metrics_at + METRICS_SECONDS:
             return
         record, run_dir = watch.record, context.workspace.run_dir(watch.record.run_id)

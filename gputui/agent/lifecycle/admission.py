@@ -96,7 +96,8 @@ class Admission:
         return is_done
 
     def _may_share(self, run: Run) -> bool:
-        """Whether the run is a trial that shares its GPU, until it runs out of memory there."""
+        """Return whether the run is a trial that shares its GPU, until it runs out of memory
+        there."""
         spec = spec_of(run)
         if spec.trials_per_gpu < 2 or spec.study_id is None or gpus_wanted(run) != 1:
             return False
@@ -160,8 +161,8 @@ class Admission:
             self.context.note("gpus_reduced", text, run.run_id, severity="warning")
 
     def _knows_ends_of_files(self, run: Run) -> bool:
-        """Whether the ends of the run's metrics files are known, behind which the new attempt's
-        lines begin. They are read in the background: the file system may not answer."""
+        """Return whether the ends of the run's metrics files are known, behind which the new
+        attempt's lines begin. They are read in the background: the file system may not answer."""
         awaited = self.context.ingest.ends.awaited(run.run_id)
         text = f"waits for {awaited} to answer"
         if awaited is not None and run.waiting_for != text:

@@ -229,7 +229,7 @@ def _keep_evidence(workspace: Workspace, task: PostmortemTask, findings: Postmor
 
 
 def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
-    """What recovery decides, by the history of the run and its ledger."""
+    """Recovery's plan, by the history of the run and its ledger."""
     connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
     choice = end.findings.checkpoints
     rows = () if choice is None else choice.rows

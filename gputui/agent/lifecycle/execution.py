@@ -195,7 +195,7 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
 
 
 def _gpus_were_sampled(ended_at: float, ended_clock: float, context: AgentContext) -> bool:
-    """Whether the GPUs were sampled after the last process ended (UTC unix seconds, and
+    """Return whether the GPUs were sampled after the last process ended (UTC unix seconds, and
     monotonic), or READING_SECONDS have passed because the driver hangs. A GPU that was lost
     together with the attempt is its cause, and the scheduler must see the memory that is free
     again."""

@@ -53,8 +53,8 @@ def gpu_availability(
 
 
 class _MachineState(NamedTuple):
-    """What decides whether a GPU is available. ``in_use`` are the leased GPUs of runs with an
-    attempt."""
+    """The facts that decide whether a GPU is available. ``in_use`` are the leased GPUs of runs with
+    an attempt."""
 
     recorder: Recorder
     held: Collection[str]
@@ -83,7 +83,7 @@ class _MachineState(NamedTuple):
         )
 
     def _blocked_by(self, gpu: GpuFacts, sample: GpuSample | None) -> str | None:
-        """Why nothing may start on a GPU now; None if it is usable."""
+        """The reason why nothing may start on a GPU now; None if it is usable."""
         uuid, processes = gpu.uuid, self.recorder.processes.get(gpu.uuid) or ()
         if uuid in self.quarantined:
             return f"is in quarantine ({self.quarantined[uuid].reason})"

@@ -121,5 +121,5 @@ class LiveAttempt:
 
     @property
     def is_running(self) -> bool:
-        """Whether its command is not known to have ended."""
+        """True if its command is not known to have ended."""
         return isinstance(self.phase, Serving)

@@ -41,7 +41,7 @@ class UnusableSpecError(LaunchError):
 
 
 class Grant(NamedTuple):
-    """What an attempt is given: its executor, the indices of its GPUs, the lock files that the
+    """The resources of an attempt: its executor, the indices of its GPUs, the lock files that the
     executor holds for them, and whether they are shared within a study."""
 
     executor: Executor

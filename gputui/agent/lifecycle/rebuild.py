@@ -62,7 +62,7 @@ def rebuild(context: AgentContext) -> list[str]:
 
 
 def _is_cut_launch(folder: Path, tickets: Collection[int]) -> bool:
-    """Whether the folder has nothing but the ticket of a launch that was not completed."""
+    """Return whether the folder has nothing but the ticket of a launch that was not completed."""
     content = list(folder.iterdir())
     has_only_spec = [entry.name for entry in content] == [SPEC_FILE]
     return not content or (has_only_spec and content[0].lstat().st_ino in tickets)

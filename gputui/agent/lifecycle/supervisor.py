@@ -126,8 +126,8 @@ class Supervisor:
             self.attempts[run_id].executor.ask_to_end(at_once=record.stop_requested == KILL)
 
     def _lacks_executor(self, record: Attempt, executor: ExecutorProcess, folder: Path) -> bool:
-        """Whether an attempt needs an executor to be started: its own is gone and replaceable, or
-        the former agent died before it started one."""
+        """Return whether an attempt needs an executor to be started: its own is gone and
+        replaceable, or the former agent died before it started one."""
         if (folder / "exit.json").exists():
             return False
         if executor.kind.is_replaceable and not executor.is_alive:
@@ -276,11 +276,11 @@ class Supervisor:
         return [live.phase for live in self.attempts.values() if isinstance(live.phase, Sweeping)]
 
     def is_reading_rest(self) -> bool:
-        """Whether an ended attempt has unread metrics."""
+        """Return whether an ended attempt has unread metrics."""
         return any(phase.is_reading_rest for phase in self._sweeping())
 
     def is_busy(self) -> bool:
-        """Whether a run needs an agent."""
+        """Return whether a run needs an agent."""
         return bool(
             active_run_count(self.context.connection)
             or self.attempts

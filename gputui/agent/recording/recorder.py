@@ -105,7 +105,7 @@ class Recorder:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether messages are not stored yet."""
+        """True if messages are not stored yet."""
         return bool(self._waiting)
 
     def owner(self, process: GpuProcess) -> Owner | None:

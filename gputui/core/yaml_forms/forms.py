@@ -112,7 +112,7 @@ F = TypeVar("F", bound=Model)
 
 
 class NotifyForm(Model):
-    """How to notify somebody: a command, an address, or both."""
+    """Ways to notify somebody: a command, an address, or both."""
 
     command: Annotated[list[str], BeforeValidator(_words)] = []
     webhook: Annotated[str | None, BeforeValidator(_webhook)] = None

@@ -21,7 +21,7 @@ SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
 
 
 def is_number(given: object) -> TypeGuard[int | float]:
-    """Whether a value is a finite number, and not a whole one that is too large for a float."""
+    """Return whether a value is a finite number that a float can hold."""
     try:
         return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
     except OverflowError:

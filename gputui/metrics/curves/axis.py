@@ -46,7 +46,8 @@ class AxisTimeline(Struct, frozen=True):
         return cls(next(iter(begins.values()), None), begins, ends, before)
 
     def keeps_places_of(self, earlier: AxisTimeline) -> bool:
-        """Whether everything keeps its place on the axis that it had with an earlier timeline."""
+        """Return whether everything keeps its place on the axis that it had with an earlier
+        timeline."""
         same = (earlier.origin_at, earlier.begins, earlier.trained_before)
         return (self.origin_at, self.begins, self.trained_before) == same
 

@@ -192,15 +192,15 @@ def _bins(
 
 
 def _is_unusual(spans: Sequence[SampleSpan], at: int, apart: float) -> bool:
-    """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the
-    samples before, which is the usual one or larger: old samples are kept as means of minutes and
-    hours."""
+    """Return whether ``apart`` seconds before the span at place ``at`` are more than the distance
+    of the samples before, which is the usual one or larger: old samples are kept as means of
+    minutes and hours."""
     before = [later.first_at - earlier.last_at for earlier, later in pairwise(spans[max(0, at - 1 - _BEFORE) : at])]
     return apart > APART_INTERVALS * median(before or [0.0])
 
 
 def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
-    """Whether the place of a span is final: over steps, not before a later step is known."""
+    """Return whether the place of a span is final: over steps, not before a later step is known."""
     if axis_map.axis in ("time", "trained"):
         return True
     return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())

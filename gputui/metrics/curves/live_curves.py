@@ -67,7 +67,7 @@ class RunCurves:
         self._start, self._end = math.inf, -math.inf
 
     def has_news(self, connection: sqlite3.Connection) -> bool:
-        """Whether there are new lines since the last read. Raises sqlite3.Error."""
+        """Return whether there are new lines since the last read. Raises sqlite3.Error."""
         return run_lines.sources(connection, self.run_id)[0] != self._until
 
     def pace(self, attempt: int) -> Pairs:

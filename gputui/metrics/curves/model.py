@@ -125,7 +125,7 @@ class Frame:
     epochs: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict, compare=False)
 
     def moment_at(self, x: float) -> float | None:
-        """When the run was at ``x``, in UTC unix seconds; None if unknown."""
+        """The time at which the run was at ``x``, in UTC unix seconds; None if unknown."""
         if self.axis == "time":
             return None if self.origin_at is None else self.origin_at + x
         place = bisect_left(self.moments, (x,))

@@ -29,7 +29,6 @@ _GLOB = frozenset("*?[")
 
 
 def is_more_better(metric: str) -> bool:
-    """Whether a larger value of this metric is the better one."""
     words = metric.lower().replace("/", "_").replace("-", "_")
     parts = set(words.split("_"))
     if not parts.isdisjoint(_LESS_IS_BETTER):
@@ -38,8 +37,8 @@ def is_more_better(metric: str) -> bool:
 
 
 def is_set(name: str) -> bool:
-    """Whether a metric is set or counted rather than measured, so that smoothing would falsify it:
-    learning rates, epochs, totals and the like. Decided by the parts of its name."""
+    """Return whether a metric is set or counted rather than measured, so that smoothing would
+    falsify it: learning rates, epochs, totals and the like. Decided by the parts of its name."""
     parts = name.casefold().replace(".", "/").replace("-", "_").split("/")
     return any(
         part in _NOT_MEASURED
@@ -50,8 +49,8 @@ def is_set(name: str) -> bool:
 
 
 def is_of_the_run(name: str) -> bool:
-    """Whether a metric tells what a run is, such as its batch size, rather than how it goes: most
-    often one value."""
+    """Return whether a metric tells what a run is, such as its batch size, rather than how it goes:
+    most often one value."""
     return name.casefold() in _OF_THE_RUN | _TOTALS
 
 

@@ -20,8 +20,8 @@ from gputui.store.metrics import queries
 
 
 class RunExtent(Struct, frozen=True):
-    """How far a run was at a moment (UTC unix seconds): its attempts, and the step that the newest
-    one had reached, None if unknown."""
+    """The progress of a run at a moment (UTC unix seconds): its attempts, and the step that the
+    newest one had reached, None if unknown."""
 
     at: float
     attempts: tuple[Attempt, ...]

@@ -41,7 +41,7 @@ _LEAST_X_TICKS = 2
 
 
 def _notes(bins: Sequence[Bin], axis: YAxis, *, as_asked: bool) -> Line:
-    """What the legend tells about values that the axis cannot hold."""
+    """Notes of the legend about values that the axis cannot hold."""
     notes: Line = []
     non_finite = sum(each.non_finite for each in bins)
     if non_finite:

@@ -28,7 +28,7 @@ class Bin:
 
     @property
     def non_finite(self) -> int:
-        """How many values were NaN or infinite."""
+        """The number of values that were NaN or infinite."""
         return self.nan + self.positive_infinite + self.negative_infinite
 
     def copy(self) -> Bin:

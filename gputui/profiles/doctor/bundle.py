@@ -177,6 +177,6 @@ class Scrubber(Redactor):
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether the name of an environment variable or parameter indicates a secret."""
+    """Return whether the name of an environment variable or parameter indicates a secret."""
     plain = name.replace("-", "_")
     return bool(value) and (is_secret_variable(plain, value) or is_secret_parameter(plain))

@@ -148,7 +148,7 @@ def _pair(nvml: Any, first: int, first_handle: Any, second: int, second_handle: 
 
 
 def _p2p_status(nvml: Any, first: Any, second: Any, kind: int) -> bool | None:
-    """Whether a kind of direct access works; None if the driver does not say."""
+    """Return whether a kind of direct access works; None if the driver does not say."""
     try:
         return bool(nvml.nvmlDeviceGetP2PStatus(first, second, kind) == nvml.NVML_P2P_STATUS_OK)
     except nvml.NVMLError:
@@ -156,7 +156,7 @@ def _p2p_status(nvml: Any, first: Any, second: Any, kind: int) -> bool | None:
 
 
 def has_nvidia_hardware() -> bool:
-    """Whether the PCI bus has an NVIDIA GPU, or its kernel module is loaded."""
+    """Return whether the PCI bus has an NVIDIA GPU, or its kernel module is loaded."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):

@@ -159,8 +159,8 @@ class DraftOutputs:
         return [*lines, f"  # {comment}"] if comment else lines
 
     def _saved(self) -> _Checkpoints | None:
-        """Where checkpoints are saved: as the framework does, else where the script's calls save,
-        else the one checkpoint file that it names."""
+        """The place of checkpoints: the framework's, else that of the script's calls, else the one
+        checkpoint file that it names."""
         return self._saved_by_framework() or self._saved_by_calls() or self._named_file()
 
     def _saved_by_framework(self) -> _Checkpoints | None:

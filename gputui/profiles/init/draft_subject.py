@@ -52,7 +52,7 @@ class DraftSubject(Struct, frozen=True):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the script trains with several ranks if torchrun starts them."""
+        """True if the script trains with several ranks if torchrun starts them."""
         if self.preset is not None and self.preset is not PRESETS["makefile"]:
             return self.preset.takes_ranks
         return (

@@ -107,7 +107,7 @@ def recognised(survey: Survey, command: TypedCommand) -> Preset | None:
 
 
 def _has_hf_trainer(survey: Survey) -> bool:
-    """Whether a script uses the Trainer, or another one with its files and options."""
+    """Return whether a script uses the Trainer, or another one with its files and options."""
     packages = ("transformers", "trl", "sentence_transformers", "optimum")
     names = survey.calls | survey.imported_from(*packages)
     if survey.uses(*packages) and any(name.endswith(("Trainer", "TrainingArguments")) for name in names):

@@ -191,7 +191,7 @@ class _Module:
         return [element for _, elements in sorted(found, key=lambda pair: pair[0]) for element in elements]
 
     def across_epochs(self, node: ast.expr, followed: int = 0) -> AcrossEpochs:
-        """How a number goes on with the next epoch, by the loop or the statements that set it.
+        """The course of a number across epochs, by the loop or the statements that set it.
         ``followed`` counts the assignments between the printed number and this one."""
         if isinstance(node, ast.BinOp):
             return self._operation_across_epochs(node, followed)
@@ -246,7 +246,8 @@ class _Module:
         return scope
 
     def _runs_each_epoch(self, node: ast.AST) -> bool:
-        """Whether a statement is in a loop, or in a function that is called for each epoch."""
+        """Return whether a statement is in a loop, or in a function that is called for each
+        epoch."""
         scope = self._scope(node)
         if not isinstance(scope, _FUNCTIONS):
             return scope is not None
@@ -263,7 +264,7 @@ def _names_in(node: ast.AST) -> set[str]:
 
 
 def _starts_at_computed(values: ast.expr) -> bool:
-    """Whether this is ``enumerate(…, start)`` with a start that the script computes."""
+    """Return whether this is ``enumerate(…, start)`` with a start that the script computes."""
     if not isinstance(values, ast.Call) or last_name(values) != "enumerate":
         return False
     starts = [*values.args[1:], *(word.value for word in values.keywords)]

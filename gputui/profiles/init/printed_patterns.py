@@ -137,7 +137,7 @@ def _counter(parts: list[Part], wanted: Literal["step", "epoch"]) -> int | None:
 
 
 def _counted_by(name: str) -> Literal["epoch", "step", "step in epoch", ""]:
-    """What is counted by a value of this name."""
+    """The thing that a value of this name counts."""
     if name in EPOCHS:
         return "epoch"
     if name in _STEPS_IN_EPOCH or name.endswith("_idx"):

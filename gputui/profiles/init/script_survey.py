@@ -45,7 +45,7 @@ class Option(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Survey:
-    """What a script and the modules beside it contain.
+    """The content of a script and the modules beside it.
 
     Attributes:
         modules: imported modules, and imported names as ``module.name``.
@@ -71,7 +71,7 @@ class Survey:
     text: str = ""
 
     def uses(self, *packages: str) -> bool:
-        """Whether the script imports any of these packages."""
+        """Return whether the script imports any of these packages."""
         return bool(self.imported_from(*packages))
 
     def imported_from(self, *packages: str) -> set[str]:
@@ -261,7 +261,7 @@ def _declared_option(call: ast.Call, style: Style) -> Option | None:
 
 
 def _is_known(default: ast.expr | None) -> bool:
-    """Whether the source says which value a default has."""
+    """Return whether the source says which value a default has."""
     return default is None or isinstance(default, ast.Constant) or constant(default) is not None
 
 

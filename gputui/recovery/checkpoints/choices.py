@@ -65,7 +65,6 @@ class NotUsableError(Exception):
 
 
 def is_unchanged(row: CheckpointRow) -> bool:
-    """Whether the checkpoint is still at its place."""
     path = Path(row.path)
     file = measured(path)
     try:

@@ -49,8 +49,8 @@ def content_of(path: Path) -> str:
 
 
 def is_part_of(content: str, whole: str) -> bool:
-    """Whether a folder has some of the files of another content and no other; False if either has
-    too many to name."""
+    """Return whether a folder has some of the files of another content and no other; False if
+    either has too many to name."""
     return set(content.splitlines()) < set(whole.splitlines())
 
 

@@ -42,7 +42,7 @@ def new_row(file: FoundCheckpoint, attempt: int, now: float, step: int | None) -
 
 
 class UnsoundLoss(Struct, frozen=True):
-    """Where an attempt's loss became NaN or jumped, as far as its metrics tell.
+    """The place where an attempt's loss became NaN or jumped, as far as its metrics tell.
 
     Attributes:
         step: the first bad step; None if unknown.
@@ -56,9 +56,9 @@ class UnsoundLoss(Struct, frozen=True):
     named: Mapping[int, int] = MappingProxyType({})
 
     def reason(self, row: CheckpointRow, number: int) -> str | None:
-        """Why attempt ``number`` casts a checkpoint out, to complete "the checkpoint …"; None if it
-        does not. One of an earlier attempt only if this attempt had no sound loss at all: the
-        trouble may have come with it."""
+        """The reason why attempt ``number`` casts a checkpoint out, to complete "the checkpoint …";
+        None if it does not. One of an earlier attempt only if this attempt had no sound loss at
+        all: the trouble may have come with it."""
         is_own = row.attempt == number
         if row.attempt not in self.sound or (not is_own and self.sound[number][0] >= 0):
             return None

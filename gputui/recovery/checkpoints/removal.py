@@ -57,8 +57,8 @@ def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -
 
 
 def _is_needed(save: Sequence[CheckpointRow], staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
-    """Whether a part of a save contains, is in, or is named by something that stays, or is what a
-    link leads to. Raises OSError."""
+    """Return whether a part of a save contains, is in, or is named by something that stays, or is
+    what a link leads to. Raises OSError."""
     places = {_place(each) for path in staying for each in (path, *_other_parts(path))}
     for path in (_place(Path(row.path)) for row in save):
         outside = {to for link, to in links if not link.is_relative_to(path)}
@@ -68,14 +68,14 @@ def _is_needed(save: Sequence[CheckpointRow], staying: Collection[Path], links: 
 
 
 def _stays(row: CheckpointRow) -> bool:
-    """Whether a file is rewritten by its script, or was since the scan."""
+    """Return whether a file is rewritten by its script, or was since the scan."""
     is_numbered = any(character.isdigit() for character in row.name)
     is_rewritten = any(word in row.name.lower() for word in _REWRITTEN)
     return not is_numbered or is_rewritten or not is_unchanged(row)
 
 
 def _is_valid(save: Sequence[CheckpointRow]) -> bool:
-    """Whether a save counts: not one from which an attempt failed to start."""
+    """Return whether a save counts: not one from which an attempt failed to start."""
     if any(row.failed_starts for row in save):
         return False
     infos = [validate(Path(row.path)) for row in save]

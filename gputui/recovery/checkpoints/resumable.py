@@ -1,4 +1,4 @@
-"""Which checkpoints may be resumed from. Pure.
+"""Candidates for a resume. Pure.
 
 A course is the chain of attempts linked by the checkpoints that they resumed from; an attempt
 without one begins a new course. Candidates are entries of the newest attempt's course that are not
@@ -48,7 +48,8 @@ class CheckpointCourse(Struct, frozen=True):
         return cls(next(begun, 0), frozenset(worked), parts)
 
     def exclusion_reason(self, row: CheckpointRow) -> str | None:
-        """Why a checkpoint is no candidate, to complete "the checkpoint …"; None if it is one."""
+        """The reason why a checkpoint is no candidate, to complete "the checkpoint …"; None if it
+        is one."""
         is_out = row.verdict in ("cut", "struck", "left")
         if is_out or row.origin in ("foreign", "contested"):
             return row.why
@@ -58,7 +59,8 @@ class CheckpointCourse(Struct, frozen=True):
         return self.departure_reason(row)
 
     def departure_reason(self, row: CheckpointRow) -> str | None:
-        """Why a checkpoint belongs to another course, as `exclusion_reason` puts it, or None."""
+        """The reason why a checkpoint belongs to another course, as `exclusion_reason` puts it, or
+        None."""
         if row.attempt < self.first_attempt:
             began = f"attempt {self.first_attempt} began from the start"
             return f"is of the training that was left when {began}"

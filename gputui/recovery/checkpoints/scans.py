@@ -65,8 +65,8 @@ class FolderScan(Struct, frozen=True, kw_only=True):
         return replace(entry, step=self.step_of(entry))
 
     def saves_again(self, known: CheckpointRow, file: FoundCheckpoint, is_left: bool) -> bool:
-        """Whether the writer may have saved a known content anew at its place, which was left or
-        was not the run's: deterministic training has equal content at equal steps."""
+        """Return whether the writer may have saved a known content anew at its place, which was
+        left or was not the run's: deterministic training has equal content at equal steps."""
         is_left |= known.verdict == "left" or known.origin in ("foreign", "contested")
         is_same = known.stamp == file.stamp and known.gone_at is None
         if not is_left or known.verdict == "struck" or known.path != file.path or is_same:
@@ -148,8 +148,8 @@ def after_scan(rows: AnyRows, found: Sequence[FoundCheckpoint], scan: FolderScan
 
 
 def _in_order(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
-    """What appeared in one scan in the order of the steps: of the names, if all tell one and no
-    time that can be true contradicts; else of the metrics."""
+    """The entries of one scan in the order of the steps: of the names, if all tell one and no time
+    that can be true contradicts; else of the metrics."""
     named = {row.path: explicit_step(row.name) for row in entries}
     by_name = sorted(entries, key=lambda row: (named[row.path] or 0, row.modified_at, row.path))
     times = [entry.modified_at for entry in by_name]

@@ -63,7 +63,7 @@ class CheckpointSearch(Struct, frozen=True):
 
     @property
     def real_folder(self) -> Path:
-        """Where the folder is now: scripts let a link lead to another folder at each start."""
+        """The folder's real path now: scripts let a link lead to another folder at each start."""
         return Path(os.path.realpath(self.folder))
 
     @property
@@ -72,7 +72,7 @@ class CheckpointSearch(Struct, frozen=True):
         return Path(os.path.realpath(self.database.parent))
 
     def intruder_at(self, path: str) -> str | None:
-        """Why what appeared at a path may be of somebody else."""
+        """The reason why what appeared at a path may be somebody else's."""
         folder = str(self.real_folder)
         others = (each.run_id for each in self.neighbours if each.may_have_written(path, folder))
         return next((f"may be of {other}, which had the same folder" for other in others), None)
@@ -186,7 +186,7 @@ def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: 
 
 
 def _parts(row: CheckpointRow) -> Counter[str]:
-    """How many files of each shape a save wrote, in a folder or as the file of a rank."""
+    """The number of files of each shape that a save wrote, in a folder or as the file of a rank."""
     path = Path(row.path)
     if not path.is_dir():
         return Counter([_shape(row.name)])

@@ -48,7 +48,6 @@ class CheckpointSteps:
         return bare if bare is not None and latest is not None and bare <= latest + 1 else None
 
     def may_be_at(self, number: int, step: int, since: float, now: float) -> bool:
-        """Whether an attempt may have been at a step between two times."""
         # It resumed somewhere: before its first line it was at no step that is known.
         first_at = self._times.first_at(number)
         earliest = self._recorded(number, since if first_at is None else max(since, first_at))
@@ -56,12 +55,12 @@ class CheckpointSteps:
         return latest is not None and earliest is not None and earliest <= step <= latest + 1
 
     def has_stepped(self, number: int, since: float) -> bool:
-        """Whether an attempt did a step after a time, allowing for the delay of lines."""
+        """Return whether an attempt did a step after a time, allowing for the delay of lines."""
         newest = self._times.newest_line(number, math.inf, self._lines_since(number))
         return newest is not None and newest[0] > since + LINE_CLOCK_SECONDS
 
     def trouble(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
-        """What the metrics tell of an attempt whose loss was no finite number in the end, whatever
+        """Find the unsound loss of an attempt whose loss was no finite number in the end, whatever
         it ended by, or became bad at ``step``; None if it did not."""
         times, unsound = self._times, self._times.unsound_since(number)
         if unsound is not None and (step is None or unsound[0] <= step):

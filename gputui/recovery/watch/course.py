@@ -103,7 +103,7 @@ class LossCourse(Struct):
 
 
 def falls(values: Sequence[float]) -> bool:
-    """Whether the least-squares line through evenly spaced values falls significantly."""
+    """Return whether the least-squares line through evenly spaced values falls significantly."""
     middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
     places = [place - middle for place in range(len(values))]
     spread = sum(place**2 for place in places)
@@ -171,7 +171,7 @@ def expected_rate(
 
 
 class MetricsCourse(Struct):
-    """What the lines of one attempt tell about its training.
+    """The course of training, from the lines of one attempt.
 
     Attributes:
         values: the newest value of each watched metric.

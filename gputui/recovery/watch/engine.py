@@ -62,7 +62,6 @@ class RuleState(Struct):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the state can be dropped."""
         return not self.raised and self.seconds == 0 and self.rest_seconds == 0 and self.last != "met"
 
 

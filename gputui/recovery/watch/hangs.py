@@ -1,4 +1,5 @@
-"""What the ranks of a silent attempt do, and whether it hangs. Pure; durations are in seconds."""
+"""Activity of the ranks of a silent attempt, and the verdict whether it hangs. Pure; durations are
+in seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ STOPPED_SECONDS = 10.0
 
 
 class Doing(StrEnum):
-    """What a rank did between two snapshots."""
+    """The activity of a rank between two snapshots."""
 
     COMPUTING = "computes"
     IO = "reads or writes"
@@ -41,7 +42,7 @@ class Doing(StrEnum):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the rank neither computes nor does input or output."""
+        """True if the rank neither computes nor does input or output."""
         return self in (Doing.WAITING, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
 
 
@@ -55,7 +56,7 @@ class GpuActivity(Struct, frozen=True):
 
     @property
     def spins(self) -> bool:
-        """Whether a busy GPU only waits for another one. All values must be known and agree: a
+        """True if a busy GPU only waits for another one. All values must be known and agree: a
         kernel that computes in registers looks similar."""
         used, memory = self.utilization_percent, self.memory_utilization_percent
         if used is None or memory is None or self.power_share is None:
@@ -67,7 +68,8 @@ class GpuActivity(Struct, frozen=True):
 def doing(
     earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
 ) -> Doing:
-    """What a rank, of one or several processes, did in the ``seconds`` between two snapshots."""
+    """Determine the activity of a rank, of one or several processes, in the ``seconds`` between two
+    snapshots."""
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
@@ -94,12 +96,11 @@ def doing(
 
 
 def is_stuck(seen: Observation) -> bool:
-    """Whether an observation of a silence may end the attempt; others are only shown."""
     return FINDINGS[seen.kind].ends_on == "hang"
 
 
 class RankActivity(Struct, frozen=True):
-    """What the ranks do during a silence, and what else tells a hang.
+    """The activity of ranks during a silence, and further signs of a hang.
 
     Attributes:
         ranks: what each of them does; a single process has the rank None.

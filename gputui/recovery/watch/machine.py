@@ -1,4 +1,4 @@
-"""What the rules see of GPUs and of the host, second by second. Pure."""
+"""Observations of GPUs and of the host, second by second. Pure."""
 
 from __future__ import annotations
 

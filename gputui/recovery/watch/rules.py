@@ -25,7 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
 class Observation(Struct, frozen=True):
-    """What a detector sees of a GPU, the host or a run.
+    """A detector's finding about a GPU, the host or a run.
 
     Attributes:
         kind: a rule's id, or a finding.

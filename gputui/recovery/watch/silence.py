@@ -106,7 +106,6 @@ class ProgressSilence(Struct, frozen=True):
 
     @property
     def is_worth_a_look(self) -> bool:
-        """Whether the ranks should be observed."""
         is_evident = self.evident_seconds is not None and self.seconds >= LOOK_AFTER_SECONDS
         return self.is_overdue or is_evident
 

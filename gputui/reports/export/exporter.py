@@ -61,7 +61,7 @@ class GivenUpError(Exception):
 
 @dataclass(slots=True)
 class SinkTrouble:
-    """What keeps a sink from being written, and what the run's events say about it.
+    """A problem of a sink, and the run's events about it.
 
     ``told`` is the newest event if it reports trouble, with its time (UTC unix seconds).
     """

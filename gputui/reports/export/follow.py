@@ -220,5 +220,4 @@ class Follower:
 
 
 def is_complete(connection: sqlite3.Connection, run_id: str, cursor: SinkCursor) -> bool:
-    """Whether the run is over and everything is written."""
     return cursor.ended_at is not None and is_exported(connection, run_id, cursor.progress)

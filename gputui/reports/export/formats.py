@@ -72,7 +72,7 @@ def is_format(name: str) -> TypeGuard[Format]:
 
 
 def missing_package(name: str, target: str) -> str | None:
-    """What is missing for this format and how to install it; None if nothing is."""
+    """The package that this format lacks, and the command that installs it; None if nothing is."""
     if not is_format(name):
         return f"this gputui does not write {name}"
     facts = FORMATS[name]

@@ -50,7 +50,7 @@ class Sink(ABC):
 
     @abstractmethod
     def position(self) -> Position:
-        """How far it has written."""
+        """The sink's own position."""
 
     def finish(self, state: str, ended_at: float) -> None:  # noqa: B027
         """There is nothing more for now: the run is over, or ``state`` says otherwise. Another sink

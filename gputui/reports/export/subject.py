@@ -42,7 +42,7 @@ class Subject(Struct, frozen=True):
         return queries.lines(self.connection, self.run.run_id)
 
     def is_last_of_study(self) -> bool:
-        """Whether no other trial of its study is alive now. Raises sqlite3.Error."""
+        """Return whether no other trial of its study is alive now. Raises sqlite3.Error."""
         study_id, run_id = self.run.study_id, self.run.run_id
         return study_id is None or not has_live_trials(self.connection, study_id, besides=run_id)
 

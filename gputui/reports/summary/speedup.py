@@ -1,4 +1,4 @@
-"""How runs scale that differ only in their number of GPUs, or of CPU processes, and where the
+"""Scaling of runs that differ only in their number of GPUs, or of CPU processes, and where the
 speed-up is lost. Pure."""
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8
 
 
 def _scale(run: Run) -> tuple[str, bool, int]:
-    """What must be equal to compare scaling, and the number of ranks."""
+    """The values that must be equal to compare scaling, and the number of ranks."""
     spec = known_spec(run)
     return scaling_key(run, spec), bool(run.gpus), len(run.gpus) or _processes(run, spec)
 

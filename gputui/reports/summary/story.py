@@ -70,7 +70,8 @@ def _sentence(
 
 
 def _notes(decision: DecisionView) -> list[str]:
-    """What was done beside changes of parameters: ``took another GPU in place of GPU 7``."""
+    """Effects of a decision beside changes of parameters: ``took another GPU in place of GPU
+    7``."""
     done = [action for action in decision.actions if isinstance(action, dict) and action["applied"]]
     return [
         action["note"]

@@ -210,8 +210,8 @@ def stream(folder: Path, claim: str) -> int:
 
 
 class Sent:
-    """What a stream has printed: so many bytes of each growing file, since so many cuts of it, and
-    the small records."""
+    """The state of a stream: so many bytes of each growing file, since so many cuts of it, and the
+    small records."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}

@@ -26,8 +26,9 @@ Period = tuple[float, float]
 
 
 class WritePeriods(NamedTuple):
-    """When the attempts of a course, and other runs of this user, could write to its checkpoint
-    folder; and how many attempts resumed from a checkpoint (by path) and failed before a step."""
+    """Periods in which the attempts of a course, and other runs of this user, could write to its
+    checkpoint folder; and how many attempts resumed from a checkpoint (by path) and failed before a
+    step."""
 
     own: list[Period]
     others: list[Period]
@@ -85,7 +86,8 @@ def is_partly_rewritten(path: Path) -> bool:
 
 
 def read_periods(folder: Path, course: list[dict[str, Any]]) -> WritePeriods:
-    """When the attempts of a course and other runs could write; ``folder`` is that of any attempt."""
+    """Read the periods in which the attempts of a course and other runs could write; ``folder`` is
+    that of any attempt."""
     periods = WritePeriods([], periods_of_others(folder), Counter())
     for one in course:
         there = folder.parents[1] / str(one["attempt"]) / folder.name

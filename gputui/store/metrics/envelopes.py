@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
     @property
     def has_finite(self) -> bool:
-        """Whether any value was finite."""
+        """True if any value was finite."""
         return self.low == self.low
 
 

@@ -44,7 +44,7 @@ Item = StoredLine | Note
 
 
 class ExportProgress(Struct, frozen=True):
-    """How far a run was read: a position per metrics file, and the last number of each kind of
+    """The position of an export in a run: one per metrics file, and the last number of each kind of
     note. ``store`` is the identity of the store, None before the first read."""
 
     places: Mapping[str, FilePosition] = msgspec.field(default_factory=dict)
@@ -65,7 +65,7 @@ class Piece(Struct, frozen=True):
 
     @property
     def is_last(self) -> bool:
-        """Whether the run is over and nothing follows."""
+        """True if the run is over and nothing follows."""
         return self.ended_at is not None and not self.has_more
 
 
@@ -101,7 +101,7 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgres
 
 
 def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportProgress) -> bool:
-    """Whether a run is over and nothing follows ``progress``. True for a removed run."""
+    """Return whether a run is over and nothing follows ``progress``. True for a removed run."""
     try:
         piece = read_piece(connection, run_id, progress, 1)
     except RunGoneError:
@@ -112,9 +112,9 @@ def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportPro
 
 
 class SinkCursor(Struct, frozen=True):
-    """How far a sink has read and written. ``sink`` is its name in the profile, None for a person's
-    export. ``position`` is the sink's own, as plain JSON; empty for a new one. ``ended_at``: the run
-    ended then, and everything until then is written. Times are UTC unix seconds."""
+    """The position of a sink. ``sink`` is its name in the profile, None for a person's export.
+    ``position`` is the sink's own, as plain JSON; empty for a new one. ``ended_at``: the run ended
+    then, and everything until then is written. Times are UTC unix seconds."""
 
     sink: str | None = None
     progress: ExportProgress = ExportProgress()

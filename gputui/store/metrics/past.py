@@ -145,7 +145,7 @@ def _line(row: tuple[int, int | None, int | None, float | None, str]) -> StoredL
 
 
 def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePosition, at: float) -> FilePosition | None:
-    """Where the lines written after a time begin; None if the lines carry no times."""
+    """The position of the first line written after a time; None if the lines carry no times."""
     begin = connection.execute(
         "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND min_at <= ? "
         "ORDER BY generation DESC, byte_offset DESC LIMIT 1",

@@ -84,7 +84,7 @@ _EVENT_CHARACTERS = 80
 
 
 def is_of_events(name: str) -> bool:
-    """Whether a name is that of a value of events, such as ``checkpoint/seconds``."""
+    """Return whether a name is that of a value of events, such as ``checkpoint/seconds``."""
     return name.rpartition("/")[2] in OF_EVENTS
 
 

@@ -1,4 +1,4 @@
-"""When a run's steps were done, from its stored metrics. Reads a few rows, however many there are."""
+"""Times of a run's steps, from its stored metrics. Reads a few rows, however many there are."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class StepTimes(Struct, frozen=True):
     run_id: str
 
     def first_at(self, attempt: int) -> float | None:
-        """When the attempt did its first step."""
+        """The time of the attempt's first step."""
         rows = (self._line("at", attempt, section, is_newest=False) for section in self._sections(attempt))
         return min((row[0] for row in rows if row is not None), default=None)
 
     def last_at(self, attempt: int, step: int) -> float | None:
-        """When the attempt did its last step up to ``step``; None if it did none."""
+        """The time of the attempt's last step up to ``step``; None if it did none."""
         rows = (self._line("at", attempt, section, "AND step <= ?", step) for section in self._sections(attempt))
         return max((row[0] for row in rows if row is not None), default=None)
 
     def repeats(self, attempt: int, step: int) -> bool:
-        """Whether the attempt wrote ``step`` again after a later one, as when steps are counted
-        within an epoch."""
+        """Return whether the attempt wrote ``step`` again after a later one, as when steps are
+        counted within an epoch."""
         query = (
             "SELECT 1 FROM metrics AS again WHERE again.source_id = ? AND again.attempt = ? AND "
             "again.step = ? AND coalesce(again.rank, 0) = 0 AND again.data ->> '$.event' IS NULL "
@@ -57,16 +57,16 @@ class StepTimes(Struct, frozen=True):
         )
 
     def start_again(self, attempt: int) -> bool:
-        """Whether the attempt's steps went back to its first one, as when they are counted within
-        an epoch."""
+        """Return whether the attempt's steps went back to its first one, as when they are counted
+        within an epoch."""
         row = self.connection.execute(
             "SELECT first_step FROM attempts WHERE run_id = ? AND number = ?", (self.run_id, attempt)
         ).fetchone()
         return row is not None and row[0] is not None and self.repeats(attempt, row[0])
 
     def done_at(self, attempt: int, step: int) -> float | None:
-        """When the attempt last did a step, its last few lines left out: a failure at a step shows
-        only in the lines that follow. None if it never did."""
+        """The time of the attempt's last step, its last few lines left out: a failure at a step
+        shows only in the lines that follow. None if it never did."""
         found = []
         for source, begin, end in self._sections(attempt):
             newest = self._line(
@@ -78,8 +78,8 @@ class StepTimes(Struct, frozen=True):
         return min(found, default=None)
 
     def come_with_checkpoints(self) -> bool:
-        """Whether lines are written only with checkpoints, so that steps after the newest one are
-        unknown."""
+        """Return whether lines are written only with checkpoints, so that steps after the newest
+        one are unknown."""
         formats = self.connection.execute(
             "SELECT format FROM metric_sources WHERE run_id = ?", (self.run_id,)
         ).fetchall()

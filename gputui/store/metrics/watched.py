@@ -88,7 +88,7 @@ def put_observation(connection: sqlite3.Connection, run_id: str, attempt: int, r
 
 
 def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) -> bool:
-    """Whether an earlier attempt was ended because it seemed to hang."""
+    """Return whether an earlier attempt was ended because it seemed to hang."""
     query = "SELECT 1 FROM observations WHERE run_id = ? AND attempt < ? AND kind = 'hang' AND ends LIMIT 1"
     return connection.execute(query, (run_id, attempt)).fetchone() is not None
 

@@ -34,7 +34,7 @@ MOST = 1000
 @json_option
 @click.pass_context
 def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bool) -> None:
-    """What is wrong now, the severest first."""
+    """List what is wrong now, the severest first."""
     if ctx.invoked_subcommand is None:
         show(ctx.obj, as_json, with_cleared=with_cleared, run=run)
     elif with_cleared or run is not None:

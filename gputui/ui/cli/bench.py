@@ -139,7 +139,7 @@ def _print(rows: list[ScalingRow], what: str) -> None:
 
 
 def _loss_words(row: ScalingRow, what: str) -> str | None:
-    """Where most time is lost with the most ranks; None if none is."""
+    """The largest loss of time with the most ranks; None if none is."""
     if row.extra_other_seconds is None:
         return "where it is lost is unknown: the runs report no step_time, comm_time or data_time"
     computation = "in the computation itself: clocks, uneven ranks, shared processors or memory"

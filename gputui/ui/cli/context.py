@@ -138,8 +138,8 @@ class Session(Struct, frozen=True):
         return answer.result or {}
 
     def _is_in_vain(self) -> bool:
-        """Whether no agent will answer. One that ended while the command was written, because no
-        client needed it, is started again."""
+        """Return whether no agent will answer. One that ended while the command was written,
+        because no client needed it, is started again."""
         if stopped_agent(self.workspace) is not None:
             return True
         if read_identity(self.workspace) is None and not self.workspace.agent_stopped.exists():

@@ -33,7 +33,7 @@ MAX_ALERTS = 8
 @click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
 @click.pass_obj
 def command(session: Session, run: str | None, evidence: bool) -> None:
-    """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
+    """Explain what happened to a run (by default the newest), why each decision was taken, and its state now."""
     from gputui.recovery.checkpoints.attempt_spans import spans_of
     from gputui.recovery.checkpoints.resumable import checkpoints_sentence
 

@@ -124,7 +124,7 @@ def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | 
 
 
 def has_samples(agent: AgentView | None, gpus: Sequence[GpuView]) -> bool:
-    """Whether an agent has sampled its GPUs since it started, or cannot."""
+    """Return whether an agent has sampled its GPUs since it started, or cannot."""
     if agent is None or agent.source is None:
         return agent is not None and agent.gpu_problem is not None
     times = [gpu.at for gpu in gpus if gpu.state != "lost"]

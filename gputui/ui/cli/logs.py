@@ -34,7 +34,7 @@ STOP_BYTES = 8 << 10
 )
 @click.pass_obj
 def command(session: Session, run: str | None, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
-    """What a run printed (the newest, if none is named): the launcher's output, each rank's, its job's on a target."""
+    """Print the output of a run (by default the newest): the launcher's, each rank's, its job's on a target."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         number = attempt or view.attempt

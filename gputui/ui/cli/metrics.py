@@ -52,7 +52,7 @@ def command(
     smoothing: float,
     log_y: bool,
 ) -> None:
-    """What a run measured: the newest value of each metric, or of those named; --json has every point."""
+    """Print the newest value of each metric of a run, or of those named; --json has every point."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         known = by_interest(queries.metric_names(connection, view.run_id))
@@ -85,7 +85,7 @@ def command(
 
 
 def _none_words(connection: sqlite3.Connection, run: Run) -> str:
-    """Why a run has no metrics."""
+    """The reason why a run has no metrics."""
     trouble = intake_words(intake.intake(connection, run.run_id))
     spec = known_spec(run)
     if spec is not None and not spec.metrics:

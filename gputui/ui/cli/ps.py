@@ -95,7 +95,7 @@ def _makes_steps(row: RunRow, now: float) -> bool:
 
 
 def _remark(row: RunRow, unread: str | None, now: float) -> str:
-    """What the run does, waits for or ended by, if that is worth a word."""
+    """A remark about a run: its activity, what it waits for, or its end."""
     run = row.run
     if words := _doing(row, unread, now):
         return words

@@ -63,7 +63,7 @@ def print_recommended(
 
 
 def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> str:
-    """How many GPUs are free, and why the others are not."""
+    """The number of free GPUs, and the reasons why the others are not."""
     had = len(usable(situation, memory_bytes))
     reasons = []
     for gpu in sorted(situation.facts, key=lambda gpu: gpu.index):

@@ -44,7 +44,7 @@ def command(
     price_per_gpu_hour: float | None,
     currency: str | None,
 ) -> None:
-    """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are
+    """Write results, costs and scaling of runs as JSON files and one page. Several runs are
     compared. --gates, or a --gate, judges them."""
     if bool(names) == (since is not None):
         fail("give run names or --since TIME (see gputui report --help)", Exit.USAGE)

@@ -90,7 +90,7 @@ def uninstall(_session: Session, yes: bool) -> None:
 @json_option
 @click.pass_obj
 def status(session: Session, as_json: bool) -> None:
-    """Whether the unit is installed, enabled and running."""
+    """Return whether the unit is installed, enabled and running."""
     path = unit_path(os.environ)
     is_installed = path.exists()
     enabled = _systemctl("is-enabled", NAME)[0] if is_installed else None

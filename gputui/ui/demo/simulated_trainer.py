@@ -95,7 +95,7 @@ def lines(
 
 
 def log_line(step: int, total: int, loss: float) -> str:
-    """What rank 0 prints about a step."""
+    """The line of rank 0 about a step."""
     return f"step {step}/{total} loss {loss:.4f}"
 
 

@@ -1,4 +1,4 @@
-"""Where and when a person is: opening pages and dialogs, and the moment that is shown.
+"""Navigation: opening pages and dialogs, and the moment that is shown.
 
 A page is on the stack once: opening one that lies below others returns to it. The modules of pages and dialogs
 are imported when they are opened first.

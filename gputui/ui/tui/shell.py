@@ -85,7 +85,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
     @property
     def is_holding_paint(self) -> bool:
-        """Whether paints are postponed to the end of `one_paint`."""
+        """True if paints are postponed to the end of `one_paint`."""
         return self._held_paints > 0
 
     @contextmanager
@@ -117,7 +117,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
     @property
     def is_ascii(self) -> bool:
-        """Whether only ASCII characters are shown."""
+        """True if only ASCII characters are shown."""
         return self.characters == "ascii"
 
     def keep(self, **changes: Any) -> None:

@@ -466,7 +466,7 @@ def chosen(bench: Bench, name: str) -> None:
 
 
 def decided(bench: Bench) -> bool:
-    """Whether it may start, once its folder was looked into."""
+    """Return whether it may start, once its folder was looked into."""
     assert not check_before_start(bench.context, bench.run())
     wait_until(lambda: not bench.context.jobs.is_busy, what="the look")
     return check_before_start(bench.context, bench.run())

@@ -45,7 +45,7 @@ class Clients:
         return sum(words[0] == verb for words, _, _ in self._sent)
 
     def sent_about(self, names: set[str]) -> bool:
-        """Whether a command about runs of these names has not been answered."""
+        """Return whether a command about runs of these names has not been answered."""
         return any({word.rpartition("-")[0] or word for word in words} & names for words, _, _ in self._sent)
 
     def send(self, *words: str, then: Done = lambda _: None) -> None:
@@ -63,7 +63,7 @@ class Clients:
             then(done)
 
     def finish(self) -> bool:
-        """Whether all commands were answered."""
+        """Return whether all commands were answered."""
         self.turn()
         return not self._sent
 

@@ -70,5 +70,6 @@ class Disk:
             self.until = None
 
     def was_full(self, at: float) -> bool:
-        """Whether what ended at this time may have found no room. It may have ended a little later."""
+        """Return whether what ended at this time may have found no room. It may have ended a little
+        later."""
         return any(begin <= at <= end + LATER_SECONDS for begin, end in self.spells)

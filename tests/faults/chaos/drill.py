@@ -131,7 +131,7 @@ class Chaos:
             self.clients.launch(self.profiles[kind], *steps, kind=kind)
 
     def has_turn(self) -> bool:
-        """Whether a run of those that live one after the other is there, or may be soon."""
+        """Return whether a run of those that live one after the other is there, or may be soon."""
         names = {name for name, kind in self.clients.kinds.items() if kind == TURNS}
         return bool(self.clients.sent_about(names) or names & {run_id.rpartition("-")[0] for run_id in self.live()})
 

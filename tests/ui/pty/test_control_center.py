@@ -75,7 +75,8 @@ class Terminal:
 
 
 def shows(lines: list[str], text: str) -> bool:
-    """Whether it is on the screen, in one line or wrapped: how long the home's path is decides where lines end."""
+    """Return whether it is on the screen, in one line or wrapped: how long the home's path is
+    decides where lines end."""
     return any(text in line for line in lines) or text in " ".join(line.strip() for line in lines)
 
 

@@ -43,7 +43,7 @@ class Context(Struct, frozen=True):
 
     @property
     def is_study_row(self) -> bool:
-        """Whether the cursor of the overview is on the row of a study."""
+        """True if the cursor of the overview is on the row of a study."""
         return self.scope == "overview" and self.study is not None
 
 

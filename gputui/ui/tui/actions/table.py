@@ -47,7 +47,7 @@ class Action(Struct, frozen=True):
         return "".join(key_word(key, is_ascii=context.is_ascii) for key in self.keys_in(context)[:1])
 
     def is_shown(self, context: Context) -> bool:
-        """Whether the footer has it here, if there is room."""
+        """Return whether the footer has it here, if there is room."""
         if self.name == "studies":
             return context.has_studies
         if self.name in TIME_ACTIONS:

@@ -35,8 +35,8 @@ class LedgerFact(Struct, frozen=True):
 
 
 class CheckpointWish(NamedTuple):
-    """What to list. ``to_check`` names a checkpoint to check whatever its size; ``facts`` are those of the ledger, by
-    path."""
+    """A request for a list of checkpoints. ``to_check`` names a checkpoint to check whatever its
+    size; ``facts`` are those of the ledger, by path."""
 
     folder: Path
     pattern: str

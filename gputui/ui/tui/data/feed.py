@@ -112,7 +112,7 @@ class Feed:
 
     @property
     def interest(self) -> Interest:
-        """What is read now."""
+        """The current interest."""
         return self._interest
 
     def _turn_to(self, interest: Interest) -> None:

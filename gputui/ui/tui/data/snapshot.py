@@ -70,7 +70,7 @@ class RankRow(NamedTuple):
 
     @property
     def is_slow(self) -> bool:
-        """Whether this rank holds the others up."""
+        """True if this rank holds the others up."""
         return self.slowdown is not None and self.slowdown >= STRAGGLER_RATIO
 
 
@@ -102,7 +102,7 @@ class Progress(Struct, frozen=True):
 
     @property
     def has_own_metric(self) -> bool:
-        """Whether it is judged by something else than its loss."""
+        """True if it is judged by something else than its loss."""
         return self.metric not in (None, "loss")
 
 
@@ -279,7 +279,7 @@ class Moment(Struct, frozen=True):
 
 
 class Interest(Struct, frozen=True):
-    """What the feed reads beyond the overview.
+    """A request to the feed beyond the overview.
 
     Attributes:
         run_id: the run whose page is open.
@@ -311,8 +311,8 @@ class Interest(Struct, frozen=True):
 
 
 class Past(NamedTuple):
-    """What a snapshot of a past moment has beyond others. ``asked`` is the request; ``now`` is the present, UTC unix
-    seconds."""
+    """The additions of a snapshot of a past moment. ``asked`` is the request; ``now`` is the
+    present, UTC unix seconds."""
 
     asked: Moment
     now: float

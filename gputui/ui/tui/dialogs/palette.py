@@ -155,9 +155,9 @@ def choices(page: ActionScreen) -> list[Choice]:
 
 
 def cost(typed: str, title: str, beside: str = "") -> int | None:
-    """How badly ``typed`` matches a title, 0 for best; None for no match. Each typed word must be found,
-    from best to worst: at the beginning of the title, at that of a word, inside a word, in the text
-    ``beside`` it, or with a few letters left out."""
+    """The distance of ``typed`` from a title, 0 for best; None for no match. Each typed word must
+    be found, from best to worst: at the beginning of the title, at that of a word, inside a word,
+    in the text ``beside`` it, or with a few letters left out."""
     name, total = title.lower(), 0
     for word in typed.lower().split():
         place = name.find(word)

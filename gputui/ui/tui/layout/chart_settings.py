@@ -1,4 +1,4 @@
-"""What charts show, as one immutable value: layout, axes, window, crosshair, pins, filter."""
+"""Settings of charts as one immutable value: layout, axes, window, crosshair, pins, filter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMOOTHINGS = (0.0, 0.6, 0.8, 0.9, 0.97, 0.99)
 
 
 class ChartView(Struct, frozen=True):
-    """What the charts of a page show.
+    """The settings of a page's charts.
 
     Attributes:
         logs: charts with a logarithmic value axis.
@@ -67,7 +67,7 @@ def from_kept(settings: Settings) -> ChartView:
 
 
 def to_keep(view: ChartView) -> dict[str, Any]:
-    """What to keep for the next start, by the names of `tui.settings.Settings`."""
+    """Settings to keep for the next start, by the names of `tui.settings.Settings`."""
     return {
         "chart_layout": view.layout,
         "chart_axis": view.axis,

@@ -108,7 +108,7 @@ class ChartLook(Struct, frozen=True):
 
     @property
     def reach(self) -> float:
-        """How far from the crosshair something still lies at it."""
+        """The distance from the crosshair within which something lies at it."""
         return (self.window[1] - self.window[0]) / 60
 
     def is_by_rank(self, panel: Panel) -> bool:

@@ -220,12 +220,12 @@ def rule(
 
 
 def is_too_small(width: int, height: int) -> bool:
-    """Whether a terminal of this size shows only that it is too small."""
+    """Return whether a terminal of this size shows only that it is too small."""
     return width < LEAST_SIZE[0] or height < LEAST_SIZE[1]
 
 
 def is_boxed(width: int, height: int) -> bool:
-    """Whether panels have a frame in a terminal of this size."""
+    """Return whether panels have a frame in a terminal of this size."""
     return width >= BOX_FROM_WIDTH and height >= BOX_FROM_HEIGHT
 
 

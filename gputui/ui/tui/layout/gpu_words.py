@@ -124,7 +124,7 @@ def with_indices(text: str, gpus: Sequence[GpuView]) -> str:
 
 
 def is_free(gpu: GpuView) -> bool:
-    """Whether this GPU seems free: no run, no process, hardly any memory or time in use."""
+    """Return whether this GPU seems free: no run, no process, hardly any memory or time in use."""
     if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes or gpu.facts.get("mig_mode"):
         return False
     if gpu.own_used_bytes is None and gpu.processes is None:
@@ -133,7 +133,7 @@ def is_free(gpu: GpuView) -> bool:
 
 
 def held_back(row: GpuRow, width: int = 0) -> list[Span]:
-    """Why the clocks are throttled, in words."""
+    """The reasons of throttled clocks, in words."""
     reasons = row.gpu.throttle_reasons
     if not reasons:
         return [] if reasons is not None else [(UNKNOWN, "dim")]
@@ -167,7 +167,7 @@ def _short_rate(rate: float | None) -> str:
 
 
 def health(row: GpuRow, width: int = 0) -> list[Span]:
-    """What is wrong with the hardware, the worst first; ``ok`` where the driver says that nothing is."""
+    """Faults of the hardware, the worst first; ``ok`` where the driver says that nothing is."""
     gpu, slow = row.gpu, row.gpu.slow
     parts: list[Span] = []
     if slow.get("row_remap_failed"):
@@ -186,7 +186,7 @@ def health(row: GpuRow, width: int = 0) -> list[Span]:
 
 
 def lost(row: GpuRow, now: float) -> list[Span]:
-    """When a GPU was lost, and the driver's last report."""
+    """The time at which a GPU was lost, and the driver's last report."""
     gpu = row.gpu
     at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
     spans: list[Span] = [(f"✗ lost {dated_clock(at, now)}", "bad")]

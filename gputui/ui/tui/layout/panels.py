@@ -1,4 +1,4 @@
-"""Which charts a page shows, in what order, and where."""
+"""The choice, order and places of a page's charts."""
 
 from __future__ import annotations
 

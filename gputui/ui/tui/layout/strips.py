@@ -71,7 +71,8 @@ def head_line(
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
-    """What to press first in the demo, with a moment at which the longest of its finished runs was training."""
+    """The first keys to press in the demo, with a moment at which the longest of its finished runs
+    was training."""
     middles = [
         (run.ended_at - run.started_at, (run.started_at + run.ended_at) / 2)
         for row in snapshot.runs
@@ -176,7 +177,7 @@ def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
 
 
 def no_samples(snapshot: Snapshot) -> str:
-    """Why there is no chart of the GPUs yet."""
+    """The reason why there is no chart of the GPUs yet."""
     agent = snapshot.agent
     if agent is not None and snapshot.past is None and snapshot.at - agent.started_at < HISTORY_SECONDS:
         return "no samples yet"

@@ -60,7 +60,7 @@ def run_state_text(run: Run) -> str:
 
 
 def is_hot(gpu: GpuView) -> bool:
-    """Whether heat throttles this GPU, or would within five degrees."""
+    """Return whether heat throttles this GPU, or would within five degrees."""
     if any("thermal" in reason for reason in gpu.throttle_reasons or ()):
         return True
     limit = gpu.facts.get("temperature_slowdown_celsius")

@@ -35,7 +35,7 @@ def cells_of(text: str) -> Sequence[str]:
 
 
 def width_is_certain(cell: str) -> bool:
-    """Whether all terminals agree on the cursor's place after writing this cell."""
+    """Return whether all terminals agree on the cursor's place after writing this cell."""
     if cell in PLAIN:
         return True
     return len(cell) == 1 and any(first <= cell <= last for first, last in _AGREED_WIDE)

@@ -114,7 +114,7 @@ class TerminalDriver(LinuxDriver):
         self._await_rest()
 
     def _is_unmarked_paste(self, text: str) -> bool:
-        """Whether this was pasted. As keys, it would trigger the actions of its letters."""
+        """Return whether this was pasted. As keys, it would trigger the actions of its letters."""
         if len(text) < _PASTED_CHARACTERS or self._is_in_paste:
             return False
         if self._parser is None or self._parser._timeout_time is not None or len(set(text)) <= _HELD_KEYS:

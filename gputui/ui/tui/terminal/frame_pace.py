@@ -33,7 +33,7 @@ class Pace:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether the rate was halved because of the line."""
+        """True if the rate was halved because of the line."""
         return self._halvings > 0
 
     def note_lag(self, lag_seconds: float, now: float) -> None:

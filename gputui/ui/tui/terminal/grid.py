@@ -45,7 +45,7 @@ class CellGrid:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the terminal may differ from what it should show."""
+        """True if the terminal may differ from what it should show."""
         return self._unknown or bool(self._dirty)
 
     def use_characters(self, characters: Characters) -> None:
@@ -246,7 +246,7 @@ class CellGrid:
 
 
 def _is_cheap(text: Sequence[str], pens: Sequence[Pen], last: int, following: int) -> bool:
-    """Whether writing the cells between two changed ones again costs no more than a move."""
+    """Return whether writing the cells between two changed ones again costs no more than a move."""
     pen = pens[last]
     for x in range(last + 1, following):
         if pens[x] is not pen and not (text[x] == " " and pens[x] is pen.blank):

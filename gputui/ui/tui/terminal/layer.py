@@ -79,7 +79,7 @@ class DisplayLayer(App[ReturnType]):
 
     @property
     def lag_seconds(self) -> float:
-        """How far the terminal is behind, in seconds."""
+        """The terminal's lag in seconds."""
         return self._line.lag_seconds(monotonic())
 
     @property

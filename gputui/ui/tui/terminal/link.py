@@ -37,7 +37,7 @@ class Line:
         self._stuck_since: float | None = None
 
     def may_write(self, now: float) -> bool:
-        """Whether a frame would be drawn soon."""
+        """Return whether a frame would be drawn soon."""
         if self._asked_at is None or not self._has_answered:
             return True
         waited = now - self._asked_at
@@ -47,7 +47,7 @@ class Line:
         return waited < HOLD_SECONDS + 2 * min(self._quickest, LOST_SECONDS)
 
     def should_ask(self, now: float) -> bool:
-        """Whether the next frame should end with the question."""
+        """Return whether the next frame should end with the question."""
         if self._asked_at is not None and now - self._asked_at >= LOST_SECONDS:
             self._give_up(now)
         return self._asked_at is None and (self._has_answered or self._unanswered < QUESTIONS_WITHOUT_ANSWER)

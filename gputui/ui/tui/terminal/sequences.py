@@ -62,7 +62,7 @@ def title_words(snapshot: Snapshot, host_name: str, *, is_ascii: bool) -> str:
 
 
 def bad_news(events: Sequence[EventView], after: int) -> bool:
-    """Whether there is a warning or an error newer than the event of this id."""
+    """Return whether there is a warning or an error newer than the event of this id."""
     return any(event.event_id > after and event.severity in ("warning", "error") for event in events)
 
 
@@ -89,5 +89,6 @@ def copied_words(what: str, text: str, environ: Mapping[str, str]) -> str:
 
 
 def mouse_wanted(choice: str, environ: Mapping[str, str]) -> bool:
-    """Whether the mouse is on: over SSH only on request, because a dropped line would leave it on."""
+    """Return whether the mouse is on: over SSH only on request, because a dropped line would leave
+    it on."""
     return choice == "on" or (choice == "auto" and not environ.get("SSH_CONNECTION"))

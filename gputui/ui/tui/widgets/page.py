@@ -128,11 +128,11 @@ class ActionScreen(Screen[None]):
         )
 
     def interest(self) -> Interest | None:
-        """What the feed must read for this page; None if the page needs nothing."""
+        """The page's request to the feed; None if the page needs nothing."""
         return Interest()
 
     def copyable(self) -> Sequence[Copyable]:
-        """What can be copied here, the focused item first."""
+        """Texts to copy, the focused one first."""
         return [] if (run := self.run_in_question) is None else [Copyable("the run's id", run.run_id)]
 
     def choices(self) -> Sequence[Choice]:

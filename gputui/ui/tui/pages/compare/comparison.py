@@ -42,8 +42,8 @@ UNSET = "–"
 
 
 class Comparison(Struct, frozen=True):
-    """Which runs are compared, by one of `SORT_KEYS` or a parameter, grouped by a parameter.
-    ``drawn`` are the runs with a curve, each at the index of its colour."""
+    """The runs that are compared, sorted by one of `SORT_KEYS` or a parameter, grouped by a
+    parameter. ``drawn`` are the runs with a curve, each at the index of its colour."""
 
     run_ids: tuple[str, ...]
     sort: str = "chosen"
@@ -184,7 +184,7 @@ def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> li
 
 
 def _sort_key(run: ComparedRun, sort: str) -> tuple[bool, float, str] | None:
-    """What the run is sorted by, numbers before words; None if that is unknown or not finite."""
+    """The sort key of a run, numbers before words; None if that is unknown or not finite."""
     if sort not in SORT_KEYS:
         text = run.params.get(sort, UNSET)
         try:

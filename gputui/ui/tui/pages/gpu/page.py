@@ -190,7 +190,8 @@ class Fact(NamedTuple):
 
 
 def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int, charts: Sequence[Line] = ()) -> list[Line]:
-    """What matters in words, bars of what has a limit, charts, all values, and the device."""
+    """The page's lines: facts in words, bars of values with a limit, charts, all values, and the
+    device."""
     values, across = _values(row.gpu), 2 if width >= 2 * COLUMN_LEAST else 1
     down = -(-len(values) // across)
     cells = [fit_line([fact.name, fact[1:]], width // across) for fact in values]
@@ -206,7 +207,7 @@ def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int, charts
 
 
 def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
-    """Whether the GPU works, its run, and what limits it."""
+    """Return whether the GPU works, its run, and what limits it."""
     facts = []
     if row.gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))

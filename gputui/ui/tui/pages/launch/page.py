@@ -75,7 +75,7 @@ class LaunchScreen(ListingPage[Field]):
         return replace(super().context(), blocked_by=self._blocked_by())
 
     def _blocked_by(self) -> str | None:
-        """Why the form cannot be started, as far as known."""
+        """The reason why the form cannot be started, as far as known."""
         if self.form.entry is None:
             return "Reading the profile…"
         if self.form.problems:

@@ -42,7 +42,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def blocked_by(self) -> str | None:
-        """Why it cannot be launched, as a sentence; None if it can."""
+        """The reason why it cannot be launched, as a sentence; None if it can."""
         failed = [check_line(check)[2:] for check in self.checks if check.status == "fail"]
         return next(iter((*self.problems, *failed)), None)
 
@@ -113,7 +113,7 @@ def profile_path(run: Run) -> str | None:
 
 
 def launched_gpu_count(run: Run) -> int | None:
-    """How many GPUs a run was launched with; None if its specification cannot be read."""
+    """The number of GPUs that a run was launched with; None if its specification cannot be read."""
     return None if (spec := known_spec(run)) is None else spec.gpus.count
 
 

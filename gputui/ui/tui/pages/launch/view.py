@@ -73,7 +73,7 @@ def _label(form: Form, field: Field) -> str:
 
 
 def _note(form: Form, field: Field) -> Span:
-    """What is wrong with a field, the profile's value if it is changed, or a hint."""
+    """A note about a field: its problem, the profile's value if it is changed, or a hint."""
     if field.problem:
         return f"✗ {field.problem}", "bad"
     if field.key == MORE:

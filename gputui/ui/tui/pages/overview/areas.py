@@ -20,8 +20,8 @@ BESIDE_WIDTH = 150
 
 
 class Wanted(NamedTuple):
-    """What there is to show: ``gpus`` gives the lines of that panel if it may have so many; the others count rows.
-    ``others`` are the processes that no row of a GPU shows."""
+    """The wanted lines of each area: ``gpus`` gives the lines of that panel if it may have so many;
+    the others count rows. ``others`` are the processes that no row of a GPU shows."""
 
     gpus: Callable[[int], int]
     runs: int

@@ -78,7 +78,7 @@ def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str 
 
 
 def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
-    """How many lines the panel takes if it may have ``most``."""
+    """The number of lines that the panel takes of at most ``most``."""
     if not snapshot.gpus:
         return min(most, 2 + len(no_gpu_lines(snapshot, width)))
     return min(most, HEAD_ROWS + gpu_grid(snapshot, width, most, 0).down + _has_host(len(snapshot.gpus), most))
@@ -156,7 +156,7 @@ def _indented(line: Line, is_current: bool = False) -> Line:
 
 
 def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:
-    """Why there is no GPU to show, and what to do."""
+    """Lines in place of GPUs: why there are none, and what to do."""
     if snapshot.past is not None:
         text = "No GPU was recorded at this moment."
     elif snapshot.agent is None:

@@ -78,7 +78,7 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
 
 
 def words_of(row: RunRow) -> str:
-    """What a filter looks at: its id, name, ``#tags``, note, state, profile and reason."""
+    """The words that a filter searches: id, name, ``#tags``, note, state, profile and reason."""
     run = row.run
     words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "", run.waiting_for or "")
     return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or ""))

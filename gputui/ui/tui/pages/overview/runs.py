@@ -72,7 +72,7 @@ def runs_panel(
 
 
 def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
-    """Why there is no run to show."""
+    """The text in place of runs."""
     if state.filter_text:
         return "No run matches the filter; esc clears it."
     if snapshot.past is not None:
@@ -287,7 +287,7 @@ def _pace(shown: _Shown, width: int) -> list[Span]:
 
 
 def _lost(shown: _Shown, width: int) -> list[Span]:
-    """What failures cost the run: ``421 steps 3 min``."""
+    """The cost of failures: ``421 steps 3 min``."""
     cost = shown.row.cost
     if cost is None:
         return []

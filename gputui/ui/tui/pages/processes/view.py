@@ -205,7 +205,7 @@ def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: Proce
 
 
 def totals(rows: Sequence[ProcessRow]) -> str:
-    """How many processes, and their CPU and RAM as far as known."""
+    """The number of processes, and their CPU and RAM as far as known."""
     cpu = [row.cpu_percent for row in rows if row.cpu_percent is not None]
     ram = [row.memory_bytes for row in rows if row.memory_bytes is not None]
     words = [str(len(rows)), f"CPU {percent(sum(cpu))}" if cpu else "", f"RAM {bytes_text(sum(ram))}" if ram else ""]
@@ -213,7 +213,7 @@ def totals(rows: Sequence[ProcessRow]) -> str:
 
 
 def facts(row: ProcessRow) -> list[tuple[str, str]]:
-    """What is known of a process, by name."""
+    """Facts about a process, by name."""
     unseen = "" if row.start_ticks is not None else " (not visible on this machine: a container's, or outside of ours)"
     rank, memory = "" if row.rank is None else f" rank {row.rank}", bytes_text(row.gpu_memory_bytes)
     # Samples reach back a day.
@@ -315,5 +315,5 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
 
 
 def _unseen(row: ProcessRow) -> str:
-    """What stands in place of a command."""
+    """The text in place of an unknown command."""
     return "process not visible here" if row.start_ticks is None else UNKNOWN

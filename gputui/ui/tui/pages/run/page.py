@@ -102,7 +102,7 @@ class RunScreen(ActionScreen):
         )
 
     def warnings(self) -> Sequence[str]:
-        """Why the charts stay empty or end early although the run writes metrics, if they do."""
+        """Reasons why the charts stay empty or end early although the run writes metrics."""
         known = self.page.intake if self.page is not None else None
         text = None if known is None or (known.taken and not known.short_of) else intake_words(known)
         return [] if text is None else [text]
@@ -349,7 +349,7 @@ class RunScreen(ActionScreen):
 
     @property
     def _is_enlarged(self) -> bool:
-        """Whether the section in focus has more room: narrow screens show one at a time."""
+        """True if the section in focus has more room: narrow screens show one at a time."""
         return self.is_maximised and (self.section == "charts" or self.app.size.width >= WIDE)
 
     def do_find(self) -> None:

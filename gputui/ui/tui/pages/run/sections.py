@@ -50,7 +50,7 @@ class SideSection(Struct, frozen=True):
 
 
 class SideView:
-    """How far a section is scrolled. Keys and the wheel scroll what was drawn last."""
+    """The scroll position of a section. Keys and the wheel scroll what was drawn last."""
 
     def __init__(self) -> None:
         self._offset = 0

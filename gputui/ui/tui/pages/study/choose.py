@@ -46,7 +46,7 @@ class StudyFileRow(NamedTuple):
 
 
 class StudyPlan(Struct, frozen=True):
-    """What a file would start in words and as specifications, or its ``problems``."""
+    """The plan of a study file in words and as specifications, or its ``problems``."""
 
     path: Path
     head: str = ""
@@ -77,7 +77,8 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
 def make_plan(
     path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool = False
 ) -> StudyPlan:
-    """What a file would start, with its first trial's checks, the slow ones ``with_process``."""
+    """Make the plan of a study file, with its first trial's checks, the slow ones
+    ``with_process``."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch

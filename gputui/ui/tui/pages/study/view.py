@@ -243,7 +243,8 @@ def study_title(page: StudyPage) -> list[Span]:
 
 
 def result_lines(page: StudyPage, width: int) -> list[Line]:
-    """What is searched for and how; trials, best value and cost; the study's reason and trouble."""
+    """The head of a study: its method; trials, best value and cost; the study's reason and
+    trouble."""
     study, row = page.study, next(one for one in page.known if one.study_id == page.study.study_id)
     lines = [fitting(_results(page, row), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
@@ -378,7 +379,7 @@ def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterat
 
 
 def _importance(page: StudyPage, width: int) -> list[Line]:
-    """How much each parameter explains, for each objective."""
+    """The importance of each parameter for each objective."""
     lines = []
     for metric in [one.metric for one in page.spec.objectives]:
         shares = page.study.importances_for(metric)
