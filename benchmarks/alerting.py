@@ -1,4 +1,5 @@
-"""What one look at all alert rules costs the agent, with nothing wrong: it happens once a second.
+"""The agent's cost of one evaluation of all alert rules, with nothing wrong: it happens once a
+second.
 
 python -m benchmarks.alerting [LOOKS]
 """

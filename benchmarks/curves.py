@@ -1,4 +1,5 @@
-"""How long the charts of a long run take to open, and to zoom into: ``python -m benchmarks.curves [LINES]``.
+"""Time to open the charts of a long run, and to zoom into them: ``python -m benchmarks.curves
+[LINES]``.
 
 A real WAL database, filled through the same ingest as a live run: one line a step, eight metrics a line, one attempt.
 Cold means a connection and a reader that have seen nothing yet; the file lies in the page cache.
@@ -100,7 +101,7 @@ def _zoomed(database: Path, share: float, lines: int) -> float:
 
 
 def _followed(database: Path) -> float:
-    """What a look costs when nothing came."""
+    """The cost of a read without new lines."""
     with closing(open_reader(database)) as connection:
         curves = RunCurves("bench")
         _ask(connection, curves, REQUEST)

@@ -102,7 +102,8 @@ def missed(figures: Sequence[Figure], results: Results) -> list[str]:
 
 
 def said(results: Mapping[str, Any], key: str) -> list[str]:
-    """What the parts of the results say under a key such as ``why_not``, each with the names that lead there."""
+    """The entries of all results under a key such as ``why_not``, each with the names that lead
+    there."""
     return [f"{' '.join(path)}: {text}" for path, text in _said(results, key, ())]
 
 
@@ -115,7 +116,7 @@ def _said(found: Any, key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[s
 
 
 def at(found: Any, path: Sequence[str]) -> Any:
-    """What lies at the end of a path of names; None where it is not there."""
+    """The value at the end of a path of names; None where it is not there."""
     for key in path:
         if not isinstance(found, Mapping):
             return None

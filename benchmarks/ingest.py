@@ -1,4 +1,4 @@
-"""How fast metrics lines get from a file into the store: ``python -m benchmarks.ingest``.
+"""Speed of metrics lines from a file into the store: ``python -m benchmarks.ingest``.
 
 A real JSONL file of lines as a training script writes them (eleven keys, about 230 bytes), a real WAL database as the
 agent opens it, one process, one thread. Each round begins with an empty database; the median of the rounds counts.

@@ -1,5 +1,5 @@
-"""How long the agent's loop is ever kept busy: its longest turn, the gap between its heartbeats, what it costs and how
-long it takes to start, with homes and runs of a size at which that could show.
+"""The agent's loop at its busiest: its longest turn, the gap between its heartbeats, what it costs
+and how long it takes to start, with homes and runs of a size at which that could show.
 
 python -m benchmarks.loop [NAME…] [--lines N] [--seconds S]
 """
@@ -81,7 +81,7 @@ class AgentWatch:
                 last = at
 
     def end(self) -> dict[str, Any]:
-        """What was seen until now. Processor time and turns are of the agent's whole life."""
+        """The measurements until now. Processor time and turns are of the agent's whole life."""
         percent = self._meter.percent()["agent"]
         threads = len(list(Path(f"/proc/{self.agent}/task").iterdir()))
         self._over.set()

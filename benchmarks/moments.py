@@ -1,4 +1,4 @@
-"""How long a past moment takes to show: ``python -m benchmarks.moments [LINES]``.
+"""Time to show a past moment: ``python -m benchmarks.moments [LINES]``.
 
 A real WAL database with a day of eight GPUs and the host at 1 Hz, and a run of one
 line a step over that time; four curves and two GPU series on its page. The page has been open before: the curves of
@@ -55,7 +55,7 @@ def measure(lines: int = curves.LINES, seconds: int = DAY_SECONDS, rounds: int =
 
 
 def _record(connection: sqlite3.Connection, begin: float, seconds: int) -> None:
-    """What the agent would have recorded of GPUs and host from ``begin`` on."""
+    """Record GPUs and host as the agent would have from ``begin`` on."""
     connection.execute("BEGIN IMMEDIATE")
     for number in range(GPUS):
         connection.execute(

@@ -23,7 +23,7 @@ ONE_SECOND = {"nvitop": ["--interval", "1"], "nvtop": ["--delay", "10"]}
 
 
 def find(name: str) -> str | None:
-    """Where the program is: the variable of its name in capitals, else the PATH."""
+    """Find a program: by the variable of its name in capitals, else the PATH."""
     return shutil.which(os.environ.get(name.upper()) or name)
 
 

@@ -1,4 +1,4 @@
-"""What a list of measured values says."""
+"""Statistics of a list of measured values."""
 
 from __future__ import annotations
 

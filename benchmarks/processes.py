@@ -1,4 +1,4 @@
-"""What processes cost: CPU time, memory, and who belongs to whom, from /proc."""
+"""Costs of processes: CPU time, memory and descent, from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `gputui --record` costs: CPU, memory and calls to the driver, all its processes summed; and what it leaves.
+"""Costs of `gputui --record`: CPU, memory and calls to the driver, all its processes summed; and
+what it leaves.
 
 python -m benchmarks.record [SECONDS] takes everything with 8 and 16 GPUs, once and ten times a second.
 """

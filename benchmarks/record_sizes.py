@@ -1,5 +1,5 @@
-"""What the record takes on disk: the recorder is fed with samples of busy
-GPUs as fast as it takes them, without a driver."""
+"""Size of the record on disk: the recorder is fed with samples of busy GPUs as fast as it takes
+them, without a driver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTLED_SECONDS = 30.0
 
 
 def measure() -> dict[str, Any]:
-    """What eight GPUs leave at 1 Hz."""
+    """The record of eight GPUs at 1 Hz."""
     return bytes_on_disk(8, 1.0)
 
 
@@ -81,7 +81,7 @@ def _turns(janitor: Janitor) -> Iterator[float]:
 
 
 def _tick(at: float, gpus: int, noise: random.Random, *, slow: bool) -> list[Message]:
-    """What GPUs in training tell: the load and the power are never twice the same."""
+    """Samples of GPUs in training: the load and the power are never twice the same."""
     wave = math.sin(at / 7)
     fast = [
         GpuSample(

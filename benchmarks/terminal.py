@@ -34,7 +34,7 @@ _END_SECONDS = 5.0
 
 
 class TerminalTimeoutError(Exception):
-    """What was waited for did not appear on the screen; the text holds the screen."""
+    """The expected text did not appear on the screen; the text holds the screen."""
 
 
 class Terminal:
@@ -77,7 +77,7 @@ class Terminal:
 
     @property
     def bytes_written(self) -> int:
-        """What the program has written so far."""
+        """The bytes that the program has written so far."""
         return self._bytes
 
     def press(self, key: bytes) -> None:
@@ -133,7 +133,8 @@ class Terminal:
             raise TerminalTimeoutError(f"nothing was written within {timeout_seconds} s")
 
     def take_output(self) -> list[tuple[float, bytes]]:
-        """What has arrived and was not shown yet, as (monotonic time, bytes). It will not be shown any more."""
+        """Output that has arrived and was not shown yet, as (monotonic time, bytes). It will not be
+        shown any more."""
         with self._lock:
             taken = list(self._arrived)
             self._arrived.clear()
@@ -215,12 +216,13 @@ class Replay:
 
     @property
     def final_text(self) -> str:
-        """What the screen shows at the end."""
+        """The screen's text at the end."""
         return "\n".join(self._final())
 
     def first_complete(self, share: float = 0.97) -> float:
-        """When the screen first showed what it shows at the end: text in every line that has text in the end, and in
-        at least ``share`` of the cells that have. Which text is not compared, because figures move on."""
+        """The time at which the screen first showed what it shows at the end: text in every line
+        that has text in the end, and in at least ``share`` of the cells that have. Which text is
+        not compared, because figures move on."""
         wanted = _cells(self._final())
         if not wanted:
             raise ValueError("the screen stayed empty")

@@ -1,4 +1,4 @@
-"""How soon a key is seen, how soon a page is there, and what becomes of a screen whose terminal stops reading."""
+"""Delays of keys and pages, and a screen whose terminal stops reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the screen costs at 1 Hz, with the agent and the sampler behind it, and how quick it is.
+"""Cost of the screen at 1 Hz, with the agent and the sampler behind it, and how quick it is.
 
 python -m benchmarks.tui [SECONDS]
 """
@@ -32,7 +32,7 @@ STALL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much there is, and how long is looked."""
+    """The size of the scene, and the time that it is watched."""
 
     history_runs: int = HISTORY_RUNS
     crowd: int = CROWD

@@ -21,7 +21,7 @@ LONGEST_START_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How long each part of a measurement takes."""
+    """The length of each part of a measurement."""
 
     warm_seconds: float = 4.0
     idle_seconds: float = 20.0

@@ -1,4 +1,5 @@
-"""What all tests share: a private environment, and waiting for something with a deadline instead of sleeping."""
+"""Shared parts of all tests: a private environment, and waiting for something with a deadline
+instead of sleeping."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def shuffle(items: list[pytest.Item], seed: int) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported so far is no garbage: nothing of it is to be looked through again and again."""
+    """Keep the garbage collector from everything imported so far."""
     gc.collect()
     gc.freeze()
 

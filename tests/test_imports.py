@@ -1,4 +1,4 @@
-"""What comes along when a module is imported: a static graph cannot see a deferred import that is not deferred."""
+"""Imports of each module: a static graph cannot see a deferred import that is not deferred."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class FakeNvml:
         self.configure(())
 
     def environment(self, eager: bool = False) -> dict[str, str]:
-        """What a process needs in its environment from its start. An eager library sees a new configuration with the
-        next call, at the price of looking for it before each."""
+        """The environment that a process needs from its start. An eager library sees a new
+        configuration with the next call, at the price of looking for it before each."""
         return {
             "LD_LIBRARY_PATH": str(self._library_dir),
             "FAKE_NVML_CONFIG": str(self._config),

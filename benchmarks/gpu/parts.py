@@ -1,4 +1,4 @@
-"""What is measured, each part in processes of its own and within what is left of the time."""
+"""The parts of the measurement, each in processes of its own and within the remaining time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class PartFailed(Exception):  # noqa: N818  (what is written down of it is why)
 
 @dataclass
 class Machine:
-    """Where and how large it is measured. `path` has the wheels' folders; `ends_at` is by the monotonic clock."""
+    """The place and size of a measurement. `path` has the wheels' folders; `ends_at` is by the
+    monotonic clock."""
 
     device: str
     quick: bool
@@ -67,7 +68,8 @@ class Machine:
         return 2 if self.quick else max(1, int(for_80_gb * share) // 8 * 8 or int(for_80_gb * share))
 
     def run(self, *command: str, limit_seconds: float, cwd: Path = ROOT) -> str:
-        """What a command of this Python prints. Raises PartFailed where it fails or takes too long."""
+        """Run a command of this Python and return its output. Raises PartFailed where it fails or
+        takes too long."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
         before = [str(ROOT), *map(str, self.path), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(before)
@@ -202,7 +204,7 @@ _READ = (
 
 
 def nvml(machine: Machine) -> dict[str, Any]:
-    """What our sampler reads of each GPU beside what nvidia-smi prints, while the first one is busy."""
+    """Our sampler's values of each GPU beside nvidia-smi's, while the first one is busy."""
     if machine.device == "cpu":
         return {"why_not": NO_GPU}
     busy = subprocess.Popen([sys.executable, "-c", _LOAD], stdout=subprocess.PIPE, text=True)

@@ -1,1 +1,2 @@
-"""How well gputui recovers: every kind of incident provoked once, and healthy hours without a false alarm."""
+"""Quality of recovery: every kind of incident provoked once, and healthy hours without a false
+alarm."""

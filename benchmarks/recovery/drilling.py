@@ -25,8 +25,8 @@ _FAILURES = (AssertionError, OSError, sqlite3.Error, subprocess.SubprocessError,
 
 @dataclass(frozen=True)
 class Drilled:
-    """What one drill gave. Seconds count from the failure; None is unknown, or was not to be. ``trouble`` says what
-    kept it from being measured."""
+    """The result of a drill. Seconds count from the failure; None is unknown, or was not to be.
+    ``trouble`` says what kept it from being measured."""
 
     kind: str
     how: str

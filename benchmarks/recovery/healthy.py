@@ -39,7 +39,8 @@ class Stretch:
 
 @dataclass
 class Broken:
-    """What is wrong with a run; all of it is off unless set. ``leaks_since`` is in seconds from the run's start."""
+    """The faults of a run; all are off unless set. ``leaks_since`` is in seconds from the run's
+    start."""
 
     nan: bool = False
     diverges_since: int | None = None
@@ -143,7 +144,7 @@ class Run:
             )
 
     def _pauses(self, spent: float) -> Iterator[Stretch]:
-        """What comes before the next line besides its steps."""
+        """The pauses before the next line."""
         draw, count = self.chance, self.count
         if count and count % self.validate_every == 0:
             # Of other lengths: more data, a fuller disk, a first one that compiles.

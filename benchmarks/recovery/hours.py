@@ -19,7 +19,7 @@ _LINES_BEFORE = (300, 2000)
 
 @dataclass
 class Healthy:
-    """What was reported of healthy runs. ``examples`` holds some alarms of each kind, in words."""
+    """The reports about healthy runs. ``examples`` holds some alarms of each kind, in words."""
 
     hours: float = 0.0
     runs: int = 0

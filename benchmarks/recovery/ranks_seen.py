@@ -1,4 +1,4 @@
-"""What a look at the processes and GPUs of a simulated run shows, by what it does."""
+"""Observations of the processes and GPUs of a simulated run, by its activity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of recovery, as tables and sentences."""
+"""Measurements of recovery as tables and sentences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drills(drilled: Sequence[Drilled]) -> str:
 
 
 def healthy(found: Healthy) -> str:
-    """How many false alarms there were, by kind."""
+    """The number of false alarms by kind."""
     alarms = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.alarms.items())) or "none"
     remarks = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.remarks.items())) or "none"
     return "\n".join(

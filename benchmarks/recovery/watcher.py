@@ -30,8 +30,8 @@ REMARKS = frozenset({"slow", "paused"})
 
 @dataclass(frozen=True)
 class Alarm:
-    """What the agent would have told or done. ``at``: seconds since the run's start; ``overdue_at``: since when its
-    silence was unexplained, for those that a silence leads to."""
+    """An action or message of the agent. ``at``: seconds since the run's start; ``overdue_at``:
+    since when its silence was unexplained, for those that a silence leads to."""
 
     kind: str
     at: float

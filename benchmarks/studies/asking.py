@@ -1,4 +1,5 @@
-"""What a sampler costs a study's process: ``python -m benchmarks.studies.asking SAMPLER [TRIALS]``, as JSON.
+"""Cost of a sampler for a study's process: ``python -m benchmarks.studies.asking SAMPLER
+[TRIALS]``, as JSON.
 
 A process of its own for each sampler, so that its memory is that of a study's process which uses it. What is measured
 is what the process does for a trial beside launching it: Optuna is asked, and the trial stored in the journal and the

@@ -55,7 +55,8 @@ class Lab(Machine):
         (folder / "moving.yaml").write_text(MOVING % self.gate)
 
     def gpus(self, count: int) -> None:
-        """How many simulated GPUs there are. Their names are this home's own: leases count across all homes."""
+        """Set the number of simulated GPUs. Their names are this home's own: leases count across
+        all homes."""
         text = f"gpus: {count}\nmemory: 80GiB\nseed: {random.SystemRandom().randrange(1 << 31)}\n"
         self.workspace.scenario.write_text(text)
 
@@ -65,7 +66,7 @@ class Lab(Machine):
         return str(self.json("study", "run", f"{name}.yaml")["id"])
 
     def allow_steps(self, count: int | None) -> None:
-        """How many steps members on the moving optimum may make; None: all."""
+        """Set the number of steps that members on the moving optimum may make; None: all."""
         if count is None:
             self.gate.unlink()
             return

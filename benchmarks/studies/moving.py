@@ -40,7 +40,8 @@ def trained(lr: float, begin: int, end: int, steps: int, loss: float = FIRST) ->
 
 
 def allowed_steps() -> float:
-    """How many steps may be made, by the file that ``MOVING_GATE`` names; where there is none, all."""
+    """The number of allowed steps, by the file that ``MOVING_GATE`` names; where there is none,
+    all."""
     try:
         return int(Path(os.environ["MOVING_GATE"]).read_text())
     except (KeyError, FileNotFoundError):

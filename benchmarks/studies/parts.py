@@ -32,9 +32,9 @@ SAMPLERS: tuple[SamplerKind, ...] = ("tpe", "random", "qmc", "cmaes", "nsga2", "
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured. ``seeds`` are planted populations, ``studies`` planted studies; ``live_paced``: the members
-    of the real population wait for the first decisions, whatever the machine's pace; ``drill_seed`` decides the
-    kills."""
+    """The size of a measurement. ``seeds`` are planted populations, ``studies`` planted studies;
+    ``live_paced``: the members of the real population wait for the first decisions, whatever the
+    machine's pace; ``drill_seed`` decides the kills."""
 
     trial_seconds: float = 120.0
     seeds: int = 10
@@ -95,7 +95,7 @@ def overhead(size: Size, *, trials: int = 16, slots: int = 4) -> dict[str, Any]:
 
 
 def wait_until_is(look: Callable[[], Any], what: str, timeout_seconds: float = 60.0) -> Any:
-    """What ``look`` gives, once it gives something. Raises TimeoutError."""
+    """Wait until ``look`` returns something, and return it. Raises TimeoutError."""
     found: list[Any] = []
 
     def has() -> bool:

@@ -23,7 +23,7 @@ NOISE = 0.01
 
 
 def final_loss(lr: float, dropout: float, width: int) -> float:
-    """Where the loss ends."""
+    """The final loss."""
     off = math.log10(lr / 0.005)
     return BEST + 0.22 * off**2 + 0.8 * (dropout - 0.15) ** 2 + 0.01 * math.log2(width / 256) ** 2
 

@@ -52,7 +52,8 @@ class SimulatedTrial:
 
 @dataclass(slots=True)
 class SimulatedStudy:
-    """What a study found: its trials, the best of the complete ones, and the share of the compute of full runs."""
+    """The findings of a study: its trials, the best of the complete ones, and the share of the
+    compute of full runs."""
 
     trials: list[SimulatedTrial] = field(default_factory=list)
 

@@ -1,4 +1,5 @@
-"""What a checkpoint of a given size costs: how long training stands still for it, and how long saving and loading take.
+"""The cost of a checkpoint of a given size: how long training stands still for it, and how long
+saving and loading take.
 
     python -m benchmarks.trainer.checkpointing MEGABYTES TIMES cpu|cuda
 

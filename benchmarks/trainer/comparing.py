@@ -28,7 +28,8 @@ _ONLY_STEPS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """What both are to train. `ranks` 0 is one process without torchrun; `threads` None leaves those to torch."""
+    """The training of both. `ranks` 0 is one process without torchrun; `threads` None leaves those
+    to torch."""
 
     settings: tuple[str, ...]
     batch_size: int
@@ -105,7 +106,7 @@ def compare(workload: Workload, pairs: int) -> dict[str, Any]:
 
 
 def summary(workload: Workload, pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
-    """What pairs of runs, the trainer's and the bare loop's, amount to."""
+    """A summary of pairs of runs, the trainer's and the bare loop's."""
     ours, bare = zip(*pairs, strict=True)
     if workload.device == "cpu":
         for one, other in pairs:

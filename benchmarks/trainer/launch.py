@@ -23,7 +23,7 @@ _NOT_PASSED_ON = ("GPUTUI_", "TRAINER_", "TORCHELASTIC_")
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What CUDA offers here."""
+    """The GPUs that CUDA offers here."""
 
     name: str
     count: int
@@ -66,7 +66,8 @@ def run(command: Sequence[str], *, cuda: bool, threads: int | None = 1) -> int:
 
 
 def child(module: str, *arguments: str, cuda: bool) -> Any:
-    """What a module prints as JSON when it is run in a process of its own, on one thread. Raises CalledProcessError."""
+    """Run a module in a process of its own, on one thread, and return its JSON. Raises
+    CalledProcessError."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What it costs to write a step's metrics line."""
+"""The cost of writing a step's metrics line."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def speed(model: Model, *, warm_steps: int = WARM_STEPS, steps: int = STEPS, dev
 
 
 def figures(model: Model, batch: int, lines: Sequence[Line], warm_steps: int) -> dict[str, Any]:
-    """What a run's metrics lines say of its speed, by the clock on the wall."""
+    """A run's speed by its metrics lines, in wall-clock time."""
     seen = window.of_trainer(lines, warm_steps)
     last = window.step_lines(lines)[-1]
     samples_per_s = batch / seen.seconds_per_step
@@ -94,7 +94,7 @@ def saving(
     saves: int = SAVES,
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """How much longer steps take behind which an asynchronous checkpoint of a model in training is saved.
+    """The extra time of steps behind an asynchronous checkpoint of a model in training.
 
     The first one also makes its host buffers. Later steps share the processor with the writing; `writing_ratio` is the
     speed of all steps, those that follow a checkpoint left out, as a share of the speed before the first.

@@ -1,4 +1,4 @@
-"""What there is to measure of the trainer, by name, and how much of it."""
+"""The measurements of the trainer by name, and their sizes."""
 
 from __future__ import annotations
 

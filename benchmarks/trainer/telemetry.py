@@ -1,4 +1,5 @@
-"""What the trainer's telemetry takes of a step, in processor time: it does not depend on what else the machine does.
+"""The cost of the trainer's telemetry per step, in processor time: it does not depend on what else
+the machine does.
 
     python -m benchmarks.trainer.telemetry STEPS SETTINGS…
 

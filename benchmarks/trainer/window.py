@@ -74,7 +74,7 @@ def step_lines(lines: Sequence[Line]) -> list[Line]:
 
 
 def stalls(lines: Sequence[Line], usual_seconds: float) -> list[float]:
-    """How much longer than usual the steps took that followed a checkpoint, in seconds.
+    """The extra seconds of steps that followed a checkpoint.
 
     A step's line is written before its checkpoint is saved; so the checkpoint lies between it and the next line.
     """

@@ -19,7 +19,7 @@ class FakeProcess:
 
     @classmethod
     def starter(cls, started: list[FakeProcess]) -> Callable[..., FakeProcess]:
-        """What starts processes and adds them to ``started``."""
+        """A function that starts processes and adds them to ``started``."""
 
         def start(argv: Sequence[str], **_: Any) -> FakeProcess:
             started.append(cls(argv))

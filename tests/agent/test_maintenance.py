@@ -1,4 +1,4 @@
-"""What an agent notes of the one before it, and logs that stay bounded."""
+"""Notes of an agent about the one before it, and logs that stay bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which home a command means when it is not told."""
+"""The home of a command that names none."""
 
 from __future__ import annotations
 

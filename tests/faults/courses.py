@@ -52,9 +52,10 @@ LAUNCH = Launch(("x",), {}, "/", 1.0)
 
 @dataclass(eq=False)
 class Content:
-    """What one checkpoint really holds. ``attempt`` is 0 where no attempt of a run wrote it; ``loads``: a script can
-    begin from it; ``is_known``: its format can be checked; ``is_named``: its name tells its step; ``counted``: its step
-    as the lines count it; ``is_poisoned``: it holds a NaN."""
+    """The real content of a checkpoint. ``attempt`` is 0 where no attempt of a run wrote it;
+    ``loads``: a script can begin from it; ``is_known``: its format can be checked; ``is_named``:
+    its name tells its step; ``counted``: its step as the lines count it; ``is_poisoned``: it holds
+    a NaN."""
 
     run_id: str
     attempt: int
@@ -69,7 +70,7 @@ class Content:
 
 @dataclass(eq=False)
 class ModelRun:
-    """What is true of a run.
+    """The true course of a run.
 
     ``line``: the contents of the course, as they were seen; ``unclear``: those that may be cast out, because the lines
     leave it open whether they are sound; ``growing``: of unknown format, seen once alone at the end; ``named``: those
@@ -174,7 +175,7 @@ class History:
         return stem if self.is_folders else f"{stem}.pt"
 
     def file_time(self) -> float:
-        """What the clock of the file system says."""
+        """The time by the clock of the file system."""
         shift = {"true": 0.0, "ahead": 3600.0, "behind": -120.0, "frozen": BEGIN - self.now}
         return self.now + shift.get(self.clock, self.random.uniform(-5000.0, 5000.0))
 
@@ -367,7 +368,8 @@ class History:
         run.unwritten = []
 
     def cast_out(self, run: ModelRun) -> int | None:
-        """What the lines tell to be bad when an attempt ends: the first bad step; None if the last loss was sound."""
+        """The step from which the lines are bad when an attempt ends: the first bad step; None if
+        the last loss was sound."""
         told = run.told.get(run.attempts, [])
         if not told or told[-1][2]:
             return None
@@ -409,8 +411,8 @@ class History:
             self.remove(own[old])
 
     def train(self, run: ModelRun, base: Content | None) -> Iterator[tuple[str | None, int | None] | None]:
-        """What the script does until it ends, step by step; at last the kind of incident and its step, None where there
-        is none."""
+        """The script's actions until it ends, step by step; at last the kind of incident and its
+        step, None where there is none."""
         chance = self.random
         if base is not None and not base.loads:
             yield chance.choice(["user_exception", "corrupt_checkpoint"]), None
@@ -501,7 +503,7 @@ class History:
     # --- what follows an end ------------------------------------------------------------------------------------------
 
     def recover(self, run: ModelRun, choice: CheckpointChoice, kind: str) -> str | None:
-        """What recovery begins from: the best, or one further back."""
+        """The content from which recovery begins: the best, or one further back."""
         usable = choice.usable
         if not usable:
             return None

@@ -1,5 +1,5 @@
-"""How every kind of the catalogue is provoked in a living run, with a real agent and real processes, and what must be
-done about it. Where a machine without GPUs cannot make it real, simulated GPUs or recorded texts do."""
+"""A drill for every kind of the catalogue: provoked in a living run with a real agent and real
+processes. Where a machine without GPUs cannot make it real, simulated GPUs or recorded texts do."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def leak(machine: Machine) -> Provoked:
 
 
 def of_ranks(fault: str, steps: int, seconds: float, hang_after: int) -> Callable[[Machine], Provoked]:
-    """What two ranks under torchrun do."""
+    """Two ranks under torchrun with a fault."""
 
     def provoke(machine: Machine) -> Provoked:
         profile = ranks(machine, fault=fault, steps=steps, seconds=seconds, hang_after=hang_after, backoff="")
@@ -185,8 +185,8 @@ def lose_all(machine: Machine, run_id: str) -> None:
 
 
 def reboot(machine: Machine, run_id: str, pid: int) -> None:
-    """What a power cut leaves: no process, no exit record, and rows with the PIDs of another boot. ``pid`` is a
-    process of this boot that has the PID of the former one's shim."""
+    """Leave what a power cut leaves: no process, no exit record, and rows with the PIDs of another
+    boot. ``pid`` is a process of this boot that has the PID of the former one's shim."""
     lose_all(machine, run_id)
     now = identify(pid)
     assert now is not None
@@ -252,7 +252,7 @@ REPORTED = ("reported",)
 def _live(
     kind: str, how: How, provoke: Callable[[Machine], Provoked], actions: tuple[str, ...] | None = None, **more: bool
 ) -> Live:
-    """What must be done is what the drill says, unless this machine has more to offer or the run simply goes on."""
+    """Adjust a drill to this machine."""
     drill = _BY_KIND[kind]
     wanted = actions or (drill.actions if drill.verdict == "retry" else ("stop",))
     resumes = more.get("resumes", wanted not in (("stop",), REPORTED))

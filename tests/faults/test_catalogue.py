@@ -66,7 +66,7 @@ def planned(
 
 
 def end_of(drill: Drill, folder: Path) -> dict[str, object]:
-    """What is made of a drill's attempt."""
+    """The end of a drill's attempt, as classified."""
     evidence = drill.left(folder)
     incident = classify(evidence)
     plan = planned(drill, folder)

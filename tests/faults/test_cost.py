@@ -1,4 +1,4 @@
-"""What a failure cost, by the command line and by the metrics themselves."""
+"""The cost of a failure, by the command line and by the metrics themselves."""
 
 from __future__ import annotations
 

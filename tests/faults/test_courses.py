@@ -1,5 +1,5 @@
-"""Which checkpoint belongs to which course of training: random histories, and the cases that ended with wrong weights
-through the real command line, agent and processes."""
+"""Checkpoints and courses of training: random histories, and the cases that ended with wrong
+weights through the real command line, agent and processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trains(machine: Machine, *, directory: str = "{run_dir}/checkpoints", recove
 
 
 def plan(machine: Machine, run_id: str, *attempts: dict[str, Any]) -> None:
-    """What each attempt of a run does."""
+    """Write the plan of each attempt of a run."""
     (machine.folder / f"{run_id}.json").write_text(json.dumps(attempts))
 
 

@@ -1,4 +1,4 @@
-"""What a person or a broken disk takes away: the database, a run's folder, the end of a pipe."""
+"""Losses by a person or a broken disk: the database, a run's folder, the end of a pipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lose_database(machine: Machine) -> None:
 
 
 def ended(machine: Machine) -> list[object]:
-    """What is known of the runs that are over."""
+    """The rows of the runs that are over."""
     fields = ("id", "step", "total_steps", "loss", "started_at")
     runs = [[run[field] for field in fields] for run in machine.json("ps") if run["ended_at"] is not None]
     attempts = machine.rows(
@@ -87,7 +87,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
 
 @pytest.mark.long
 def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> None:
-    """What the numbers were when it went wrong is told again by the evidence in the run's folder."""
+    """The evidence in the run's folder tells again which numbers were bad."""
     (machine.folder / "nan.py").write_text(POISONED)
     profile = machine.profile(
         "nan",

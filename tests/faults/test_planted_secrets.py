@@ -151,7 +151,7 @@ BY_SCRIPT = ("metrics.jsonl", "error.json", "alerts.yaml")
 
 
 def leaks_in(found: Mapping[str, bytes]) -> list[str]:
-    """Where what is left of a secret: its beginning or its end is as bad as all of it."""
+    """The places with a secret, its beginning or its end."""
     pieces = {piece for secret in SECRETS for piece in (secret[:12], secret[-12:])}
     return [
         f"{name}: {piece} in …{data[max(0, at - 60) : at + 60]!r}"

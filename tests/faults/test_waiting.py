@@ -1,5 +1,5 @@
-"""What a recovering run waits for and whom it tells, through the real agent: a GPU that cools, old checkpoints that go,
-room on the disk that never comes, a webhook, a command that ends the agent."""
+"""Waits and notifications of a recovering run, through the real agent: a GPU that cools, old
+checkpoints that go, room on the disk that never comes, a webhook, a command that ends the agent."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Start = Callable[..., Watched]
 
 @pytest.fixture(scope="session")
 def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the fake libnvidia-ml.so.1 is."""
+    """The folder of the fake libnvidia-ml.so.1."""
     try:
         return build(tmp_path_factory.mktemp("fakenvml"))
     except NoCompilerError as error:

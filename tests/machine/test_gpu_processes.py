@@ -1,4 +1,4 @@
-"""Who a PID on a GPU is."""
+"""The identity of a PID on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a logout does to the agent, told from systemd's settings."""
+"""The effect of a logout on the agent, by systemd's settings."""
 
 from __future__ import annotations
 

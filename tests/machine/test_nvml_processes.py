@@ -1,4 +1,4 @@
-"""Which process lists of the driver are believed, and how they are merged."""
+"""Plausible process lists of the driver, and their merging."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def source() -> Iterator[Remote]:
 
 
 def witness(*fields: str) -> list[list[str]]:
-    """What nvidia-smi says of each GPU, in the order of the fields."""
+    """The output of nvidia-smi for each GPU, in the order of the fields."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""When tiers are due: pure, so time is a number here."""
+"""Due times of tiers: pure, so time is a number here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs are near to each other."""
+"""Distances between GPUs."""
 
 from __future__ import annotations
 

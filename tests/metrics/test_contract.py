@@ -1,4 +1,4 @@
-"""What one line says: every kind of line has an answer, and none raises."""
+"""Reading of one line: every kind of line has an answer, and none raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is stored depends on the bytes alone: not on how they arrived, nor on when an agent was replaced or killed."""
+"""Stored lines depend on the bytes alone: not on how they arrived, nor on when an agent was
+replaced or killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What screens and the command line read."""
+"""Queries of screens and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .conftest import NOW, RUN, Bench, line
 
 @pytest.fixture
 def reader(bench: Bench) -> Iterator[sqlite3.Connection]:
-    """What a view has: a connection that cannot write."""
+    """A view's connection, which cannot write."""
     connection = open_reader(bench.folder / "gputui.db")
     yield connection
     connection.close()

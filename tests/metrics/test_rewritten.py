@@ -145,7 +145,7 @@ def test_lines_taken_back_and_others_written(csv_bench: Bench) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
 def test_a_new_attempt_and_the_lines_of_the_old_one(bench: Bench, restarted: bool) -> None:
-    """What it saves again is not its own; what it appends to a rewritten file is."""
+    """Lines that it saves again are not its own; those that it appends to a rewritten file are."""
     bench.begin()
     bench.steps(*range(10))
     bench.pump()

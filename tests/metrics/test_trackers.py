@@ -73,7 +73,7 @@ def history(step: int, loss: float, /, **values: float) -> bytes:
 
 
 def read_in_pieces(frames: Frames, content: bytes, size: int) -> list[bytes]:
-    """What a reader gets that looks again whenever so many bytes more are there."""
+    """The records of a reader that looks again whenever so many bytes more are there."""
     found: list[bytes] = []
     offset = 0
     for end in [*range(size, len(content), size), len(content)]:

@@ -1,4 +1,4 @@
-"""What is stored of lines and with them: times of arrival, events, the report; and a store that cannot take them."""
+"""Storage of lines: times of arrival, events, the report; and a store that cannot take them."""
 
 from __future__ import annotations
 

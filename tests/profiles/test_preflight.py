@@ -1,4 +1,4 @@
-"""What is looked at before a launch, and that each thing that fails says what to do."""
+"""Checks before a launch; each failure says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script's text shows: options of every kind of parser, where it saves, what it prints."""
+"""Facts from a script's text: options of every kind of parser, where it saves, what it prints."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def resolved(path: Path) -> RunSpec:
 
 
 def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None = None) -> Settings:
-    """What the trainer makes of the command line that gputui starts it with."""
+    """The trainer's settings from the command line that gputui starts it with."""
     launch = build_launch(
         spec, run_id="r", run_dir="/r", attempt=1, params=params, placement=Placement.here((), 2, 1),
         checkpoint=checkpoint,

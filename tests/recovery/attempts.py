@@ -87,7 +87,8 @@ def report(codes: dict[int, int], *, root: int, asked: tuple[int, ...] = (), tim
 def traceback(
     exception: str, *, rank: int | None = None, function: str = "main", file: str = "/home/me/train.py"
 ) -> str:
-    """What an interpreter prints for an uncaught exception, with PyTorch's prefix where a rank is given."""
+    """An interpreter's output for an uncaught exception, with PyTorch's prefix where a rank is
+    given."""
     lines = [
         "Traceback (most recent call last):",
         f'  File "{file}", line 88, in {function}',

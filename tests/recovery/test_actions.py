@@ -1,4 +1,4 @@
-"""What recovery does to parameters."""
+"""Changes of parameters by recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint belongs to which course of training: the cases that went wrong, each with what decides them."""
+"""Checkpoints and courses of training: the cases that went wrong, each with what decides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are whole."""
+"""Validation of checkpoints."""
 
 from __future__ import annotations
 

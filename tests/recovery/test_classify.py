@@ -1,4 +1,4 @@
-"""Which of several findings is the cause, and what is said about it."""
+"""Classification: the cause among several findings, and its sentence."""
 
 from __future__ import annotations
 

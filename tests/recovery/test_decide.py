@@ -267,7 +267,7 @@ def test_a_script_that_loads_a_later_checkpoint_by_itself_is_not_rolled_back_aga
 
 
 def test_a_rollback_goes_to_older_ones_only() -> None:
-    """What cannot be checked comes behind what is whole, though it may be newer."""
+    """Checkpoints that cannot be checked come behind whole ones, though they may be newer."""
     newer, older = checkpoint(60), checkpoint(20)
     plan = plan_for(
         "nan_loss", history=[retry("nan_loss", 0)], progress=STUCK, checkpoints=[checkpoint(40), newer, older]

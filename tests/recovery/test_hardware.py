@@ -1,4 +1,4 @@
-"""What the driver says of an attempt's GPUs, and when it is the cause of an end."""
+"""The driver's reports about an attempt's GPUs, and their part in its end."""
 
 from __future__ import annotations
 

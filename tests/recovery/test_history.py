@@ -1,4 +1,4 @@
-"""What decisions need to know of the past, from rows."""
+"""The past for decisions, from rows."""
 
 from __future__ import annotations
 

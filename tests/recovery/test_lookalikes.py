@@ -1,4 +1,4 @@
-"""What must not be taken for an incident, or not for that one."""
+"""Lookalikes: texts that are no incident, or not that one."""
 
 from __future__ import annotations
 

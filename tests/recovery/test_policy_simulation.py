@@ -1,4 +1,4 @@
-"""What would happen, attempt by attempt: the same decisions as real ones, in an assumed world."""
+"""Simulated recovery, attempt by attempt: the same decisions as real ones, in an assumed world."""
 
 from __future__ import annotations
 

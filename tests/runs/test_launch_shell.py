@@ -1,4 +1,4 @@
-"""What a run takes along from the shell that launches it, and that its command gets just that."""
+"""The environment of the launching shell, which the command gets as it was."""
 
 from __future__ import annotations
 

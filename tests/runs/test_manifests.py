@@ -23,7 +23,7 @@ TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool,
 
 
 def mistakes(value: Any, schema: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """What a cluster would refuse or drop of a manifest."""
+    """The parts of a manifest that a cluster would refuse or drop."""
     if schema.get("x-kubernetes-int-or-string"):
         if not isinstance(value, int | str) or not re.fullmatch(schema.get("pattern", ".*"), str(value)):
             yield f"{place}: {value!r}"

@@ -1,4 +1,5 @@
-"""Which processes are a run's, with real shims: also those that wiped their environment; and signals to them."""
+"""The processes of a run, with real shims: also those that wiped their environment; and signals to
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who starts where: the pure decision."""
+"""Placement of runs: the pure decision."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
 
 @pytest.mark.parametrize("not_before", [0.0, None])
 def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: float | None) -> None:
-    """What goes on after an incident, or was restarted before its GPUs were given back, leases what others wait for."""
+    """A run that continues after an incident, or restarts before its lease ended, leases what
+    others wait for."""
     own = GpuAvailability("g0", 0, holders=("own",), free_bytes=80 << 30)
     lost = GpuAvailability("g1", 1, holders=("own",), blocked_by="is lost", out_of_service=True)
     large, back = run("large", 4), run("own", 1, not_before=not_before)

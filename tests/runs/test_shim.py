@@ -364,7 +364,7 @@ def test_oom_kills_of_the_control_group_are_counted(
 
 
 def agent_entry(folder: Path) -> dict[str, Any]:
-    """What starts an agent: here one that writes its environment and ends."""
+    """An agent's command line: here one that writes its environment and ends."""
     code = f"import os, pathlib; pathlib.Path({str(folder / 'agent-ran')!r}).write_text(repr(dict(os.environ)))"
     return {
         "argv": [sys.executable, "-c", code],

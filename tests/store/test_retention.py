@@ -1,4 +1,4 @@
-"""How long things are kept, as a person writes it."""
+"""Retention, as a person writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When steps were done, from few rows."""
+"""Times of steps, from few rows."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Desk:
         return len(found)
 
     def ask(self, verb: str, run_id: str | None = None, **args: Any) -> None:
-        """What a person asks for, answered by the agent's own handler. Raises RefusedError."""
+        """Send a person's command to the agent's own handler. Raises RefusedError."""
         command_id = commands.submit(self.connection, verb, run_id, {"study": STUDY, **args}, "me", now=self.wall)
         (command,) = [one for one in self.pending(verb) if one.command_id == command_id]
         with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""What a study found and how it is drawn, against values worked out by hand."""
+"""Findings and drawings of a study, against values worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows for trials and studies, without a store or a process."""
+"""Decisions about trials and studies, without a store or a process."""
 
 from __future__ import annotations
 

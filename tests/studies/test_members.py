@@ -1,4 +1,4 @@
-"""What the process of a population decides, step by step."""
+"""Decisions of a population's process, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other processes do to the journal of a study, and what becomes of the study."""
+"""Changes of a study's journal by other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which studies the agent keeps a process for, and when it starts one again."""
+"""The agent's processes of studies, and their restarts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Service:
         self.studies.turn()
 
     def seconds_to_next(self) -> float:
-        """How long it takes until another process is started."""
+        """The seconds until another process is started."""
         count, began = len(self.started), self.seconds
         self.studies.turn()
         while len(self.started) == count:

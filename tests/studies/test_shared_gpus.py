@@ -82,7 +82,7 @@ def wait_for_end(lab: Machine) -> None:
 
 
 def held_by(lab: Machine) -> str | None:
-    """What keeps somebody else from the GPU, by its locks alone."""
+    """The obstacle for others on the GPU, by its locks alone."""
     (gpu,) = lab.json("gpus")
     try:
         GpuLocks(lab.workspace.state / "locks").take([gpu["uuid"]]).close()

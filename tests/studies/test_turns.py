@@ -1,4 +1,4 @@
-"""What a study's process does, turn by turn, and what a person asks for meanwhile."""
+"""Turns of a study's process, with commands of a person meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the ranks do in the tests of trainer.parallel: module-level functions, called as function(world, …)."""
+"""The ranks' part of the tests of trainer.parallel: module-level functions, called as
+function(world, …)."""
 
 from __future__ import annotations
 
@@ -361,7 +362,7 @@ def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
 
 
 def load_errors(world: World, **settings: Any) -> list[str]:
-    """What is said about states that do not fit."""
+    """The errors about states that do not fit."""
     strategy = build(world, **settings)
     train(strategy, range(1))
     model, optimizer = world.from_main((whole_model(world, strategy), whole_optimizer(world, strategy)))

@@ -1,4 +1,4 @@
-"""What ranks import sooner or later, for the server that forks them."""
+"""Modules that ranks import, for the server that forks them."""
 
 import pkgutil
 from importlib import import_module

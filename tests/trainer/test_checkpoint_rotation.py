@@ -1,4 +1,4 @@
-"""Which checkpoint a run starts from, which ones stay, and that the last valid one always does."""
+"""The checkpoint a run starts from, and those that stay: the last valid one always does."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def shard_model(world: World) -> nn.Sequential:
 
 
 def state_of(model: nn.Module, step: int) -> Callable[[], files.State]:
-    """What a strategy that shards gives: DTensors where tensors are spread; here all values are moved by `step`."""
+    """The state of a strategy that shards: DTensors where tensors are spread; here all values are
+    moved by `step`."""
 
     def collect() -> files.State:
         state = moved(model.state_dict(), step)

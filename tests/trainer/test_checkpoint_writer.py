@@ -1,4 +1,4 @@
-"""When checkpoints are saved, in the foreground and in the background, and what a disk does to them."""
+"""Saving of checkpoints in the foreground and in the background, and faults of the disk."""
 
 from __future__ import annotations
 

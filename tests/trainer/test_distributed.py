@@ -86,7 +86,7 @@ def test_one_failing_rank_ends_the_run_and_is_named_as_the_cause(tmp_path: Path)
 
 @pytest.mark.long
 def test_a_hung_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
-    """Which from the second step on is not that of the start."""
+    """From the second step on, the timeout is not that of the start."""
     flags = ("--output-dir", str(tmp_path), *SMALL, "--timeout", "20", "--inject", "hang@step=5,rank=1")
     code, shown = torchrun("-m", "trainer", *flags, "--stop-timeout", "1", "--start-timeout", "600")
     assert code == 1

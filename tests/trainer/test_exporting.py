@@ -41,7 +41,7 @@ def finished(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_logits(state: dict[str, Any], tokens: Path, inputs: torch.Tensor, *, averaged: bool) -> torch.Tensor:
-    """What the trainer's own network makes of the weights in a checkpoint."""
+    """The logits of the trainer's own network with the weights of a checkpoint."""
     chosen = settings(*flags(tokens))
     model = build_model(chosen, load_data(chosen)).eval()
     model.load_state_dict(state["model"])

@@ -1,4 +1,4 @@
-"""How the process ends where something goes wrong, and what it shows."""
+"""The end of the process after an error, and its output."""
 
 from __future__ import annotations
 

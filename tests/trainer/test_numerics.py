@@ -130,7 +130,7 @@ def test_packed_chats_are_a_plain_loop_over_documents_alone(
 
 
 def whole(value: Any) -> Any:
-    """What is joined of shards when it is read, as a dictionary."""
+    """Join shards into a dictionary."""
     return {key: whole(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -1,4 +1,4 @@
-"""Which strategy the settings choose, what they cannot have, and the parts that need no ranks."""
+"""The choice of a strategy, its refusals, and the parts that need no ranks."""
 
 from __future__ import annotations
 

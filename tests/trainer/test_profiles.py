@@ -182,7 +182,7 @@ def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
 
 
 def answer_of(folder: Path, prompt: str) -> str:
-    """What transformers answers with an exported folder alone."""
+    """The answer of transformers with an exported folder alone."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)

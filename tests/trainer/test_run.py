@@ -61,7 +61,7 @@ def train_until(world: World, output: Path, step: int, *flags: str, asked: tuple
 
 @pytest.fixture(scope="module")
 def phased(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run through all PHASES left."""
+    """The folder of a run through all PHASES."""
     output = tmp_path_factory.mktemp("phased")
     two_ranks.run(train_on, output, *PHASED)
     return output
@@ -69,7 +69,7 @@ def phased(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run of one process left, with the batch of two ranks together."""
+    """The folder of a run of one process with the batch of two ranks."""
     output = tmp_path_factory.mktemp("plain")
     assert train(output, *COMMON, "--batch-size", "16", "--device", "cpu") == 0
     return output

@@ -1,4 +1,4 @@
-"""What is measured on held-out data, and in which batches."""
+"""Measurements on held-out data, and their batches."""
 
 from __future__ import annotations
 

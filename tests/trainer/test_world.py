@@ -1,4 +1,4 @@
-"""What ranks say to one another, on real gloo processes."""
+"""Communication of ranks, on real gloo processes."""
 
 from __future__ import annotations
 

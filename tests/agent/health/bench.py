@@ -65,7 +65,7 @@ class Bench:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What is owed to the command."""
+        """The messages that the command has not received."""
         rows = self.connection.execute("SELECT message FROM notices WHERE way = 'command' ORDER BY notice_id")
         return [json.loads(row[0]) for row in rows]
 

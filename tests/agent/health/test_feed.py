@@ -1,4 +1,4 @@
-"""What the agent knows of a living attempt when it begins to watch it, and when lines come."""
+"""The agent's knowledge of a living attempt, at first and as lines arrive."""
 
 from __future__ import annotations
 

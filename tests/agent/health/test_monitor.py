@@ -1,4 +1,5 @@
-"""What the monitor makes of observations: shown once, ended if the policy says so, remembered by the next agent."""
+"""The monitor's use of observations: shown once, ended if the policy says so, remembered by the
+next agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way on each GPU, and when those that a stuck process holds are free."""
+"""Obstacles on each GPU, and the release of GPUs that a stuck process holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt left is judged by what was said, and kept without the secrets in it."""
+"""The evidence of an attempt: judged as it was written, stored without its secrets."""
 
 from __future__ import annotations
 

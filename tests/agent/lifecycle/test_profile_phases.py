@@ -1,4 +1,4 @@
-"""When the next phase of a run begins, and with what."""
+"""The begin of a run's next phase, and its parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent takes from a run's specification."""
+"""The agent's reading of a run's specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attempts consumed, by the counters of their GPUs."""
+"""Energy of attempts, by the counters of their GPUs."""
 
 from __future__ import annotations
 

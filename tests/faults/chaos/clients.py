@@ -41,7 +41,7 @@ class Clients:
         return len(self._sent) >= SENT_AT_ONCE
 
     def is_sending(self, verb: str) -> int:
-        """How many such commands have not been answered."""
+        """The number of such commands that have not been answered."""
         return sum(words[0] == verb for words, _, _ in self._sent)
 
     def sent_about(self, names: set[str]) -> bool:
@@ -118,8 +118,8 @@ class Clients:
         assert folders == known, (strays, known - folders)
 
     def remains(self) -> dict[str, Any]:
-        """What is left of removed runs (by table, the lines of metrics, folders), and of launches that nobody was
-        asked for."""
+        """The remains of removed runs (by table, the lines of metrics, folders), and of launches
+        that nobody was asked for."""
         found: dict[str, Any] = {}
         for (table,) in self.machine.rows(
             "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c ON c.name = 'run_id' "

@@ -136,7 +136,7 @@ class Chaos:
         return bool(self.clients.sent_about(names) or names & {run_id.rpartition("-")[0] for run_id in self.live()})
 
     def break_something(self) -> str | None:
-        """What was done, None where nothing could be."""
+        """Break something and name it; None where nothing could be broken."""
         ways: dict[Callable[[], str | None], int] = {self.victims.strike: 10, self.send_something: 5}
         if self.disk is not None:
             ways[self.disk.fill] = 1

@@ -1,4 +1,4 @@
-"""What one run left behind, compared with what it did."""
+"""The records of a run, compared with its real course."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def notes(path: Path) -> list[dict[str, Any]]:
 
 
 def check_run(machine: Machine, run_id: str, was_full: Callable[[float], bool], checked: Counter[str]) -> str:
-    """How the run ended. ``was_full`` says whether the disk was at a time; ``checked`` counts what was compared. Raises
-    AssertionError where something of the run was lost, doubled or taken from elsewhere."""
+    """Check a run and return its end. ``was_full`` says whether the disk was at a time; ``checked``
+    counts what was compared. Raises AssertionError where something of the run was lost, doubled or
+    taken from elsewhere."""
     ((state, reason),) = machine.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id)
     assert state == "succeeded" or reason, f"{run_id} is {state} without a reason"
     for attempt, kind, at, summary, evidence in machine.rows(

@@ -1,4 +1,5 @@
-"""What setproctitle does to a process: its environment is wiped, while the program itself keeps its variables."""
+"""The effect of setproctitle on a process: its environment is wiped, while the program itself keeps
+its variables."""
 
 import ctypes
 import os

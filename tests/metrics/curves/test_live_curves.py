@@ -20,7 +20,7 @@ LOSS = ChartRequest(("loss",))
 
 
 def told(bins: Sequence[Bin]) -> tuple[object, ...]:
-    """What bins say together, however they are cut."""
+    """The values of bins together, however they are cut."""
     lows = [each.low for each in bins if each.low is not None]
     highs = [each.high for each in bins if each.high is not None]
     return (

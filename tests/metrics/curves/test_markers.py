@@ -1,4 +1,4 @@
-"""What happened to a run, on each of its axes."""
+"""Markers of a run on each of its axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a driver, its GPUs and how fast they are reached."""
+"""Checks of the driver, its GPUs and their links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the host, its limits, and a home's disk, database and agent."""
+"""Checks of the host, its limits, and a home's disk, database and agent."""
 
 from __future__ import annotations
 

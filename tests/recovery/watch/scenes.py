@@ -54,7 +54,7 @@ class Stage:
         self.changes: list[AlertChange] = []
 
     def play(self, scene: Scene) -> list[str]:
-        """What the engine says to the moments, once a second: raised, cleared, …"""
+        """The engine's output for the moments, once a second: raised, cleared, …"""
         said = []
         for differs, lasts in scene:
             for _ in range(int(lasts)):

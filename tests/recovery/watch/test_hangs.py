@@ -1,4 +1,4 @@
-"""When a silence is a hang: what history explains, what ranks do, and what is said of both. Times in seconds."""
+"""Silences and hangs: the run's history, the ranks' activity, and the verdict. Times in seconds."""
 
 from __future__ import annotations
 

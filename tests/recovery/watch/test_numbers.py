@@ -1,4 +1,4 @@
-"""What numbers tell while a run goes on, and what must not be made of them."""
+"""Findings from the numbers of a running run, and lookalikes."""
 
 from __future__ import annotations
 

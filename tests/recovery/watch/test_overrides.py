@@ -1,4 +1,4 @@
-"""What may be changed of the rules, and what every mistake is called."""
+"""Overrides of rules, and the message of every mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exported can be read back by the tools that it is for."""
+"""Exports, read back by the tools that they are for."""
 
 from __future__ import annotations
 

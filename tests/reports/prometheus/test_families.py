@@ -1,4 +1,4 @@
-"""What is exposed, as values: units, labels, and that what is unknown is absent."""
+"""Exposed values: units, labels, and nothing for the unknown."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def missing() -> str | None:
-    """Why no cluster can be made here, or None."""
+    """The reason why no cluster can be made here, or None."""
     gone = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if gone:
         return f"no {', '.join(gone)}: apt-get install slurm-wlm munge"

@@ -1,4 +1,5 @@
-"""What a run on a target keeps, whatever the kind: real clusters and machines, which the tests make and end."""
+"""The contract of runs on a target, whatever the kind: real clusters and machines, which the tests
+make and end."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NODE_FAIL, PREEMPTED = listed("ended", "node_fail"), listed("ended", "preempted"
 
 
 class Target:
-    """What the target says, one state after another, the last for ever; what it is asked to do."""
+    """A target's states, one after another, the last for ever; what it is asked to do."""
 
     def __init__(self, folder: Path, *states: JobStatus | None) -> None:
         self.folder, self.states = folder, list(states)

@@ -1,4 +1,4 @@
-"""What the far side goes on from, where nobody else sees its checkpoints."""
+"""The far side's choice of a checkpoint, where nobody else sees them."""
 
 from __future__ import annotations
 

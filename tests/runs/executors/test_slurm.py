@@ -94,7 +94,7 @@ def test_the_trials_of_a_grid_are_jobs_beside_each_other(slurm: SlurmHome) -> No
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, CommandResult]:
-    """What each of Slurm's commands prints."""
+    """The output of each of Slurm's commands."""
     found: dict[str, CommandResult] = {}
     monkeypatch.setattr(TargetShell, "call", lambda _, argv, *given: found[argv[2 if argv[0] == "env" else 0]])
     return found

@@ -32,7 +32,7 @@ def call(workspace: Workspace, *words: str, **environ: str) -> Done:
 
 
 def said(workspace: Workspace, *words: str, code: int = 0, **environ: str) -> str:
-    """What a command prints; where it does not succeed, what it complains of as well."""
+    """The output of a command; its errors too, if it fails."""
     done = call(workspace, *words, **environ)
     assert done.code == code, done
     return done.stdout if code == 0 else done.stdout + done.stderr
@@ -43,7 +43,8 @@ def shape(workspace: Workspace, *words: str, code: int = 0) -> Any:
 
 
 def refused(workspace: Workspace, *words: str, code: int) -> str:
-    """What a refused command said: every line begins with the program's name, nothing is printed beside it."""
+    """The error of a refused command: every line begins with the program's name, nothing is printed
+    beside it."""
     done = call(workspace, *words)
     assert (done.code, done.stdout) == (code, ""), done
     assert done.stderr and all(line.startswith("gputui: ") for line in done.stderr.splitlines()), done

@@ -59,7 +59,7 @@ class Terminal:
                 pytest.fail(f"{text!r} did not appear on\n{seen}\nwhat was recorded:\n{self._told()}")
 
     def _told(self) -> str:
-        """What was asked of the agent, what it answered, and its last words."""
+        """The commands to the agent, its answers, and the end of its log."""
         words = [repr(tuple(row)) for row in self.machine.rows("SELECT verb, state, reason FROM commands")]
         log = self.machine.workspace.agent_log
         return "\n".join([*words, *(log.read_text().splitlines()[-20:] if log.exists() else ())])

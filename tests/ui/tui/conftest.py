@@ -1,4 +1,5 @@
-"""What the screen's tests share: a fixed place and time, and a feed that reads when it is told to."""
+"""Shared parts of the screen's tests: a fixed place and time, and a feed that reads when it is told
+to."""
 
 from __future__ import annotations
 

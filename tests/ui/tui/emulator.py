@@ -74,7 +74,7 @@ class Terminal:
         return self.screen.cursor.x, self.screen.cursor.y
 
     def wrong_cells(self, grid: CellGrid) -> list[str]:
-        """Where the terminal shows something else than `grid` wants."""
+        """The cells where the terminal differs from `grid`."""
         wrong = []
         for y in range(grid.height):
             for x, (text, pen) in enumerate(grid.line(y)):
@@ -102,7 +102,7 @@ def _look(char: Char) -> tuple[Any, ...]:
 
 @lru_cache(20_000)
 def _wanted_look(text: str, pen: Pen) -> tuple[Any, ...]:
-    """What pyte shows for a cell of this pen, found out by asking pyte."""
+    """The look of a cell of this pen, found out by asking pyte."""
     probe = _Screen(4, 1)
     pyte.Stream(probe).feed(Pen(0, "", "").change_to(pen) + "x")
     return _look(probe.buffer[0][0]._replace(data=text))

@@ -1,4 +1,5 @@
-"""When something is wrong: one calm sentence in the place of what is missing, gone when it is well again."""
+"""Sentences about faults: one calm sentence in the place of what is missing, gone when it is well
+again."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class Watched:
         self.terminal.feed(frame)
 
     async def look(self, pilot: Pilot[Any]) -> None:
-        """What is shown is what was wanted: no text has moved the cursor. A frame that falls into a batch of updates is
-        written a little later."""
+        """Assert that the wanted cells are shown: no text has moved the cursor. A frame that falls
+        into a batch of updates is written a little later."""
         await until(pilot, lambda: not self.app._cell_grid.is_pending)
         wrong = self.terminal.wrong_cells(self.app._cell_grid)
         assert not wrong, wrong[:3]

@@ -49,7 +49,7 @@ def leave(app: PtyApp) -> bytes:
 
 
 def bells(app: PtyApp) -> int:
-    """How often it rang; the end of a command to the terminal is no bell."""
+    """The number of bells; the end of a command to the terminal is no bell."""
     return re.sub(rb"\x1b\][^\x07\x1b]*\x07", b"", bytes(app.output)).count(b"\a")
 
 

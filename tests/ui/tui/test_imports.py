@@ -1,4 +1,4 @@
-"""What the screen's parts bring along when they are imported."""
+"""Imports of the screen's parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_lines_are_made_without_textual() -> None:
 
 
 def test_the_screen_starts_without_what_only_launching_and_later_pages_need() -> None:
-    """What is imported before the first frame delays it."""
+    """Imports before the first frame delay it."""
     loaded = modules_after("gputui.ui.tui.app")
     assert not {"pydantic", "plotext", "yaml", "psutil", "pynvml", "torch"} & loaded
     assert not any(name.startswith("gputui.agent") for name in loaded)

@@ -61,7 +61,7 @@ async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 6
 
 
 def asked(filler: Filler) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """What was asked for, always in the name of this process: what is gone by then is not obeyed."""
+    """The commands that were sent, always in the name of this process."""
     rows = filler.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
     found = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
     assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in found)

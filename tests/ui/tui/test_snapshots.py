@@ -18,7 +18,7 @@ SIZES = ((80, 24), (120, 36))
 
 
 class Scene(NamedTuple):
-    """What the store holds, and the keys that lead to the picture."""
+    """The content of the store, and the keys that lead to the picture."""
 
     fill: Callable[[Filler], object]
     keys: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ def burst(app: GputuiApp, *keys: str) -> None:
 async def typed_into(
     pilot: Pilot[Any], app: GputuiApp, key: str, kind: type[FormScreen[float]] | type[PaletteScreen]
 ) -> str:
-    """What a dialog has of the text that came in one burst behind the key that opens it."""
+    """The text of a dialog after one burst behind the key that opens it."""
     burst(app, key, *"1930")
 
     def text() -> str:

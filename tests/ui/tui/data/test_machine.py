@@ -1,4 +1,4 @@
-"""What the overview shows beyond samples and runs, read from a database filled by hand."""
+"""The overview beyond samples and runs, read from a database filled by hand."""
 
 from __future__ import annotations
 

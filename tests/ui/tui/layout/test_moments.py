@@ -1,4 +1,4 @@
-"""What is said and drawn while looking back."""
+"""Texts and drawings of a past moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row says of a run that starts, stops, stalls or was resumed, from the store."""
+"""The words of a row about a run that starts, stops, stalls or was resumed, from the store."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def composed_differences(app: Captured) -> list[str]:
-    """Where *want* differs from a fresh composition of everything."""
+    """The cells where *want* differs from a fresh composition of everything."""
     visible_screen_stack.set(app._background_screens)
     differences = []
     fresh = type(app.grid)(app.grid._pens)

@@ -76,7 +76,7 @@ def test_states_are_told_apart_in_ascii() -> None:
 
 
 def test_every_character_of_our_own_has_a_likeness_in_ascii() -> None:
-    """What stands in the sources of the screen and the charts must not become a question mark."""
+    """No character in the sources of the screen and the charts becomes a question mark."""
     used = set()
     for folder in ("ui/tui", "metrics/draw"):
         for file in (SOURCE / folder).rglob("*.py"):

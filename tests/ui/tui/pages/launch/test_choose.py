@@ -1,4 +1,5 @@
-"""Which profile to launch from: the list, its filter, files by their path, and the very file of a run."""
+"""The choice of a profile to launch from: the list, its filter, files by their path, and the very
+file of a run."""
 
 from __future__ import annotations
 

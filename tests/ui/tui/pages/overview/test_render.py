@@ -96,7 +96,7 @@ def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, works
 
 
 def shared(width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0) -> Rows:
-    """How so many lines are shared out."""
+    """The areas' shares of so many lines."""
     wanted = Wanted(
         lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, events, has_charts=gpus > 0
     )

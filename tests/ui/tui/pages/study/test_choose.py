@@ -1,4 +1,4 @@
-"""Which study to start: the files, what each would start, and the start after a question."""
+"""The choice of a study to start: the files, their plans, and the start after a question."""
 
 from __future__ import annotations
 
