@@ -281,8 +281,8 @@ def notify(context: ActionContext) -> Result:
 _ACTIONS = (
     ActionKind("restart", "start again from the newest valid checkpoint, changing nothing", _unchanged("restart")),
     ActionKind("shrink_batch",
-               "lower the batch size to at most 0.75 of its value and raise gradient accumulation, "
-               "so that the effective batch stays within 2 %", shrink_batch),
+               "lower the batch size to at most 0.75 of it and raise accumulation: the effective batch "
+               "stays within 2 %", shrink_batch),
     ActionKind("gradient_checkpointing", "enable gradient checkpointing",
                _switch_on("gradient_checkpointing")),
     ActionKind("cpu_offload", "enable CPU offloading", _switch_on("cpu_offload")),
@@ -292,7 +292,7 @@ _ACTIONS = (
                tighter_clip, "divisor", 2.0, 1.01),
     ActionKind("fewer_workers", "halve the number of data loader workers", fewer_workers),
     ActionKind("rollback",
-               "resume that many valid checkpoints before the newest, and strike off the later ones",
+               "resume that many valid checkpoints before the newest; strike off the later ones",
                None, "checkpoints", 1, 1, True),
     ActionKind("new_port", "start again with another port, if the launcher takes one", new_port),
     ActionKind("longer_timeout", "multiply the timeout of collectives", longer_timeout,
@@ -300,21 +300,19 @@ _ACTIONS = (
     ActionKind("nccl_debug",
                "enable NCCL's log and PyTorch's record of collectives, for one attempt", nccl_debug),
     ActionKind("exclude_gpu",
-               "quarantine the failed GPU and continue with a free one, or with fewer if `min_gpus` "
-               "allows it, or with the first that others free", exclude_gpu),
+               "quarantine the failed GPU; continue with a free one, with fewer (`min_gpus`), or with "
+               "the next that is freed", exclude_gpu),
     ActionKind("wait", "start again after a delay", _unchanged("wait"), "seconds", 60.0),
     ActionKind("wait_cool",
-               "start again when the run's GPUs are 15 °C below the temperature at which they "
-               "throttle, or after a delay", wait_cool, "seconds", 900.0, 1.0),
+               "start again when the run's GPUs are 15 °C below throttling, or after a delay",
+               wait_cool, "seconds", 900.0, 1.0),
     ActionKind("wait_disk",
-               "start again when the disk has room for that many checkpoints; give up after 6 h",
+               "start again when the disk has room for that many checkpoints; stop after 6 h",
                wait_disk, "checkpoints", 2, 1, True),
     ActionKind("prune_checkpoints",
-               "remove old checkpoints of the run's course, keeping the newest valid ones; in no "
-               "built-in policy", prune_checkpoints, "checkpoints kept", 3, 1, True),
-    ActionKind("notify",
-               "send the notification that `notify` of the policy describes; goes with another "
-               "action", notify),
+               "remove the run's old checkpoints; in no built-in policy", prune_checkpoints,
+               "checkpoints kept", 3, 1, True),
+    ActionKind("notify", "send the notification of `notify`; only beside another action", notify),
     ActionKind("stop", "stop the run and give the reason"),
 )  # fmt: skip
 
