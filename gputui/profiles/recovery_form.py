@@ -1,9 +1,5 @@
 """A profile's ``recovery:`` as pydantic models.
 
-    max_attempts: 5
-    ladders:
-      nan_loss: [{rollback: 2}, [lower_lr, tighter_clip], stop]
-
 A ladder is a list of rungs, a rung one action or several, an action its name or ``{name: number}``.
 `gputui.recovery.policies.policy_from` makes a policy of a valid one.
 """
@@ -12,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, create_model, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from gputui.core.yaml_forms.forms import Model, NotEmpty, NotifyForm, expected, problem, within
 from gputui.recovery.actions import ACTIONS, ActionKind
@@ -106,14 +102,18 @@ class BackoffForm(Model):
 class RecoveryForm(Model):
     """A built-in policy with overrides."""
 
-    policy: PolicyName = "standard"
-    max_attempts: Times = 1
-    max_without_progress: Times = 1
-    backoff: BackoffForm | None = None
-    ladders: dict[Annotated[KindName, BeforeValidator(_retried_kind)], Ladder] | None = None
-    ends_on: list[EndsOn] | None = None
-    hang_after: Annotated[float, within(1, _DAY_SECONDS, what="a number of seconds")] = 1.0
-    notify: Annotated[NotifyForm, NotEmpty] | None = None
+    policy: PolicyName = Field("standard", description="the policy to start from")
+    max_attempts: Times = Field(1, description="attempts since a person started the run")
+    max_without_progress: Times = Field(1, description="fruitless unchanged attempts in a row")
+    backoff: BackoffForm | None = Field(None, description="`base`, `factor`, `max`, `jitter` of the delay")
+    ladders: dict[Annotated[KindName, BeforeValidator(_retried_kind)], Ladder] | None = Field(
+        None, description="actions by kind of incident, or `default`"
+    )
+    ends_on: list[EndsOn] | None = Field(None, description="findings that end a live attempt")
+    hang_after: Annotated[float, within(1, _DAY_SECONDS, what="a number of seconds")] = Field(
+        1.0, description="seconds of the shortest silence that may be a hang (60)"
+    )
+    notify: Annotated[NotifyForm, NotEmpty] | None = Field(None, description="`command`, `webhook`")
 
     @model_validator(mode="after")
     def _builds_on_ladders(self) -> RecoveryForm:

@@ -21,7 +21,7 @@ OVER = ("succeeded", "failed", "stopped")
 AT_ONCE = 3
 # With those that are launched in between; more would only wait.
 MOST = 8
-# Ranks that lost another one may need torchrun's 30 s to end (docs/recovery.md, "Known limits").
+# Ranks that lost another one may need torchrun's 30 s to end.
 END_SECONDS = 240.0
 LEFT_SECONDS = 60.0
 RECOVERY = (
