@@ -77,8 +77,8 @@ else:  # which mypy cannot read: the names that are known at run time
     PolicyName = Annotated[Literal[tuple(POLICIES)], BeforeValidator(lambda given: "off" if given is False else given)]
     EndsOn = Literal[tuple(ENDS_ON)]
     KindName = Literal[tuple(kinds_with_ladders())]
-    numbers = {name: (_number(action), None) for name, action in ACTIONS.items()}
-    Action = Annotated[create_model("Action", __base__=_Actions, **numbers), BeforeValidator(_action)]
+    args = {name: (_number(action), None) for name, action in ACTIONS.items()}
+    Action = Annotated[create_model("Action", __base__=_Actions, **args), BeforeValidator(_action)]
 
 Rung = Annotated[
     list[Action],
