@@ -42,8 +42,7 @@ def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bo
 
 
 def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None) -> None:
-    connection = session.reader_or_none()
-    now = time.time()
+    connection, now = session.reader_or_none(), time.time()
     if connection is None:
         found: list[AlertView] = []
     elif run is not None:
@@ -61,13 +60,14 @@ def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None
             since = units.ago(max(0.0, now - one.raised_at))
             rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
         print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), rows)
-    for line in [] if connection is None else _remarks(session, connection, now):
+    for line in [] if connection is None else _remarks(session, connection, found, now):
         say(line)
 
 
-def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> list[str]:
-    """Rules that are silenced everywhere, and the age of the list if no agent runs."""
-    lines = []
+def _remarks(session: Session, connection: sqlite3.Connection, found: list[AlertView], now: float) -> list[str]:
+    """What to do, rules that are silenced everywhere, and the age of the list if no agent runs."""
+    active = {each.rule: each.remedy for each in found if each.lasts}
+    lines = [f"{rule}: {remedy}" for rule, remedy in active.items()]
     for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
         if subject == alerts.ANY_SUBJECT:
             lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(until - now)}")

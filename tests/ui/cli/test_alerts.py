@@ -35,7 +35,7 @@ def test_what_lasts_the_severest_first(machine: Machine) -> None:
     listed = json.loads(say(machine, "--json"))
     assert [one["rule"] for one in listed] == ["disk", "gpu_hot"]
     assert listed[0]["state"] == "raised" and listed[0]["value"] == 1.0 and listed[0]["acknowledged_at"] is None
-    assert mentions(say(machine), "disk", "97 %")
+    assert mentions(say(machine), "disk", "97 %", f"disk: {RULES['disk'].remedy}")
 
 
 def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> None:
