@@ -57,7 +57,6 @@ PICTURES: dict[str, Picture] = {
     "run-failed": Picture(110, 32, ("down", "down", "down", "down", "enter")),
     "compare": Picture(120, 36, ("down", "c")),
     "study": Picture(150, 36, ("S",)),
-    "alerts": Picture(120, 30, ("exclamation_mark",)),
     "launch-target": Picture(120, 36, ("n", *"gpt2", "enter", "down", *"lab")),
     "theme-light": Picture(100, 30, theme="light"),
 }

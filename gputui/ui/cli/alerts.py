@@ -104,9 +104,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
 
 @command.command("silence")
 @click.argument("what", metavar="ALERT|RULE")
-@click.option(
-    "--for", "how_long", default="1h", show_default=True, metavar="TIME", help="Such as 30min, 2h, 1d; 0 ends it."
-)
+@click.option("--for", "how_long", default="1h", show_default=True, metavar="TIME", help="30min, 2h, 1d; 0 ends it.")
 @json_option
 @click.pass_obj
 def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
