@@ -1,21 +1,14 @@
-"""Programs in the form of those that others wrote, served by the recipes of docs/recipes.md: what holds, as a table.
-
-``python -m tests.foreign.matrix [ROW …] [PART …]`` plays every part of every row, or those named, keeps what came out
-in results.json and writes the table of all into the page.
-"""
+"""Programs in the form of those that others wrote, served by the recipes of docs/recipes.md, and what must hold."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +17,6 @@ from tests.machines import Machine
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
-RESULTS = Path(__file__).parent / "results.json"
-PARTS = ("metrics", "stop", "killed rank", "out of memory")
 
 
 @dataclass(frozen=True)
@@ -117,12 +108,11 @@ def launch(machine: Machine, name: str, **env: str) -> str:
     return str(machine.rows("SELECT run_id FROM runs ORDER BY sequence DESC LIMIT 1")[0][0])
 
 
-def nothing_left(machine: Machine, run_id: str) -> str:
+def nothing_left(machine: Machine, run_id: str) -> None:
     wait_until(lambda: not machine.marked(run_id), 30, f"no process of {run_id}")
-    return ""
 
 
-def has_metrics(machine: Machine, name: str) -> str:
+def has_metrics(machine: Machine, name: str) -> None:
     """It runs to its end, with its metrics by step and time."""
     run_id = launch(machine, name)
     machine.wait_for(run_id, "succeeded", timeout=150)
@@ -133,23 +123,20 @@ def has_metrics(machine: Machine, name: str) -> str:
         "WHERE s.run_id = ? AND m.at IS NULL",
         run_id,
     )
+    assert times == [(0,)]
     nothing_left(machine, run_id)
-    return "by step and time" if times == [(0,)] else "by step"
 
 
-def stops(machine: Machine, name: str) -> str:
+def stops(machine: Machine, name: str) -> None:
     """A stop ends it, and nothing is left."""
     run_id = launch(machine, name)
     wait_until(lambda: len(steps(machine, run_id, 1)) > 2, 120, "steps")
-    began = time.monotonic()
     machine.gputui("stop", run_id)
     machine.wait_for(run_id, "stopped", timeout=60)
-    took = time.monotonic() - began
     nothing_left(machine, run_id)
-    return f"{took:.0f} s"
 
 
-def recovers_from_a_killed_rank(machine: Machine, name: str) -> str:
+def recovers_from_a_killed_rank(machine: Machine, name: str) -> None:
     """The last rank is killed; the next attempt goes on from a checkpoint, which its first step shows."""
     row = ROWS[name]
     run_id = launch(machine, name)
@@ -162,7 +149,6 @@ def recovers_from_a_killed_rank(machine: Machine, name: str) -> str:
     kind, rank = found[0]
     assert kind == "killed" and (row.ranks == 1 or rank == row.ranks - 1), found
     nothing_left(machine, run_id)
-    return f"{kind}, {last} → {first}"
 
 
 def victim(machine: Machine, run_id: str, ranks: int) -> int:
@@ -177,7 +163,7 @@ def victim(machine: Machine, run_id: str, ranks: int) -> int:
     return wait_until(look, 30, "the rank")
 
 
-def survives_out_of_memory(machine: Machine, name: str) -> str:
+def survives_out_of_memory(machine: Machine, name: str) -> None:
     """The batch that it asks for does not fit from some step on; with a smaller one it goes through."""
     row = ROWS[name]
     default = next(int(n) for n in re.findall(rf"{row.batch}: (\d+)", recipe(row.recipe)))
@@ -186,61 +172,13 @@ def survives_out_of_memory(machine: Machine, name: str) -> str:
     shown = machine.json("show", run_id)
     kinds = [one["incident"]["kind"] for one in shown["attempts"] if one["incident"]]
     assert kinds == ["cuda_oom"], kinds
-    last = shown["attempts"][-1]["params"][row.batch]
-    assert last < default
+    assert shown["attempts"][-1]["params"][row.batch] < default
     nothing_left(machine, run_id)
-    return f"{default} → {last}"
 
 
-PLAYED: dict[str, Callable[[Machine, str], str]] = {
+PLAYED: dict[str, Callable[[Machine, str], None]] = {
     "metrics": has_metrics,
     "stop": stops,
     "killed rank": recovers_from_a_killed_rank,
     "out of memory": survives_out_of_memory,
 }
-
-
-# --- the table ------------------------------------------------------------------------------------------------------
-
-
-def main(wanted: Sequence[str]) -> None:
-    known: dict[str, dict[str, str]] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    parts = [part for part in PARTS if part in wanted] or PARTS
-    for name in [name for name in ROWS if name in wanted] or ROWS:
-        for part in parts:
-            known.setdefault(name, {})[part] = played(name, part)
-            print(f"{name}: {part}: {known[name][part]}", flush=True)
-        RESULTS.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    text = PAGE.read_text("utf-8")
-    made = "<!-- matrix -->\n" + "\n".join(table(known)) + "\n<!-- /matrix -->"
-    PAGE.write_text(re.sub(r"<!-- matrix -->.*<!-- /matrix -->", lambda _: made, text, flags=re.DOTALL), "utf-8")
-
-
-def table(known: dict[str, dict[str, str]]) -> list[str]:
-    """The lines of the table. A part that was played left no process, or it would not hold."""
-    lines = [f"| program | {' | '.join(PARTS)} | processes left |", "|---|---|---|---|---|---|"]
-    for name, row in ROWS.items():
-        cells = [known.get(name, {}).get(part, "not tried") for part in PARTS]
-        is_whole = not any(cell.startswith(("✗", "not tried")) for cell in cells)
-        lines.append(f"| {row.title} | {' | '.join(cells)} | {'0' if is_whole else '–'} |")
-    return lines
-
-
-def played(name: str, part: str) -> str:
-    if not can_be_tried(name):
-        return f"not tried without {ROWS[name].needs}"
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(Path(folder))
-        try:
-            return PLAYED[part](machine, name)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            print(f"  {type(error).__name__}: {str(error)[:300]}", flush=True)
-            return "✗"
-        finally:
-            machine.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

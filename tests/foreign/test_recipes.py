@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from gputui.profiles.preflight import quick_checks
 from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
-from tests.foreign.matrix import PAGE, PARTS, PLAYED, RESULTS, ROWS, can_be_tried, prepare
-from tests.foreign.matrix import table as results_table
+from tests.foreign.matrix import PAGE, PLAYED, ROWS, can_be_tried, prepare
 from tests.machines import Machine
 from tests.tables import table
 
@@ -28,18 +26,13 @@ def test_every_recipe_is_a_profile_without_a_flaw(machine: Machine, name: str) -
     assert [one for one in results if one.status in ("fail", "warn") and one.name not in known] == []
 
 
-def test_every_recipe_is_tried_and_every_row_is_on_the_page() -> None:
+def test_every_recipe_is_tried() -> None:
     assert {row.recipe for row in ROWS.values()} == set(RECIPES)
-    found = json.loads(RESULTS.read_text("utf-8"))
-    assert "\n".join(results_table(found)) in PAGE.read_text("utf-8")
-    assert found.keys() <= ROWS.keys() and all(cells.keys() == set(PARTS) for cells in found.values())
-    # What a play demands by now, a cell of an older one must not contradict.
-    assert [name for name, cells in found.items() if not cells["killed rank"].startswith("killed, ")] == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", PLAYED)
 @pytest.mark.parametrize("name", ROWS)
 def test_what_holds(machine: Machine, name: str, part: str) -> None:
     if not can_be_tried(name):
