@@ -33,27 +33,27 @@ Duration = Annotated[Any, BeforeValidator(_duration)]
 
 
 class _RuleForm(Model):
-    for_: Duration = Field(None, alias="for")
-    clear_after: Duration = None
-    cooldown: Duration = None
-    hysteresis: Annotated[float, within(0, UNBOUNDED)] = 0.0
-    severity: Severity = "info"
+    for_: Duration = Field(None, alias="for", description="how long a value must be beyond its limit, such as 2 min")
+    clear_after: Duration = Field(None, description="how long it must be back before the alert is cleared")
+    cooldown: Duration = Field(None, description="time in which a cleared alert is not raised again")
+    hysteresis: Annotated[float, within(0, UNBOUNDED)] = Field(0.0, description="how far it must come back")
+    severity: Severity = Field("info", description="how bad it is")
 
 
 class ScheduleForm(Model):
     """An expected learning-rate schedule; see `gputui.recovery.watch.course.RateSchedule`."""
 
-    shape: Shape
-    peak: Annotated[float, within(0)] = 0.0
-    final: Annotated[float, within(0)] = 0.0
-    warmup_steps: Annotated[int, within(0, whole=True)] = 0
-    total_steps: Annotated[int, within(0, whole=True)] = 0
+    shape: Shape = Field(description="the decay after the warm-up")
+    peak: Annotated[float, within(0)] = Field(0.0, description="the highest rate; else the run's parameter")
+    final: Annotated[float, within(0)] = Field(0.0, description="the rate at the end")
+    warmup_steps: Annotated[int, within(0, whole=True)] = Field(0, description="steps of the rise to the peak")
+    total_steps: Annotated[int, within(0, whole=True)] = Field(0, description="else what the run reports at its start")
 
 
 class DeliveryForm(NotifyForm):
     """Delivery of alerts outside the screen, from a severity on."""
 
-    severity: Severity = "warning"
+    severity: Severity = Field("warning", description="the lowest severity to send")
 
 
 class _Rules(Model):

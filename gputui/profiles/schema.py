@@ -46,13 +46,13 @@ else:  # which mypy cannot read
 class ParameterForm(Model):
     """A parameter with its limits and its help in a launch form."""
 
-    default: Value
-    help: str | None = None
-    choices: list[Value] | None = Field(None, min_length=1)
-    min: Bound | None = None
-    max: Bound | None = None
-    multiple_of: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    scope: Literal["rank", "global"] | None = None
+    default: Value = Field(description="the default, whose type decides what is accepted; null for none")
+    help: str | None = Field(None, description="a short text for the launch page")
+    choices: list[Value] | None = Field(None, min_length=1, description="the allowed values")
+    min: Bound | None = Field(None, description="the smallest allowed value")
+    max: Bound | None = Field(None, description="the largest allowed value")
+    multiple_of: Annotated[int, Field(ge=1, le=2**31)] | None = Field(None, description="allow only its multiples")
+    scope: Literal["rank", "global"] | None = Field(None, description="whether a batch or accumulation counts per rank")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ParameterForm:
@@ -77,24 +77,20 @@ class ParameterForm(Model):
 class Requires(Model):
     """Resources that must be free before the run starts."""
 
-    gpu_memory: Size | None = Field(None, description="free memory that each GPU must have, such as 10GiB")
-    disk: Size | None = Field(None, description="free disk space where the run's folder lies, such as 20GiB")
+    gpu_memory: Size | None = Field(None, description="free memory on each GPU, such as 10GiB")
+    disk: Size | None = Field(None, description="free disk space in the home, such as 20GiB")
 
 
 class Metrics(Model):
     """A source of the run's metrics."""
 
-    source: Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
-    path: Text | None = Field(
-        None, description="the file, or the folder of tensorboard and wandb; may hold {run_dir} and a glob"
+    source: Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"] = Field(
+        description="the kind of source"
     )
-    patterns: list[MetricPattern] | None = Field(
-        None, min_length=1, description="for stdout, stderr and output: regular expressions with named groups"
-    )
-    step: Text | None = Field(None, description="the column or group that is the step, such as epoch")
-    units: dict[str, Unit] = Field(
-        default_factory=dict, description="what values of a group are in, such as {step_time: ms}"
-    )
+    path: Text | None = Field(None, description="the file, folder or glob; may begin with {run_dir}")
+    patterns: list[MetricPattern] | None = Field(None, min_length=1, description="regular expressions for output")
+    step: Text | None = Field(None, description="the column or group that holds the step, such as epoch")
+    units: dict[str, Unit] = Field(default_factory=dict, description="units of groups, such as {step_time: ms}")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Metrics:
@@ -139,20 +135,18 @@ def _distinct(sources: list[Metrics]) -> list[Metrics]:
 class Checkpoints(Model):
     """The location of checkpoints, and how a run resumes from one."""
 
-    dir: Text = Field("{run_dir}/checkpoints", description="their folder")
-    pattern: Text = Field(description="a glob of their file names, such as step_*.pt")
+    dir: Text = Field("{run_dir}/checkpoints", description="the folder, relative to the working directory")
+    pattern: Text = Field(description="a glob of their names in the folder, such as step_*.pt")
     resume: Words = Field(
-        default_factory=list, description="arguments added when resuming, with {checkpoint} or {checkpoint_step}"
+        default_factory=list, description="arguments to add on a resume, such as --resume {checkpoint}"
     )
 
 
 class PhaseForm(Model):
     """A part of a run that changes parameters."""
 
-    until: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="the step whose checkpoint the next phase continues from; left out for the last"
-    )
-    params: dict[ParameterName, Value] = Field(min_length=1, description="parameters that differ from then on")
+    until: Annotated[int, Field(ge=1)] | None = Field(None, description="the step whose checkpoint ends the phase")
+    params: dict[ParameterName, Value] = Field(min_length=1, description="the parameters of the phase")
 
 
 class ProfileForm(Model):
@@ -168,26 +162,24 @@ class ProfileForm(Model):
         **dict.fromkeys(("parameters", "hyperparameters"), "params"),
     }
 
-    name: Name | None = Field(None, description="what runs are called after; the file's name when left out")
+    name: Name | None = Field(None, description="the prefix of run names; else the file's name")
     description: str | None = Field(None, description="one sentence for lists and the launch page")
-    launcher: LauncherName = Field(FOR_RANKS.name, description="what starts the processes; command for anything else")
+    launcher: LauncherName = Field(FOR_RANKS.name, description="what starts the processes")
     script: Text | None = Field(None, description="the script, relative to the profile's folder")
-    module: ModuleName | None = Field(None, description="a module instead of a script, as with python -m")
-    command: Annotated[Arguments, Field(min_length=1)] | None = Field(
-        None, description="the whole command, for launcher command"
-    )
-    python: Text | None = Field(None, description="the interpreter of the training environment")
+    module: ModuleName | None = Field(None, description="a module instead, as with python -m")
+    command: Annotated[Arguments, Field(min_length=1)] | None = Field(None, description="the whole command instead")
+    python: Text | None = Field(None, description="the interpreter, a path or a name; else the active environment's")
     workdir: Text | None = Field(
         None, description="the working directory, relative to the profile's folder; may begin with {run_dir}"
     )
     gpus: Gpus = Field(
-        Selection(count=1), description=EXPECTED_GPUS + "; 0 for the CPU", json_schema_extra={"default": 1}
+        Selection(count=1), description=EXPECTED_GPUS + "; 0 for the CPU; else 1", json_schema_extra={"default": 1}
     )
     min_gpus: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        None, description="with how few GPUs recovery may continue when others fail; not fewer if left out"
+        None, description="the fewest GPUs with which recovery may continue; else never with fewer"
     )
-    nproc: Processes = Field("gpus", description='processes that the launcher starts; "gpus" is one for each GPU')
-    visible: Literal["uuid", "index"] = Field("uuid", description="what CUDA_VISIBLE_DEVICES holds")
+    nproc: Processes = Field("gpus", description="processes that the launcher starts; gpus is one for each GPU")
+    visible: Literal["uuid", "index"] = Field("uuid", description="the form of CUDA_VISIBLE_DEVICES")
     requires: Requires = Field(
         default_factory=lambda: Requires(gpu_memory=None, disk=None), description="memory and disk that must be free"
     )
@@ -201,10 +193,10 @@ class ProfileForm(Model):
     ] = Field(default_factory=dict, description="parameters with their defaults")
     args: Arguments | None = Field(
         None,
-        description="the script's arguments; --key value for each parameter if left out, but never behind a command",
+        description="the arguments, as text or a list of words; else --name value for each parameter of a script",
     )
     env: dict[EnvironmentName, EnvironmentValue] = Field(
-        default_factory=dict, description="environment variables, taken as written"
+        default_factory=dict, description="environment variables, taken literally except for placeholders"
     )
     metrics: Annotated[
         list[Metrics],
@@ -217,32 +209,30 @@ class ProfileForm(Model):
         ),
     ] = Field(
         default_factory=lambda: [Metrics(source="jsonl", path="{run_dir}/metrics.jsonl", patterns=None, step=None)],
-        description="where metrics come from, a list where from several places, or off",
+        description="a source, a list of sources, or off; else JSON lines in {run_dir}/metrics.jsonl",
     )
-    checkpoints: Checkpoints | None = Field(None, description="where checkpoints appear and how to resume")
-    alerts: Alerts = Field("standard", description="standard, off, or a mapping that changes rules")
+    checkpoints: Checkpoints | None = Field(None, description="where the script saves checkpoints, and how it resumes")
+    alerts: Alerts = Field("standard", description="standard, off, or a mapping that changes alert rules for the run")
     recovery: Recovery = Field(
         default_factory=lambda: {"policy": "standard"},
-        description="the name of a policy, off, or a mapping that changes one",
+        description="the name of a policy, off, or a mapping that changes one; else standard",
     )
     gates: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default_factory=dict, description="thresholds of quality gates by their names, for reports"
+        default_factory=dict, description="thresholds of quality gates in reports, such as {gpu_utilization: 70}"
     )
     sinks: Sinks = Field(
-        default_factory=dict, description="other tools that get the run's metrics while it lives, and where"
+        default_factory=dict, description="live exports: a format, a list of formats, or formats with their places"
     )
-    roles: dict[str, str] = Field(default_factory=dict, description="which parameter recovery may change as what")
+    roles: dict[str, str] = Field(default_factory=dict, description="parameters by role, such as {batch_size: bs}")
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
-        30.0, description="seconds that a stop waits for the processes before it kills them"
+        30.0, description="seconds that the processes have after SIGTERM"
     )
-    phases: list[PhaseForm] = Field(
-        default_factory=list, description="parts of the run with parameters of their own, one after the other"
-    )
+    phases: list[PhaseForm] = Field(default_factory=list, description="parts of the run with parameters of their own")
     targets: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="where else the run may run, as in targets.yaml; --on names one"
+        default_factory=dict, description="other places to run, as in targets.yaml; --on NAME selects one"
     )
     priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
-        0, description="its place in the queue: a higher one starts earlier"
+        0, description="place in the queue, from -1000 to 1000; higher starts earlier"
     )
 
 

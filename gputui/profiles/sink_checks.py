@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.command import sink_target
 from gputui.runs.spec import RunSpec
-
-if TYPE_CHECKING:
-    pass
 
 RUN_ID = "run_id"
 """A placeholder of sinks only."""

@@ -88,7 +88,7 @@ def _count(
 
 
 PEAK_METRIC = "gpu_mem_peak"
-"""The metric with a rank's peak in bytes (docs/metrics.md)."""
+"""The metric with a rank's peak in bytes (docs/profiles.md)."""
 
 RUNS_LOOKED_AT = 50
 PROCESS_SETS_LOOKED_AT = 60

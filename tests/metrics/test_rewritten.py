@@ -293,7 +293,7 @@ class Story:
                 length = len(self.text())
                 self.rows[int((len(self.rows) - 1) * at)]["step"] = next(self.numbers)
                 if len(self.text()) == length:
-                    # One of the same length far from both ends of what was read would not be noticed (docs/metrics.md).
+                    # One of the same length far from both ends of what was read would not be noticed.
                     self.rows[-1]["step"] = next(self.numbers)
             elif what == "column" and self.kind == "csv":
                 self.columns.insert(int(len(self.columns) * at), f"c{len(self.columns)}")

@@ -90,10 +90,10 @@ class DraftOutputs:
         if not sources:
             self.notes.open_points.append(
                 "no metrics were found: --preset hf or another takes those of its framework; else give patterns of "
-                "what it prints (docs/metrics.md)"
+                "what it prints (docs/profiles.md)"
             )
             return [
-                "# No metrics were found. What it prints can be searched (docs/metrics.md):",
+                "# No metrics were found. What it prints can be searched (docs/profiles.md):",
                 "# metrics: {source: output, patterns: ['step (?P<step>\\d+) loss (?P<loss>\\S+)']}",
                 *spares,
                 "metrics: off",

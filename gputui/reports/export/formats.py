@@ -14,7 +14,7 @@ _SQLITE = "sqlite:///"
 
 
 class FormatFacts(Struct, frozen=True):
-    """A format. A new one needs a row here, a file for its sink, a row in docs/metrics.md, a test.
+    """A format. A new one needs a row here, a file for its sink, a row in docs/profiles.md, a test.
 
     Attributes:
         sink: the `sink.Sink` in this package, as module:class; imported when needed.

@@ -80,7 +80,7 @@ _HOST_GAUGES: Mapping[str, str] = {
     "network_sent_bytes_per_second": "Sent on all interfaces.",
 }
 _HOST_NAMES = {"cpu_count": "cpu_cores"}
-# The standard vocabulary of docs/metrics.md: name there, name here, and meaning.
+# The standard vocabulary of docs/profiles.md: name there, name here, and meaning.
 _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
     ("loss", "loss", "Newest training loss; NaN and infinite values as they are."),
     ("lr", "learning_rate", "Newest learning rate."),
