@@ -98,8 +98,8 @@ def test_a_logger_that_names_each_message_event(bench: Bench) -> None:
 
 def test_the_trainers_events_are_no_steps() -> None:
     text = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
-    rows = text.split("| event | when | fields |")[1].split("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == EVENTS_WITH_METRICS
+    rows = text.split("event | when | fields")[1].split("\n\n")[0]
+    assert set(re.findall(r"^`(\w+)` \|", rows, re.MULTILINE)) == EVENTS_WITH_METRICS
 
 
 @table(

@@ -45,16 +45,16 @@ class RunSettings(_Group):
     """The task, its length, and the folder of its files"""
 
     task: Task = Field("classify", description="what to train")
-    steps: int = Field(300, ge=1, description="optimizer steps in the whole run, resumed ones included")
-    phases: tuple[dict[str, Any], ...] = Field((), description="parts of the run: a name, steps and what differs in it")
+    steps: int = Field(300, ge=1, description="optimizer steps of the whole run")
+    phases: tuple[dict[str, Any], ...] = Field((), description="parts of the run with settings of their own")
     phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="of the initial weights, data order, augmentation and dropout")
-    deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="of weights, data order, augmentation and dropout")
+    deterministic: bool = Field(True, description="same seed, same result; slower on GPUs")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: one GPU per rank if available")
-    timeout: float = Field(600.0, gt=0, description="seconds to wait for other ranks, or for progress of a checkpoint")
+    timeout: float = Field(600.0, gt=0, description="seconds to wait for other ranks or a checkpoint")
     start_timeout: float = Field(600.0, gt=0, description="the same until a phase's first step, if longer")
     # Just less than torchrun waits before it kills.
-    stop_timeout: float = Field(25.0, gt=0, description="seconds a step may take after a stop (5/6 of $GPUTUI_GRACE)")
+    stop_timeout: float = Field(25.0, gt=0, description="seconds of a step after a stop (5/6 of $GPUTUI_GRACE)")
     output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
     inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40", json_schema_extra=_TEXTS)
 
@@ -74,52 +74,52 @@ class ModelSettings(_Group):
         "auto",
         description="a name, config.json, or package.module:function; auto: cnn (images), bytes (lm), bert-tiny (mlm)",
     )
-    model_options: dict[str, Any] = Field({}, description="changes to its configuration, or arguments of the function")
-    weights: Path | None = Field(None, description="fine-tuning: folder with model.safetensors to start from")
+    model_options: dict[str, Any] = Field({}, description="keys of its configuration, or the function's arguments")
+    weights: Path | None = Field(None, description="folder with model.safetensors to start from")
     width: int = Field(16, ge=8, multiple_of=8, description="cnn: channels; bytes: embedding size, a multiple of 32")
     depth: int = Field(2, ge=1, description="cnn, bytes: residual blocks")
-    dropout: float = Field(0.1, ge=0, le=0.9, description="share of activations dropped in training (ResNets: none)")
-    context: int = Field(128, ge=8, description="tokens that a language model sees at once")
-    embedding_size: int = Field(64, ge=2, description="size of the vectors that contrastive learning compares")
-    temperature: float = Field(0.1, gt=0, description="contrastive: divides similarities; the lower, the sharper")
-    hard_negatives: int = Field(0, ge=0, description="contrastive: only this many most similar others count; 0: all")
-    mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of tokens to be predicted")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="classify: share of the target spread over all classes")
+    dropout: float = Field(0.1, ge=0, le=0.9, description="share of activations dropped (ResNets: none)")
+    context: int = Field(128, ge=8, description="tokens that a language model sees")
+    embedding_size: int = Field(64, ge=2, description="contrastive: size of the compared vectors")
+    temperature: float = Field(0.1, gt=0, description="contrastive: divisor of similarities")
+    hard_negatives: int = Field(0, ge=0, description="contrastive: compare with so many most similar; 0: all")
+    mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of masked tokens")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="classify: share spread over all classes")
 
 
 class DataSettings(_Group):
     """The data and how it is read"""
 
-    data: DataSource = Field("auto", description="auto is digits for images and stdlib for text")
-    data_dir: Path | None = Field(None, description="folder of the data; see docs/trainer.md for its layout")
-    tokenizer: Path | None = Field(None, description="documents: folder of the Hugging Face tokenizer")
-    data_column: str = Field("", description="parquet: column of text, tokens or encoded images; default: by type")
+    data: DataSource = Field("auto", description="auto: digits or stdlib")
+    data_dir: Path | None = Field(None, description="folder of the data (docs/trainer.md)")
+    tokenizer: Path | None = Field(None, description="documents: a Hugging Face tokenizer's folder")
+    data_column: str = Field("", description="parquet: column of the data; default: by type")
     label_column: str = Field("label", description="parquet: the column with the class")
-    image_size: int = Field(0, ge=0, description="images are resized to this many pixels a side; 0: as they are")
+    image_size: int = Field(0, ge=0, description="pixels a side after resizing; 0: as they are")
     augment: bool = Field(False, description="random crops and flips of training images")
     synthetic_samples: int = Field(4096, ge=2, description="synthetic: samples in the training set")
-    num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: the training process reads")
+    num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: none")
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
-    pin_memory: bool = Field(True, description="with CUDA: batches wait in page-locked host memory")
+    pin_memory: bool = Field(True, description="CUDA: batches wait in page-locked memory")
     max_broken_samples: int = Field(100, ge=0, description="unreadable samples per rank before the run fails")
 
 
 class ParallelSettings(_Group):
     """Cooperation of the ranks"""
 
-    parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
+    parallel: Parallel = Field("ddp", description="how the ranks share the model")
     tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that every layer is split over")
     shard_ranks: int = Field(0, ge=0, description="fsdp: ranks that share a copy of the weights (HSDP); 0: all")
-    ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
+    ranks: int = Field(0, ge=0, description="ranks that take part; 0: all")
     bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: MiB of gradients in one all-reduce")
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
     gradient_as_bucket_view: bool = Field(True, description="ddp, zero1: gradients live in the exchange buffers")
     find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
-    broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks train with rank 0's batch statistics")
+    broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks use rank 0's batch statistics")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
     compress_gradients: Literal["none", "fp16", "bf16"] = Field("none", description="ddp, zero1: dtype of the exchange")
-    reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights between forward and backward")
-    cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
+    reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights after forward")
+    cpu_offload: bool = Field(False, description="fsdp: keep weights and optimizer in host memory")
 
 
 # Settings with words for on and off, which true and false stand for: supervisors know no other words, and YAML reads
@@ -136,27 +136,24 @@ class PrecisionSettings(_Group):
     """Numbers and memory"""
 
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="bf16 and fp16 use autocast")
-    tf32: bool = Field(True, description="TF32 for fp32 matrix products on GPUs (never when deterministic)")
+    tf32: bool = Field(True, description="TF32 on GPUs (never when deterministic)")
     loss_scale: float = Field(65536.0, gt=0, description="fp16: first scale of the loss")
-    loss_scale_growth: float = Field(2.0, gt=1, description="fp16: factor after loss_scale_interval good steps")
-    loss_scale_backoff: float = Field(0.5, gt=0, lt=1, description="fp16: factor after gradients that are not finite")
+    loss_scale_growth: float = Field(2.0, gt=1, description="fp16: factor after good steps")
+    loss_scale_backoff: float = Field(0.5, gt=0, lt=1, description="fp16: factor after infinite gradients")
     loss_scale_interval: int = Field(2000, ge=1, description="fp16: good steps before the scale grows")
-    channels_last: bool = Field(False, description="images in the memory order that convolutions on GPUs prefer")
+    channels_last: bool = Field(False, description="the memory order of images that GPUs prefer")
     gradient_checkpointing: Recompute = Field(
         "none",
-        description="recompute in backward to save memory: operations (all but matrix products and attention),"
-        " selective (every other block), full or true (everything)",
+        description="recompute in backward: selective (every other block), operations (the cheap ones), full",
     )
-    loss_chunk: int = Field(0, ge=0, description="lm: tokens whose loss is computed at once, to save memory; 0: all")
+    loss_chunk: int = Field(0, ge=0, description="lm: tokens whose loss is computed at once; 0: all")
     memory_snapshot: bool = Field(False, description="CUDA: if memory runs out, allocations go to OUTPUT_DIR/evidence")
-    memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
-    expandable_segments: bool = Field(False, description="CUDA's allocator grows its segments, against fragmentation")
+    memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory to use")
+    expandable_segments: bool = Field(False, description="CUDA's allocator: against fragmentation")
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
-        "off", description="torch.compile's mode; the last two use CUDA graphs"
+        "off", description="torch.compile's mode"
     )
-    compile_scope: Literal["whole", "blocks"] = Field(
-        "whole", description="blocks: each one alone, which starts sooner"
-    )
+    compile_scope: Literal["whole", "blocks"] = Field("whole", description="blocks: each one alone")
 
     @field_validator(*SWITCHES, mode="before")
     @classmethod
@@ -168,27 +165,27 @@ class PrecisionSettings(_Group):
 class OptimizerSettings(_Group):
     """Steps of the optimizer"""
 
-    batch_size: BatchSize = Field(16, description="samples per rank and micro batch; auto: the largest that fits")
+    batch_size: BatchSize = Field(16, description="samples per rank and micro batch; auto: the most that fit")
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
-    oom_retries: int = Field(0, ge=0, description="how often to retry with smaller micro batches if memory runs out")
+    oom_retries: int = Field(0, ge=0, description="retries with smaller micro batches if memory runs out")
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd", "muon"] = Field(
-        "adamw", description="sgd with Nesterov momentum; muon for matrices of repeated blocks, adamw for all else"
+        "adamw", description="muon trains matrices of blocks, adamw the rest"
     )
     lr: float = Field(2e-3, gt=0, description="peak learning rate")
     lr_shares: Shares = Field({}, description="share of lr by part of a parameter's name: head=0.5,bias=2")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="decay after the warm-up")
-    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: last share of the steps, in which the rate decays")
-    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up before the decay")
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: share of steps with decay")
+    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
     final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
-    weight_decay: float = Field(0.01, ge=0, description="decay of matrices and other weights of two or more dimensions")
+    weight_decay: float = Field(0.01, ge=0, description="decay of weights with two or more dimensions")
     beta1: float = Field(0.9, ge=0, lt=1, description="adamw, muon: decay of the mean gradient")
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw, muon: decay of the mean squared gradient")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd, muon: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
-    gc_every: int = Field(0, ge=0, description="steps between garbage collections on all ranks; 0: Python's default")
-    reset_optimizer: bool = Field(False, description="forget the optimizer's state at a phase's start or a change")
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights that are validated; 0: none")
+    gc_every: int = Field(0, ge=0, description="steps between garbage collections; 0: Python's default")
+    reset_optimizer: bool = Field(False, description="forget the optimizer's state at a phase's start")
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of averaged weights; 0: none")
 
 
 class CheckpointSettings(_Group):
@@ -196,10 +193,10 @@ class CheckpointSettings(_Group):
 
     checkpoint_dir: Path = Field(_LATER, description="default: OUTPUT_DIR/checkpoints")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
-    epoch_checkpoints: bool = Field(False, description="also save every epoch, as phase_PHASE/epoch_EPOCH.pt")
-    best_checkpoint: bool = Field(False, description="also keep the best so far by best_metric, as best_model.pt")
-    best_metric: str = Field("val/loss", description="what best means; loss and perplexity the lower, else the higher")
-    keep: int = Field(3, ge=1, description="newest checkpoints of checkpoint_every to keep")
+    epoch_checkpoints: bool = Field(False, description="also save every epoch")
+    best_checkpoint: bool = Field(False, description="also keep best_model.pt")
+    best_metric: str = Field("val/loss", description="the metric of the best; loss, perplexity: the lowest")
+    keep: int = Field(3, ge=1, description="newest checkpoints to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
     export: Literal["none", "last", "ema", "best"] = Field("none", description="weights for OUTPUT_DIR/hf at the end")
@@ -209,16 +206,16 @@ class CheckpointSettings(_Group):
 class TelemetrySettings(_Group):
     """Metrics, logs and traces"""
 
-    metrics: Path = Field(_LATER, description="JSON lines; default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")
+    metrics: Path = Field(_LATER, description="default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")
     log_every: int = Field(10, ge=1, description="steps between lines on standard output")
-    rank_metrics_every: int = Field(10, ge=0, description="steps between the timings of each further rank; 0: none")
+    rank_metrics_every: int = Field(10, ge=0, description="steps between timings of further ranks; 0: none")
     validate_every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
     validate_samples: int = Field(0, ge=0, description="held-out samples used; 0: all")
-    answer_every: int = Field(0, ge=0, description="lm: steps between logged answers to held-out prompts; 0: none")
+    answer_every: int = Field(0, ge=0, description="lm: steps between answers to held-out prompts; 0: none")
     answer_tokens: int = Field(48, ge=1, description="the most tokens in such an answer")
-    histograms_every: int = Field(0, ge=0, description="steps between histograms of gradients and activations; 0: none")
-    trace_every: int = Field(0, ge=0, description="steps between Chrome traces, in OUTPUT_DIR/traces; 0: none")
-    bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on what limits the speed; 0: none")
+    histograms_every: int = Field(0, ge=0, description="steps between histograms; 0: none")
+    trace_every: int = Field(0, ge=0, description="steps between Chrome traces; 0: none")
+    bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on the speed; 0: none")
 
 
 # Where a task wants something other than the defaults above, which suit images of digits.
