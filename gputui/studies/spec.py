@@ -96,13 +96,13 @@ class Dimension(Section):
     """A tuned parameter: from ``low`` to ``high`` (inclusive), or one of ``choices``."""
 
     name: str = key("the parameter", name=NAME_KEY)
-    kind: DimensionKind = key("float and int have a range, choice has a list of values", name="type")
-    low: Number | None = key("the smallest value", None, name="min")
-    high: Number | None = key("the largest value", None, name="max")
-    log: Switch = key("draw on a logarithmic scale", False)
-    step: Positive | None = key("draw multiples of it above min", None)
-    choices: Choices = key("for choice: the values", (), name="values")
-    when: Mapping[str, Wanted] = key("only points that have these values of parameters above it have it", {})
+    kind: DimensionKind = key("float and int have a range, choice has a list", name="type")
+    low: Number | None = key("smallest value", None, name="min")
+    high: Number | None = key("largest value", None, name="max")
+    log: Switch = key("logarithmic scale", False)
+    step: Positive | None = key("distance of values, from min on", None)
+    choices: Choices = key("values of a choice; `NAME: [a, b]` is short for it", (), name="values")
+    when: Mapping[str, Wanted] = key("applies only with these values of parameters above it", {})
 
     def __post_init__(self) -> None:
         if problem := self._choice_problem() if self.kind == "choice" else self._range_problem():
@@ -179,9 +179,9 @@ def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
 class Objective(Section):
     """A metric of the runs that is to become small or large."""
 
-    metric: Text = key("the metric's name in the run's files", min_length=1, max_length=4096)
-    direction: Direction = key("whether small or large values are good", "minimize")
-    over: Over = key("which of its values counts: best, last, or mean of 5", "best")
+    metric: Text = key("metric to compare", min_length=1, max_length=4096)
+    direction: Direction = key("what is better", "minimize")
+    over: Over = key("value that counts: best, last, or `mean of 5` (the last five)", "best")
 
     @property
     def mean_of(self) -> int | None:
@@ -203,8 +203,8 @@ class Objective(Section):
 class SamplerSpec(Section):
     """The method that chooses points. ``startup`` is the sampler's default if None."""
 
-    kind: SamplerKind = key("grid is gputui's own, the others are Optuna's")
-    startup: int | None = key("points drawn at random first", None, ge=1, le=10_000)
+    kind: SamplerKind = key("method; `sampler: NAME` is short for it")
+    startup: int | None = key("random points before tpe, gp, cmaes learns", None, ge=1, le=10_000)
 
 
 @dataclass(frozen=True)
@@ -212,15 +212,15 @@ class PrunerSpec(Section):
     """The rule that cuts trials short. By default Hyperband's smallest share of a full run is
     1/27."""
 
-    kind: PrunerKind = key("what a trial is compared with at the end of a rung")
-    by: Text = key("what the rungs count: step, or a metric such as epoch", "step", min_length=1, max_length=4096)
-    length: Length | None = key("how much of that a full run is, or the parameter that says so", None)
-    rungs: int = key("in how many parts a full run is compared", 27, ge=1, le=1000)
-    startup: int = key("so many trials are never cut short", 5, ge=0, le=10_000)
-    warmup: int = key("no trial is cut short in its first so many rungs", 0, ge=0, le=1000)
-    percentile: Positive = key("for percentile: the share of trials that continues, in percent", 50.0, le=100)
-    eta: int = key("for halving and hyperband: one of so many trials continues", 3, ge=2, le=10)
-    patience: int = key("for patient: rungs without a better value", 5, ge=1, le=100_000)
+    kind: PrunerKind = key("method; `patient` compares a trial with itself")
+    by: Text = key("unit of length: step, or a metric such as epoch", "step", min_length=1, max_length=4096)
+    length: Length | None = key("length of a full run, a number or parameter; required", None)
+    rungs: int = key("comparisons in a full run", 27, ge=1, le=1000)
+    startup: int = key("median, percentile: trials before the first is pruned", 5, ge=0, le=10_000)
+    warmup: int = key("median, percentile: rungs before a trial is pruned", 0, ge=0, le=1000)
+    percentile: Positive = key("percentile: percent of trials that continue", 50.0, le=100)
+    eta: int = key("halving, hyperband: one of so many continues", 3, ge=2, le=10)
+    patience: int = key("patient: rungs without a better value", 5, ge=1, le=100_000)
 
     def __post_init__(self) -> None:
         if self.kind != "none" and self.length is None:
@@ -231,10 +231,8 @@ class PrunerSpec(Section):
 class Constraints(Section):
     """The limits of a feasible point."""
 
-    memory_bytes: Size | None = key(
-        "GPU memory of a rank at most, such as 20GiB (metric gpu_mem_peak)", None, name="memory"
-    )
-    step_seconds: Positive | None = key("seconds of a step at most (metric step_time)", None, name="step_time")
+    memory_bytes: Size | None = key("most GPU memory of a rank: 20GiB (metric gpu_mem_peak)", None, name="memory")
+    step_seconds: Positive | None = key("most seconds of a step (metric step_time)", None, name="step_time")
 
     @property
     def count(self) -> int:
@@ -245,9 +243,9 @@ class Constraints(Section):
 class Budget(Section):
     """The limits of a study. None is unlimited."""
 
-    trials: int | None = key("so many trials", None, ge=1, le=100_000)
-    gpu_hours: Positive | None = key("so many hours on a GPU, all trials together", None)
-    wall_seconds: Duration | None = key("a time such as 30m, 10h or 2d", None, name="wall")
+    trials: int | None = key("number of trials", None, ge=1, le=100_000)
+    gpu_hours: Positive | None = key("GPU-hours of all trials", None)
+    wall_seconds: Duration | None = key("running time, such as 30m, 10h, 2d; pauses do not count", None, name="wall")
 
 
 @dataclass(frozen=True)
@@ -255,13 +253,11 @@ class PbtSpec(Section):
     """Population-based training: bad members continue from good ones with other parameters."""
 
     members: int = key("trials of the population", ge=2, le=256)
-    every: int = key("steps between two comparisons", ge=1, le=100_000)
-    quantile: Positive = key("the share of members that continues from a better one", 0.25, le=0.5)
-    resample: Number = key("how often a parameter is drawn again; else it is multiplied by a factor", 0.25, ge=0, le=1)
-    factors: Factors = key("what a parameter is multiplied by", (0.8, 1.2))
-    length: Length | None = key(
-        "steps of a full run, or the parameter that says so; steps or max_steps if left out", None
-    )
+    every: int = key("steps between comparisons", ge=1, le=100_000)
+    quantile: Positive = key("share that continues from better members", 0.25, le=0.5)
+    resample: Number = key("probability of drawing a parameter anew", 0.25, ge=0, le=1)
+    factors: Factors = key("other parameters are multiplied by one; [0.8, 1.2] if left out", (0.8, 1.2))
+    length: Length | None = key("steps of a full run, a number or parameter; steps or max_steps if left out", None)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -307,33 +303,27 @@ class StudySpec(Section):
     """Many runs of one profile to find good parameters. `gputui.studies.study_file` puts what the
     profile says in place of names of parameters, and the target in place of its name."""
 
-    name: str = key("what it is called; the file's name when left out", pattern=NAME_PATTERN)
-    profile: Text = key("the profile of every trial: a name, or a path from this file's folder", min_length=1)
-    space: Annotated[tuple[Annotated[Dimension, Reads(_dimension)], ...], _SPACE] = key("the parameters that are tuned")
+    name: str = key("the file's if left out", pattern=NAME_PATTERN)
+    profile: Text = key("name, or path from this file's folder", min_length=1)
+    space: Annotated[tuple[Annotated[Dimension, Reads(_dimension)], ...], _SPACE] = key("parameters to tune")
     objectives: Annotated[tuple[Objective, ...], _OBJECTIVES] = key(
-        "what is to become small or large; a list for several", name="objective"
+        "what makes a trial good; up to 4 as a list", name="objective"
     )
-    sampler: Annotated[SamplerSpec, _SAMPLER] = key("how points are chosen", SamplerSpec("tpe"))
-    pruner: Annotated[PrunerSpec, _PRUNER] = key("when a trial is cut short", PrunerSpec("none"))
-    constraints: Constraints = key("what a point must keep", Constraints())
-    budget: Budget = key("when the study is over", Budget())
-    stop_after: int | None = key("it ends once so many trials in a row bring nothing better", None, ge=1, le=100_000)
-    params: Mapping[str, Value] = key("values that every trial has", {})
+    sampler: Annotated[SamplerSpec, _SAMPLER] = key("how points are chosen; tpe if left out", SamplerSpec("tpe"))
+    pruner: Annotated[PrunerSpec, _PRUNER] = key("when a trial is cut short; none if left out", PrunerSpec("none"))
+    constraints: Constraints = key("limits that make a point infeasible", Constraints())
+    budget: Budget = key("when the study ends", Budget())
+    stop_after: int | None = key("end after so many trials in a row without a better value", None, ge=1, le=100_000)
+    params: Mapping[str, Value] = key("values of every trial", {})
     gpus_per_trial: int = key("GPUs of each trial; as the profile says if left out", 0, ge=1, le=256)
-    trials_per_gpu: int = key(
-        "of trials with one GPU so many share it at most, where their measured memory allows", 1, ge=1, le=64
-    )
-    parallel: int | None = key("trials at a time; as many as fit if left out", None, ge=1, le=256)
-    priority: int = key("the trials' place in the queue, behind runs that a person launches", -10, ge=-1000, le=-1)
-    seed: int = key("of everything that is drawn at random", 0, ge=0, le=2**31 - 1)
-    warm_start: int = key("how many earlier runs of the profile the sampler learns from", 0, ge=0, le=1000)
-    rerun: int = key(
-        "of so many best trials, those that were cut short run to the end once the budget is used", 2, ge=0, le=100
-    )
-    pbt: PbtSpec | None = key("population-based training instead of a sampler and a pruner", None)
-    target: Annotated[Mapping[str, Any], _TARGET] | None = key(
-        "where every trial runs; needs parallel. This machine if left out", None
-    )
+    trials_per_gpu: int = key("most one-GPU trials on a GPU, as memory allows", 1, ge=1, le=64)
+    parallel: int | None = key("most trials at a time; as many as fit if left out", None, ge=1, le=256)
+    priority: int = key("place in the queue; must be below 0", -10, ge=-1000, le=-1)
+    seed: int = key("seed of all random choices", 0, ge=0, le=2**31 - 1)
+    warm_start: int = key("earlier runs that the sampler learns from", 0, ge=0, le=1000)
+    rerun: int = key("pruned trials among so many best run again to the end", 2, ge=0, le=100)
+    pbt: PbtSpec | None = key("population-based training", None)
+    target: Annotated[Mapping[str, Any], _TARGET] | None = key("target of every trial; this machine if left out", None)
     description: Text | None = key("one sentence for lists", None)
 
     @property
