@@ -17,7 +17,7 @@ from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.commands import TargetRefusalError
-from gputui.runs.executors.courier import Courier, text_of
+from gputui.runs.executors.courier import Courier, python_of, text_of
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -66,7 +66,13 @@ class MirrorCourier(Courier):
     def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
         """attempt.json with the target's paths."""
         paths = {str(self.run_dir): run_dir} | ({} if self.workdir is None else {str(self.workdir): code})
-        return {**moved(self.plan, paths), "mirrored": self.metrics_globs()}
+        there = moved(self.plan, paths)
+        # The environment is not sent: the interpreter keeps its path, below the working directory too.
+        python = python_of(self.plan)
+        there["argv"] = [
+            python if old == python else new for old, new in zip(self.plan["argv"], there["argv"], strict=True)
+        ]
+        return {**there, "mirrored": self.metrics_globs()}
 
     def known(self) -> dict[str, int]:
         """The number of bytes copied of each file as it is on the target now."""

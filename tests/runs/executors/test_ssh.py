@@ -130,6 +130,16 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     assert checked.status == "fail" and "/nope/python" in checked.detail
 
 
+@table("target", [{"python": "/w/.venv/bin/python"}, {}])
+def test_an_environment_below_the_working_directory_keeps_its_path(target: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "attempts" / "1"
+    folder.mkdir(parents=True)
+    argv = ["/w/.venv/bin/python", "/w/train.py"]
+    plan = {"attempt": 1, "target": {"host": "k", **target}, "argv": argv, "cwd": "/w", "metrics": []}
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    assert SshCourier(folder).plan_there("/r", "/r/code")["argv"] == ["/w/.venv/bin/python", "/r/code/train.py"]
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync: apt-get install rsync")
 @table("name", ["müller", "with blank", "it's", "a$HOME*"])
