@@ -66,13 +66,7 @@ class MirrorCourier(Courier):
     def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
         """attempt.json with the target's paths."""
         paths = {str(self.run_dir): run_dir} | ({} if self.workdir is None else {str(self.workdir): code})
-        there = moved(self.plan, paths)
-        # The environment is not sent: the interpreter keeps its path, below the working directory too.
-        python = python_of(self.plan)
-        there["argv"] = [
-            python if old == python else new for old, new in zip(self.plan["argv"], there["argv"], strict=True)
-        ]
-        return {**there, "mirrored": self.metrics_globs()}
+        return {**moved(self.plan, paths, python_of(self.plan)), "mirrored": self.metrics_globs()}
 
     def known(self) -> dict[str, int]:
         """The number of bytes copied of each file as it is on the target now."""
@@ -130,12 +124,13 @@ def known_files(workdir: Path) -> list[str] | None:
     return [name for name in done.stdout.split("\0") if name and (workdir / name).is_file()]
 
 
-def moved(plan: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """The plan with local paths replaced by the target's, wherever a path may begin in a word."""
+def moved(plan: Mapping[str, Any], paths: Mapping[str, str], python: str | None = None) -> dict[str, Any]:
+    """The plan with local paths replaced by the target's, wherever a path may begin in a word. The
+    interpreter ``python`` stays: its environment is not sent."""
     longest = sorted(paths, key=len, reverse=True)
 
     def word(text: str) -> str:
-        for old in longest:
+        for old in longest if text != python else ():
             text = re.sub(rf"(?<![^=:,]){re.escape(old)}(?=[/:,]|$)", paths[old].replace("\\", r"\\"), text)
         return text
 

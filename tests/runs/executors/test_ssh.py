@@ -135,9 +135,10 @@ def test_an_environment_below_the_working_directory_keeps_its_path(target: dict[
     folder = tmp_path / "run" / "attempts" / "1"
     folder.mkdir(parents=True)
     argv = ["/w/.venv/bin/python", "/w/train.py"]
-    plan = {"attempt": 1, "target": {"host": "k", **target}, "argv": argv, "cwd": "/w", "metrics": []}
-    (folder / "attempt.json").write_text(json.dumps(plan))
-    assert SshCourier(folder).plan_there("/r", "/r/code")["argv"] == ["/w/.venv/bin/python", "/r/code/train.py"]
+    plan = {"attempt": 1, "target": {"host": "k", **target}, "argv": argv, "resume": {"argv": argv}, "cwd": "/w"}
+    (folder / "attempt.json").write_text(json.dumps({**plan, "metrics": []}))
+    there = SshCourier(folder).plan_there("/r", "/r/code")
+    assert there["argv"] == there["resume"]["argv"] == ["/w/.venv/bin/python", "/r/code/train.py"]
 
 
 @pytest.mark.long
