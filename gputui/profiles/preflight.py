@@ -174,12 +174,12 @@ def _parameters(spec: RunSpec) -> CheckResult:
     """Check that parameters are used: recovery may change one, and that must have an effect."""
     if not spec.params:
         return CheckResult("parameters", "skip", "the profile has none")
-    if spec.args is None:
-        return CheckResult("parameters", "pass", f"{len(spec.params)} given as --name value")
     undecided = [name for name, value in spec.params.items() if value == UNDECIDED]
     if undecided:
         remedy = f"give each a value in params:, or {' '.join(f'--set {name}=…' for name in undecided)}"
         return CheckResult("parameters", "fail", f"{', '.join(undecided)} is still {UNDECIDED}", remedy)
+    if spec.args is None:
+        return CheckResult("parameters", "pass", f"{len(spec.params)} given as --name value")
     used = {name for _, text in _templates(spec) for name in _PLACEHOLDER.findall(text)}
     unused = [name for name in spec.params if name not in used]
     if unused:

@@ -16,6 +16,7 @@ from gputui.profiles import preflight
 from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.interpreter_checks import check_interpreter
+from gputui.profiles.params import UNDECIDED
 from gputui.profiles.preflight import check, quick_checks
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
@@ -82,6 +83,7 @@ CHECKS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
     ("parameters", "warn", {"args": ("--lr", "{lr}")}, ("{batch_size}",)),
     ("parameters", "pass", {"args": ("--lr", "{lr}"), "env": {"BATCH": "{batch_size}"}}, ()),
     ("parameters", "pass", {"args": None}, ()),
+    ("parameters", "fail", {"args": None, "params": {"lr": UNDECIDED}}, ("lr", UNDECIDED)),
     ("parameters", "skip", {"params": {}}, ()),
     ("data", "pass", {"params": {**DATA, "data_dir": "there"}}, ()),
     ("data", "warn", {"params": {**DATA, "data_dir": "data/cifar10"}},
