@@ -1,5 +1,4 @@
--- The schema of a new home. Each change raises SCHEMA_VERSION in gputui/store/database.py. A new value of a GPU or the
--- host needs no change here: see gputui/store/series.py.
+-- The schema of a new home. Each change raises SCHEMA_VERSION in gputui/store/database.py.
 
 CREATE TABLE agent (
     id INTEGER PRIMARY KEY CHECK (id = 1),
