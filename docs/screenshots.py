@@ -57,7 +57,6 @@ PICTURES: dict[str, Picture] = {
     "run-failed": Picture(110, 32, ("down", "down", "down", "down", "enter")),
     "compare": Picture(120, 36, ("down", "c")),
     "study": Picture(150, 36, ("S",)),
-    "launch-target": Picture(120, 36, ("n", *"gpt2", "enter", "down", *"lab")),
     "theme-light": Picture(100, 30, theme="light"),
 }
 
@@ -130,7 +129,6 @@ def still_home(home: Path = HOME) -> Iterator[Workspace]:
         (workspace.profiles / ".venv").symlink_to(sys.prefix)
         for profile in workspace.profiles.glob("*.yaml"):
             profile.write_text(f"{profile.read_text()}python: .venv/bin/python\n")
-        workspace.targets.write_text("lab: {kind: slurm, host: login.lab, partition: gpu, time: 4h}\n")
         yield workspace
 
 

@@ -23,7 +23,6 @@ def matching(pattern: str, what: str) -> AfterValidator:
 
 
 Line = Annotated[str, matching(r"[^\n\r\x00]{1,1000}", "text in one line")]
-"""Text in one line."""
 
 Word = Annotated[str, matching(r"[A-Za-z0-9_./:@%+=,~\[\]-]{1,200}", "a name without blanks")]
 """A name of a scheduler or host, without blanks and shell characters."""
@@ -32,7 +31,8 @@ Host = Annotated[Word, matching(r"[^-].*", "a host name, which does not begin wi
 """A host for ssh and rsync, which would take a leading hyphen for an option."""
 
 Folder = Annotated[Word, matching(r"[^~-].*", "a folder, absolute or below the home directory, without ~")]
-"""A folder on a target, where no shell expands anything."""
+Program = Annotated[Line, matching(r"[^~].*", "a path without ~")]
+"""A program on a target, where, as for a folder, no shell expands anything."""
 
 PathInside = Annotated[Line, matching(r"(?!/)(?!(.*/)?\.\.(/|$)).*", "a path below the working directory")]
 """An untracked path to send to a target."""
@@ -42,13 +42,17 @@ class TargetOptions(Model):
     """Options of a target; unknown keys and other types are errors."""
 
     kind: str
-    python: Line | None = Field(None, description="the interpreter of the training environment there")
-    setup: list[Line] = Field(default_factory=list, description="shell lines that run there before the command")
-    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
-    files: list[PathInside] = Field(
-        default_factory=list, description="files and folders of the working directory that git does not know"
+    python: Program | None = Field(
+        None, description="interpreter of the training environment there; the profile's path if left out"
     )
-    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the target")
+    setup: list[Line] = Field(
+        default_factory=list, description="shell lines there before the command, such as module load cuda"
+    )
+    folder: Folder = Field("gputui-runs", description="folder of runs there, from the home directory")
+    files: list[PathInside] = Field(
+        default_factory=list, description="untracked files and folders of the working directory to send, too"
+    )
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between requests")
 
     def to_json(self) -> dict[str, Any]:
         """The options that were set, and the pause between two questions, as stored with a run."""
@@ -75,29 +79,29 @@ class SlurmOptions(TargetOptions):
     ``files`` are for a cluster that is reached through ``host``."""
 
     kind: Literal["slurm"]
-    host: Host | None = Field(None, description="login node, reached by SSH; this machine if left out")
-    config: Line | None = Field(None, description="with host: another file than ~/.ssh/config")
-    partition: Word | None = Field(None, description="partition, or several with commas between them")
+    host: Host | None = Field(None, description="login node to reach by SSH; this machine if left out")
+    config: Line | None = Field(None, description="with host: SSH configuration, if not ~/.ssh/config")
+    partition: Word | None = Field(None, description="partition, or several with commas")
     account: Word | None = Field(None, description="account that pays")
     qos: Word | None = Field(None, description="quality of service")
-    constraint: Line | None = Field(None, description="features that the node must have")
+    constraint: Line | None = Field(None, description="features that each node must have")
     time: Annotated[str, _TIME] | None = Field(
-        None, description="limit of one start, such as 4h, 30m, 2d or sbatch's 1-12:00:00; the partition's if left out"
+        None, description="limit of one start: 30m, 4h, 2d or 1-12:00:00; the partition's if left out"
     )
-    gpu_type: Word | None = Field(None, description="type of GPU, as in gres gpu:TYPE:N")
+    gpu_type: Word | None = Field(None, description="type of GPU: gres gpu:TYPE:N")
     nodes: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="number of nodes, each with the GPUs and processes that the run asks for"
+        1, description="nodes, each with the GPUs and processes of the run"
     )
-    cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores of the job on each node")
+    cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores on each node")
     memory: Annotated[str, AfterValidator(sbatch_memory)] | None = Field(
-        None, description="host memory of the job on each node, such as 64G or 400GiB"
+        None, description="host memory on each node, such as 64G"
     )
-    exclude: Word | None = Field(None, description="nodes that must not be used")
+    exclude: Word | None = Field(None, description="nodes to avoid")
     warn: Annotated[int, Field(ge=10, le=65535)] = Field(
-        120, description="seconds before the limit at which the run saves and is requeued"
+        120, description="seconds before the limit at which the run saves"
     )
-    options: list[Line] = Field(default_factory=list, description="further lines for sbatch, each as --name=value")
-    poll: Annotated[int, Field(ge=1, le=600)] = Field(5, description="seconds between two questions to the cluster")
+    options: list[Line] = Field(default_factory=list, description="other options of sbatch, each as --name=value")
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(5, description="seconds between requests")
 
 
 class SshOptions(TargetOptions):
@@ -105,8 +109,8 @@ class SshOptions(TargetOptions):
 
     kind: Literal["ssh"]
     host: Host = Field(description="host, user@host, or a name of ~/.ssh/config")
-    config: Line | None = Field(None, description="another file than ~/.ssh/config")
-    gpus: Word | None = Field(None, description="what CUDA_VISIBLE_DEVICES holds there; all that there are if left out")
+    config: Line | None = Field(None, description="SSH configuration, if not ~/.ssh/config")
+    gpus: Word | None = Field(None, description="CUDA_VISIBLE_DEVICES there; all GPUs if left out")
 
 
 _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an address such as http://head:8265")
@@ -116,18 +120,14 @@ class RayOptions(TargetOptions):
     """The cluster's address, the resources to request, and the folder of files."""
 
     kind: Literal["ray"]
-    address: Annotated[str, _ADDRESS] = Field(description="of the cluster's dashboard, such as http://head:8265")
-    token_file: Line | None = Field(
-        None, description="file with the cluster's token; ~/.ray/auth_token where that is there"
-    )
+    address: Annotated[str, _ADDRESS] = Field(description="dashboard, such as http://head:8265")
+    token_file: Line | None = Field(None, description="file with the cluster's token; ~/.ray/auth_token if left out")
     shared: bool = Field(
-        False, description="the cluster's nodes see this home's files under the same paths: nothing is copied"
+        False, description="nodes see gputui's home and the code under the same paths; nothing is copied"
     )
     cpus: Annotated[int, Field(ge=0, le=4096)] | None = Field(None, description="cores of the job")
-    memory_bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="host memory of the job")
-    resources: dict[Word, float] = Field(
-        default_factory=dict, description="custom resources of the cluster, each with its amount"
-    )
+    memory_bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="host memory of the job, in bytes")
+    resources: dict[Word, float] = Field(default_factory=dict, description="custom resources, each with its amount")
 
 
 OPTIONS: dict[str, type[TargetOptions]] = {"slurm": SlurmOptions, "ray": RayOptions, "ssh": SshOptions}
