@@ -42,22 +42,18 @@ PALETTE_COLOURS = 64
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A screen of so many columns and rows after some keys, in a theme."""
+    """A screen of so many columns and rows after some keys."""
 
     columns: int
     rows: int
     keys: tuple[str, ...] = ()
-    theme: str = "dark"
 
 
 PICTURES: dict[str, Picture] = {
     "overview": Picture(120, 42),
     "overview-80x24": Picture(80, 24),
     "run": Picture(150, 48, ("down", "enter")),
-    "run-failed": Picture(110, 32, ("down", "down", "down", "down", "enter")),
-    "compare": Picture(120, 36, ("down", "c")),
     "study": Picture(150, 36, ("S",)),
-    "theme-light": Picture(100, 30, theme="light"),
 }
 
 HOME = Path(tempfile.gettempdir()) / "gputui-pictures"
@@ -141,7 +137,7 @@ async def shown(workspace: Workspace, what: Picture) -> AsyncIterator[GputuiApp]
     for _ in range(READS):
         # Curves of ended runs are read a few at a time.
         snapshot = feed.read()
-    app = GputuiApp(workspace, feed, snapshot, host_name="ws-kepler", settings=Settings(theme=what.theme))
+    app = GputuiApp(workspace, feed, snapshot, host_name="ws-kepler", settings=Settings(theme="dark"))
     async with app.run_test(size=(what.columns, what.rows)) as pilot:
         for key in what.keys:
             await pilot.press(key)

@@ -14,7 +14,7 @@ from gputui.ui.tui.widgets.pane import Pane
 from tests.ui.tui.conftest import same_everywhere as same_everywhere
 
 CURVE = re.compile("[\u2801-\u28ff]")
-WITH_CURVES = {"overview": 80, "run": 250, "compare": 200, "study": 40}
+WITH_CURVES = {"overview": 80, "run": 250, "study": 40}
 """Pictures with charts, and the fewest cells that their curves go through."""
 
 
@@ -31,7 +31,7 @@ def text_of(app: GputuiApp) -> str:
 def test_every_picture_is_made_and_shown() -> None:
     pages = [*IMAGES.parent.glob("*.md"), IMAGES.parents[1] / "README.md"]
     named = {one for page in pages for one in re.findall(r"images/([\w-]+)\.png", page.read_text())}
-    assert {one.stem for one in IMAGES.glob("*.png")} == named == {*PICTURES, "slurm-done", "slurm-requeued"}
+    assert {one.stem for one in IMAGES.glob("*.png")} == named == {*PICTURES}
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -43,7 +43,7 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
         runs = [row.run for row in app.snapshot.runs if row.run.study_id is None]
         for state in ("running", "queued"):
             count = sum(run.state == state for run in runs)
-            if name.startswith(("overview", "theme")):
+            if name.startswith("overview"):
                 assert f"{count} {state}" in text
                 assert len(re.findall(rf"^│?[ ▸].*\b{state}\b", text, re.MULTILINE)) >= count
         if name == "overview":
