@@ -31,7 +31,6 @@ from gputui.runs.processes import HostProcess
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.processes import ProcessReader
-from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.settings import Settings
 from tests.ui.tui.conftest import StillFeed
 
@@ -60,7 +59,6 @@ HOME = Path(tempfile.gettempdir()) / "gputui-pictures"
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
 
-SETTLE_SECONDS = 10.0
 READS = 20
 
 # Rich draws each cell so wide, for Fira Code at size 20; DejaVu Sans Mono fills such a cell at this size.
@@ -85,17 +83,13 @@ def place_braille(match: re.Match[str]) -> str:
     )
 
 
-async def settle(pilot: Pilot[object], app: GputuiApp) -> None:
-    """Wait until nothing is read or checked any more."""
-    end = time.monotonic() + SETTLE_SECONDS
+async def settle(pilot: Pilot[int], app: GputuiApp) -> None:
+    """Wait until nothing is read any more."""
     await pilot.pause(0.1)
     for _ in range(3):
         # Charts that were not asked for before come with the next reading.
         cast("StillFeed", app.feed).refresh()
         await pilot.pause(0.1)
-    while isinstance(app.screen, LaunchScreen) and not app.screen.is_settled and time.monotonic() < end:
-        await pilot.pause(0.05)
-    await pilot.pause(0.1)
 
 
 class StillProcesses(ProcessReader):

@@ -89,7 +89,9 @@ def _section_rows(section: type[Section], prefix: str = "") -> Iterator[Row]:
         name = each.metadata.get("alias", each.name)
         if name != study.NAME_KEY:
             meaning = _meaning(each.metadata["description"], types[each.name])
-            yield f"`{prefix}{name}`", _shown(each.default), meaning
+            # A 0 that stands for "left out" cannot be written.
+            default = "" if "left out" in meaning else _shown(each.default)
+            yield f"`{prefix}{name}`", default, meaning
 
 
 def _study_keys() -> str:

@@ -1,14 +1,34 @@
-"""The pages for readers: every link leads to a file that is there, and to a heading of it."""
+"""The pages for readers: every link leads somewhere, and each picture is full and does not contradict itself."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from docs.screenshots import IMAGES, PICTURES, shown, still_home
+from gputui.core.config import Workspace
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.widgets.pane import Pane
+from tests.ui.tui.conftest import same_everywhere as same_everywhere
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+CURVE = re.compile("[\u2801-\u28ff]")
+WITH_CURVES = {"overview": 80, "run": 250, "study": 40}
+"""Pictures with charts, and the fewest cells that their curves go through."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    with still_home(tmp_path_factory.mktemp("pictures") / "home") as workspace:
+        yield workspace
+
+
+def text_of(app: GputuiApp) -> str:
+    return "\n".join(pane.text for screen in app.screen_stack[-1:] for pane in screen.query(Pane))
 
 
 def anchors(page: Path) -> set[str]:
@@ -27,3 +47,37 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target))
     ]
     assert lost == []
+
+
+def test_every_picture_is_made_and_shown() -> None:
+    named = {one for page in PAGES for one in re.findall(r"images/([\w-]+)\.png", page.read_text())}
+    assert {one.stem for one in IMAGES.glob("*.png")} == named == {*PICTURES}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace, name: str) -> None:
+    async with shown(home, PICTURES[name]) as app:
+        text = text_of(app)
+        assert len(CURVE.findall(text)) >= WITH_CURVES.get(name, 0)
+        assert not re.search(r"no data|reading|\de…", text) and "Traceback" not in app.message[0]
+        runs = [row.run for row in app.snapshot.runs if row.run.study_id is None]
+        for state in ("running", "queued"):
+            count = sum(run.state == state for run in runs)
+            if name.startswith("overview"):
+                assert f"{count} {state}" in text
+                assert len(re.findall(rf"^│?[ ▸].*\b{state}\b", text, re.MULTILINE)) >= count
+        if name == "overview":
+            used = [gpu.utilization_percent or 0.0 for gpu in app.snapshot.gpus]
+            assert f"util {sum(used) / len(used):.0f}%" in text
+            # Busy and idle GPUs do not have the same history.
+            lines = [line for line in text.splitlines() if re.match(r"│[ ▸] *\d +\d+% ", line)]
+            rows = {line[2:4].strip(): line[-14:-2] for line in lines}
+            busy = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is not None}
+            idle = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is None}
+            assert len(rows) == 8 and not busy & idle
+
+
+async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:
+    async with shown(home, PICTURES["run"]) as app:
+        text = text_of(app)
+        assert "lowered batch_size 512 → 256" in text and "crashed in a GPU kernel" in text
