@@ -23,6 +23,7 @@ from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
+from gputui.runs.executors.mirror import known_files
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.gpu_use import PastPeak
@@ -93,9 +94,13 @@ def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
         remedy = "give a number: the target's own scheduler says which"
         results.append(CheckResult("gpus", "fail", "UUIDs name GPUs of this machine", remedy))
     executor = Executors().of(spec.target)
-    if spec.phases and not executor.sees_checkpoints(spec.target or {}):
+    shares_files = executor.sees_checkpoints(spec.target or {})
+    if spec.phases and not shares_files:
         remedy = "launch the profile here, or on a target that shares the run's folder"
         results.append(CheckResult("phases", "fail", "a phase begins at a checkpoint that is seen from here", remedy))
+    if not shares_files and not spec.workdir.startswith(_RUN_DIR) and known_files(Path(spec.workdir)) is None:
+        remedy = "git init && git add . there, so that gputui knows what to copy"
+        results.append(CheckResult("code", "fail", f"{spec.workdir} is no git checkout to copy from", remedy))
     return [*results, *executor.checks(spec)]
 
 

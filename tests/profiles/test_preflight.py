@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -17,7 +18,7 @@ from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.params import UNDECIDED
-from gputui.profiles.preflight import check, quick_checks
+from gputui.profiles.preflight import check, check_elsewhere, quick_checks
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from tests.conftest import wait_until
@@ -47,6 +48,19 @@ def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckRe
     assert all(result.remedy for result in results if result.status in ("warn", "fail"))
     (result,) = [result for result in results if result.name == name]
     return result
+
+
+def test_code_to_be_copied_must_be_in_a_git_checkout(spec: RunSpec, tmp_path: Path) -> None:
+    there = replace(spec, target={"name": "k", "kind": "ssh", "host": "k"})
+
+    def failed(one: RunSpec) -> list[str]:
+        return [result.name for result in check_elsewhere(one, tmp_path) if result.status == "fail"]
+
+    assert failed(there) == ["code"]
+    assert failed(replace(there, workdir="{run_dir}/x")) == []
+    assert failed(replace(there, target={"name": "l", "kind": "slurm"})) == []
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert failed(there) == []
 
 
 def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
