@@ -123,12 +123,12 @@ def _rung(rung: tuple[PolicyAction, ...]) -> str:
 def _incident_kinds() -> str:
     standard = POLICIES["standard"]
     return _table(
-        ("kind", "what it means", "standard ladder"),
+        ("kind", "what it means", "standard ladder, then stop"),
         (
             (
                 f"`{kind.name}`",
                 kind.help,
-                "never retried" if kind.deterministic else " → ".join(map(_rung, standard.ladder(kind.name))),
+                "never retried" if kind.deterministic else " → ".join(map(_rung, standard.ladder(kind.name)[:-1])),
             )
             for kind in KINDS.values()
         ),
