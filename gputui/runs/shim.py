@@ -314,9 +314,9 @@ class Shim:
         """Wait until a rank has ended, and read how before its parent has asked."""
         select.select([descriptor], [], [])
         fields = stat_fields(rank.pid)
-        os.close(descriptor)
         if fields is not None and fields[0] in DEAD and int(fields[19]) == rank.start_ticks:
             self.note_end(rank.pid, int(fields[49]))
+        os.close(descriptor)
 
     def note_end(self, pid: int, status: int) -> None:
         """Note a rank that a signal ended; its launcher may not report it."""

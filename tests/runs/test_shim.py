@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -402,19 +404,27 @@ if "LOCAL_RANK" not in os.environ:
     for rank in (1, 2):
         env = {**os.environ, "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"}
         others.append(subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env))
-
-    while open(f"/proc/{others[0].pid}/stat").read().split()[2] != "Z":
+    while not os.path.exists("SEEN"):
         time.sleep(0.02)
-    time.sleep(0.02)
     others[0].poll()
     sys.exit(1)
 time.sleep(60)
 """
 
 
+def watched_by(pid: int) -> set[int]:
+    """The processes whose ends a process waits for, by its pidfds."""
+    found = set()
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found |= {int(watched) for watched in re.findall(r"^Pid:\t(\d+)$", path.read_text(), re.MULTILINE)}
+    return found
+
+
 def test_a_rank_that_a_signal_ended_is_named_whoever_asked_for_its_status(attempt: Attempt) -> None:
     """Its parent is a script that starts its ranks itself, and tells nobody."""
-    attempt.start(RANKS)
+    seen = attempt.folder / "seen"
+    attempt.start(RANKS.replace("SEEN", str(seen)))
     listed = attempt.folder / "processes.json"
 
     def ranks() -> dict[int, int]:
@@ -423,7 +433,11 @@ def test_a_rank_that_a_signal_ended_is_named_whoever_asked_for_its_status(attemp
 
     wait_until(lambda: ranks().keys() == {0, 1, 2}, what="the ranks")
     victim = ranks()[1]
+    assert victim in watched_by(attempt.started()["shim_pid"])
     os.kill(victim, signal.SIGKILL)
+    # The parent does not ask for the status before the shim has read it.
+    wait_until(lambda: victim not in watched_by(attempt.started()["shim_pid"]), what="the shim has seen the end")
+    seen.touch()
     killed = attempt.ended()["killed_ranks"]
     assert killed[0] == {"rank": 1, "pid": victim, "signal": signal.SIGKILL}
     # What the shim itself has ended is not among them.
