@@ -17,7 +17,7 @@ from typing import Any, cast, get_args, get_type_hints
 from pydantic import BaseModel
 
 from gputui.core.units import duration
-from gputui.profiles.recovery_form import BackoffForm, RecoveryForm
+from gputui.profiles.recovery_form import RecoveryForm
 from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires
 from gputui.recovery.actions import ACTIONS as RECOVERY_ACTIONS
 from gputui.recovery.kinds import KINDS
@@ -78,9 +78,8 @@ def _model_table(model: type[BaseModel], prefix: str = "") -> str:
 
 
 def _recovery_keys() -> str:
-    rows = [*_model_rows(RecoveryForm), *_model_rows(BackoffForm, "backoff.")]
-    # What a policy sets when the profile leaves it out is in the table of policies.
-    return _table(("key", "meaning"), ((key, meaning) for key, _, meaning in rows if meaning))
+    # The defaults are those of the policy.
+    return _table(("key", "meaning"), ((key, meaning) for key, _, meaning in _model_rows(RecoveryForm)))
 
 
 def _section_rows(section: type[Section], prefix: str = "") -> Iterator[Row]:

@@ -33,10 +33,10 @@ Duration = Annotated[Any, BeforeValidator(_duration)]
 
 
 class _RuleForm(Model):
-    for_: Duration = Field(None, alias="for", description="how long a value must be beyond its limit, such as 2 min")
-    clear_after: Duration = Field(None, description="how long it must be back before the alert is cleared")
-    cooldown: Duration = Field(None, description="time in which a cleared alert is not raised again")
-    hysteresis: Annotated[float, within(0, UNBOUNDED)] = Field(0.0, description="how far it must come back")
+    for_: Duration = Field(None, alias="for", description="time beyond the limit, such as 2 min")
+    clear_after: Duration = Field(None, description="time back until the alert is cleared")
+    cooldown: Duration = Field(None, description="time until it can be raised again")
+    hysteresis: Annotated[float, within(0, UNBOUNDED)] = Field(0.0, description="distance to come back")
     severity: Severity = Field("info", description="how bad it is")
 
 
@@ -46,8 +46,8 @@ class ScheduleForm(Model):
     shape: Shape = Field(description="the decay after the warm-up")
     peak: Annotated[float, within(0)] = Field(0.0, description="the highest rate; else the run's parameter")
     final: Annotated[float, within(0)] = Field(0.0, description="the rate at the end")
-    warmup_steps: Annotated[int, within(0, whole=True)] = Field(0, description="steps of the rise to the peak")
-    total_steps: Annotated[int, within(0, whole=True)] = Field(0, description="else what the run reports at its start")
+    warmup_steps: Annotated[int, within(0, whole=True)] = Field(0, description="steps of the rise")
+    total_steps: Annotated[int, within(0, whole=True)] = Field(0, description="else as reported")
 
 
 class DeliveryForm(NotifyForm):

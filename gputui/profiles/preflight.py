@@ -23,7 +23,6 @@ from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
-from gputui.runs.executors.mirror import known_files
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.gpu_use import PastPeak
@@ -98,9 +97,11 @@ def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
     if spec.phases and not shares_files:
         remedy = "launch the profile here, or on a target that shares the run's folder"
         results.append(CheckResult("phases", "fail", "a phase begins at a checkpoint that is seen from here", remedy))
-    if not shares_files and not spec.workdir.startswith(_RUN_DIR) and known_files(Path(spec.workdir)) is None:
+    workdir = Path(spec.workdir)
+    is_checkout = any((folder / ".git").exists() for folder in (workdir, *workdir.parents))
+    if not (shares_files or is_checkout or spec.workdir.startswith(_RUN_DIR)):
         remedy = "git init && git add . there, so that gputui knows what to copy"
-        results.append(CheckResult("code", "fail", f"{spec.workdir} is no git checkout to copy from", remedy))
+        results.append(CheckResult("code", "fail", f"{workdir} is no git checkout to copy from", remedy))
     return [*results, *executor.checks(spec)]
 
 

@@ -1,5 +1,9 @@
 """A profile's ``recovery:`` as pydantic models.
 
+    max_attempts: 5
+    ladders:
+      nan_loss: [{rollback: 2}, [lower_lr, tighter_clip], stop]
+
 A ladder is a list of rungs, a rung one action or several, an action its name or ``{name: number}``.
 `gputui.recovery.policies.policy_from` makes a policy of a valid one.
 """
@@ -77,8 +81,8 @@ else:  # which mypy cannot read: the names that are known at run time
     PolicyName = Annotated[Literal[tuple(POLICIES)], BeforeValidator(lambda given: "off" if given is False else given)]
     EndsOn = Literal[tuple(ENDS_ON)]
     KindName = Literal[tuple(kinds_with_ladders())]
-    args = {name: (_number(action), None) for name, action in ACTIONS.items()}
-    Action = Annotated[create_model("Action", __base__=_Actions, **args), BeforeValidator(_action)]
+    numbers = {name: (_number(action), None) for name, action in ACTIONS.items()}
+    Action = Annotated[create_model("Action", __base__=_Actions, **numbers), BeforeValidator(_action)]
 
 Rung = Annotated[
     list[Action],

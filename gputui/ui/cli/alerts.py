@@ -42,7 +42,8 @@ def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bo
 
 
 def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None) -> None:
-    connection, now = session.reader_or_none(), time.time()
+    connection = session.reader_or_none()
+    now = time.time()
     if connection is None:
         found: list[AlertView] = []
     elif run is not None:
@@ -65,9 +66,8 @@ def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None
 
 
 def _remarks(session: Session, connection: sqlite3.Connection, found: list[AlertView], now: float) -> list[str]:
-    """What to do, rules that are silenced everywhere, and the age of the list if no agent runs."""
-    active = {each.rule: each.remedy for each in found if each.lasts}
-    lines = [f"{rule}: {remedy}" for rule, remedy in active.items()]
+    """Remedies, rules that are silenced everywhere, and the age of the list if no agent runs."""
+    lines = list(dict.fromkeys(f"{each.rule}: {each.remedy}" for each in found if each.lasts))
     for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
         if subject == alerts.ANY_SUBJECT:
             lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(until - now)}")
