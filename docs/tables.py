@@ -154,11 +154,8 @@ def _policies() -> str:
 
 
 def _alert_rules(subject: str) -> str:
-    return _table(("rule", "severity", "raised", "for", "cleared after"), map(_rule, _rules_of(subject)))
-
-
-def _rules_of(subject: str) -> Iterator[Rule]:
-    return (rule for rule in RULES.values() if rule.subject == subject)
+    rows = (_rule(rule) for rule in RULES.values() if rule.subject == subject)
+    return _table(("rule", "severity", "raised", "for", "cleared after"), rows)
 
 
 def _rule(rule: Rule) -> Row:
@@ -180,11 +177,12 @@ def _keys() -> str:
     for action in KEYS:
         if action.heading != "Move":
             keys.setdefault((action.scopes, action.help), []).extend(key_word(key) for key in action.keys[:1])
-    rows: dict[Row, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for (pages, phrase), names in keys.items():
         if names:
-            rows.setdefault(pages, []).append(f"`{' '.join(dict.fromkeys(names))}` {phrase[0].lower()}{phrase[1:]}")
-    return _table(("pages", "keys"), ((_pages(pages), "; ".join(does)) for pages, does in rows.items()))
+            does = f"`{' '.join(dict.fromkeys(names))}` {phrase[0].lower()}{phrase[1:]}"
+            rows.setdefault(_pages(pages), []).append(does)
+    return _table(("pages", "keys"), ((pages, "; ".join(does)) for pages, does in rows.items()))
 
 
 def _pages(pages: Row) -> str:
