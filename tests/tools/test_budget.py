@@ -46,6 +46,13 @@ def test_lowering_takes_what_is_unused_and_never_raises(tmp_path: Path) -> None:
     assert load(tmp_path / "budget.toml") == found
 
 
+def test_lowered_lines_keep_slack(tmp_path: Path) -> None:
+    (tmp_path / "gputui").mkdir()
+    (tmp_path / FILES[2]).write_text("z = 1\n" * 100)
+    (room,) = lowered({"b": Room((FILES[2],), {"lines": 200, "files": 9})}, FILES[2:3], tmp_path).values()
+    assert room.limits == {"lines": 103, "files": 1}
+
+
 def test_a_function_named_by_no_second_line_is_used_once(tmp_path: Path) -> None:
     (tmp_path / "gputui/a").mkdir(parents=True)
     (tmp_path / FILES[0]).write_text("def f():\n    pass\n\n\ndef g():\n    f()\n    f()\n    return f\n\n\ng()\n")
