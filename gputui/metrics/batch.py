@@ -16,6 +16,7 @@ from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import VersionComparison
+from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
 
@@ -45,7 +46,6 @@ _TIME_IS_OTHER = (
     "the time in its metrics lines is not the time of day in unix seconds: the lines have the time "
     "at which they were read, and their own time is the metric time_"
 )
-_NUMBERS = frozenset({int, float})
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
@@ -90,6 +90,7 @@ class Batch:
 
     Lines without a time get ``arrived_at`` (UTC unix seconds), the latest at which they can have
     been written. ``comparison`` leaves out what earlier versions of the file had; None to store all.
+    ``nulls`` belong to the source.
     ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
     beginning of each rejected line, ``newest`` the last number of each name by rank. The steps are
     those of lines without an event.
@@ -100,6 +101,7 @@ class Batch:
     redactor: Redactor = BY_LOOK
     arrived_at: float | None = None
     comparison: VersionComparison | None = None
+    nulls: NullReader = field(default_factory=NullReader)
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -119,16 +121,16 @@ class Batch:
             self.rejected.append((self.state.generation, offset, parsed.reason, shown))
 
     def _accept(self, source_id: int, offset: int, parsed: ParsedLine) -> None:
-        step, at, rank, data, values = parsed
+        step, at, rank, data, values, is_numeric = parsed
         latest = math.inf if self.arrived_at is None else self.arrived_at + _CLOCK_ERROR_SECONDS
         if at is None or not _FIRST_TIME_SECONDS <= at <= latest:
             if values.get("time") is not None:
                 data, values = _renamed(values, "time")
                 self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
             at = self.arrived_at
-        is_numeric = _NUMBERS.issuperset(map(type, values.values()))
         if not is_numeric:
             data, values = self._without_secrets(step, data, values)
+        data, values = self._with_nan(rank, data, values, is_numeric=is_numeric)
         if self.comparison is not None:
             new_part = self.comparison.take_new_part(rank, step, data, values)
             if new_part is None:
@@ -153,6 +155,19 @@ class Batch:
             data, values = _renamed(values, "event")
         shown = self.redactor.value(values)
         return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
+
+    def _with_nan(
+        self, rank: int | None, data: str, values: Mapping[str, Any], *, is_numeric: bool
+    ) -> tuple[str, Mapping[str, Any]]:
+        """A line, encoded and decoded, with NaN for the nulls that stand for it."""
+        nulls = self.nulls.of(rank)
+        if is_numeric:
+            nulls.add_numbers(values)
+            return data, values
+        if "event" in values:
+            return data, values
+        with_nan = nulls.read(values)
+        return (data, values) if with_nan is values else (orjson.dumps(with_nan).decode(), with_nan)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
         newest = self.newest.setdefault(rank, {})

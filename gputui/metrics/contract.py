@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.metrics.values import NUMBERS, read_values
 
 MAX_LINE_BYTES = 1 << 20
 MAX_INTEGER = 2**63 - 1
@@ -39,13 +40,14 @@ _CLOSING_BRACE = 0x7D
 
 class ParsedLine(NamedTuple):
     """The stored content of a line. ``time`` is unix seconds; ``data`` is standard JSON; ``values``
-    is the same, decoded."""
+    is the same, decoded, and ``is_numeric`` if all of them are numbers."""
 
     step: int | None
     time: float | None
     rank: int | None
     data: str
     values: Mapping[str, Any]
+    is_numeric: bool
 
 
 class Rejected(NamedTuple):
@@ -92,7 +94,7 @@ _TOO_MANY = Rejected(f"more than {MAX_VALUES} values")
 
 def parse_line(line: bytes) -> Parsed:
     """Parse a line of a JSONL file without its newline; None if it is blank. NaN and infinities
-    become strings."""
+    become strings, and strings that begin with a number become numbers (`read_values`)."""
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -128,6 +130,11 @@ def excerpt(line: bytes, redactor: Redactor = BY_LOOK) -> str:
 
 
 def _accept(values: Mapping[str, Any], data: str) -> ParsedLine | Rejected:
+    is_numeric = NUMBERS.issuperset(map(type, values.values()))
+    if not is_numeric and (with_numbers := read_values(values)) is not values:
+        values = _standard(with_numbers)
+        data = orjson.dumps(values).decode()
+        is_numeric = NUMBERS.issuperset(map(type, values.values()))
     step = values.get("step")
     if type(step) is not int:
         if step is None:
@@ -147,7 +154,7 @@ def _accept(values: Mapping[str, Any], data: str) -> ParsedLine | Rejected:
         time = float(time)
     if type(time) is not float or not 0.0 <= time < _END_OF_TIME_SECONDS:
         time = None
-    return ParsedLine(step, time, rank, data, values)
+    return ParsedLine(step, time, rank, data, values, is_numeric)
 
 
 def _parse_uncommon(line: bytes) -> Parsed:

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_line, parse_values
-from gputui.metrics.printed import CUT_OFF, STEP_NAMES, OutputPatterns, printed_number, step_line
+from gputui.metrics.printed import CUT_OFF, STEP_NAMES, OutputPatterns, step_line
+from gputui.metrics.values import printed_number
 
 # Kind of a source → the outputs of a rank that it searches.
 PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("stdout", "stderr")}
@@ -87,11 +88,7 @@ class CsvLines(LineFormat):
             return Rejected(f"the header names no column {names} between commas")
         if len(cells) != len(self._columns):
             return Rejected(f"{len(cells)} cells under a header of {len(self._columns)}")
-        values = {}
-        for name, cell in zip(self._columns, cells, strict=True):
-            if name and cell:
-                number = printed_number(cell)
-                values[name] = cell if number is None else number
+        values = {name: cell for name, cell in zip(self._columns, cells, strict=True) if name and cell}
         return step_line(values, cells[self._step])
 
     def parse_unterminated(self, line: bytes) -> Parsed:

@@ -243,6 +243,7 @@ class MetricsIngest:
         except BaseException:
             for source, batch in stored:
                 source.reducer.forget()
+                batch.nulls.forget()
                 if batch.comparison is not None:
                     batch.comparison.earlier.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.

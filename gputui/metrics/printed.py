@@ -1,4 +1,4 @@
-"""Metrics in the output of a program, found by the patterns of a profile, and numbers with units."""
+"""Metrics in the output of a program, found by the patterns of a profile."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.core.text import SEQUENCE
 from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_values
+from gputui.metrics.values import printed_number
 
 if TYPE_CHECKING:
     import regex
 
 STEP_NAMES = ("step", "iter", "iteration")
-
-# Factors that convert units to seconds, bytes and plain counts.
-UNITS: Mapping[str, float] = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0,
-    "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12,
-    "KB": 1e3, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-    "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
-}  # fmt: skip
 
 # Limits for regular expressions from profiles: the agent matches lines in its loop, and a pattern
 # with nested repeats may take years for one line.
@@ -28,11 +21,6 @@ MATCHED_CHARACTERS = 2000
 MATCH_SECONDS = 0.02
 MAX_TIMEOUTS = 3
 
-_TRAILING = ",;:%)]}"
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
-_WITH_UNIT = re.compile(rf"({_NUMBER})\s?([A-Za-zµ]+)(?:/([a-z]+))?")
-_SECOND = frozenset({"s", "sec"})
 CUT_OFF = Rejected("cut off: no newline at its end")
 
 
@@ -133,7 +121,7 @@ class OutputPatterns(LineFormat):
         values: dict[str, int | float | str] = {}
         for name, text in groups.items():
             number = printed_number(text)
-            values[name] = _number_with_unit(name, text) if number is None else number * self._units.get(name, 1)
+            values[name] = text if number is None else number * self._units.get(name, 1)
         if self._step is not None:
             return step_line(values, groups.get(self._step, ""))
         if "step" not in groups and "epoch" in groups and "iter" in groups:
@@ -179,36 +167,3 @@ def step_line(values: dict[str, Any], step_text: str) -> ParsedLine | Rejected:
         return Rejected("step is not a whole number")
     metrics = {name: value for name, value in values.items() if name.lower() not in STEP_NAMES}
     return parse_values({"step": step, **metrics})
-
-
-def _number_with_unit(name: str, text: str) -> float | str:
-    """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` in seconds, bytes or plain counts, else the
-    text. Progress bars switch from steps per second to seconds per step when they are slow: a name
-    that ends in "time" is a time, every other a rate."""
-    match = _WITH_UNIT.fullmatch(text.strip().rstrip(_TRAILING))
-    if match is None:
-        return text
-    number, unit, per = float(match[1]), match[2], match[3]
-    if per is None or (per in _SECOND and unit in UNITS):
-        return number * UNITS[unit] if unit in UNITS else text
-    is_time = name.endswith("time")
-    if per in _SECOND:
-        return number if not is_time else 1 / number if number else text
-    if unit not in ("s", "ms", "us"):
-        return text
-    seconds = number * UNITS[unit]
-    return seconds if is_time else 1 / seconds if seconds else text
-
-
-def printed_number(text: str) -> int | float | None:
-    r"""Parse a number with thousands separators, and the comma or percent sign that ``\S+`` includes behind it."""
-    text = text.strip().rstrip(_TRAILING)
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return None

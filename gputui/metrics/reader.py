@@ -18,6 +18,7 @@ from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.trackers import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
+from gputui.metrics.values import NullReader
 from gputui.store.metrics.queries import FilePosition
 
 HEADER_BYTES = 64 << 10
@@ -28,12 +29,13 @@ _ANY_ATTEMPT = 2**63
 
 class ReadSource(NamedTuple):
     """The source of a reader: its ID, how its texts are redacted, what is stored of the earlier
-    versions of its file, and a clock (UTC unix seconds)."""
+    versions of its file, a clock (UTC unix seconds), and the meanings of its nulls."""
 
     source_id: int
     redactor: Redactor
     earlier: EarlierLines
     clock: Callable[[], float]
+    nulls: NullReader
 
 
 class Boundary(NamedTuple):
@@ -165,7 +167,7 @@ class FileReader:
         # Lines may have been unread for hours, so they are at most as new as the file.
         arrived_at = min(self._source.clock(), os.fstat(descriptor).st_mtime)
         with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
-            batch = Batch(state, attempt, self._source.redactor, arrived_at, comparison)
+            batch = Batch(state, attempt, self._source.redactor, arrived_at, comparison, self._source.nulls)
             if isinstance(self._format, RecordFormat):
                 consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
             else:

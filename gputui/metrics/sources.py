@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -25,6 +26,8 @@ from gputui.metrics.history import HistoryReader
 from gputui.metrics.reader import Boundary, FileReader, ReadSource
 from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.trackers import TRACKERS
+from gputui.metrics.values import NullReader
+from gputui.store.metrics.queries import END, START, rows_between
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
 # PRINTED only says how to read it.
@@ -33,6 +36,9 @@ ATTEMPT_OUTPUT = "output"
 
 # How long the ends that a search found before an attempt are those at its begin.
 SURVEY_SECONDS = 5.0
+
+# From which a new reader learns what nulls mean.
+_NEWEST_LINES = 200
 
 _COLUMNS = "s.source_id, s.run_id, s.path, s.format, s.reading"
 
@@ -215,7 +221,16 @@ class SourceTable:
             is_other = in_thread and self.context is not None
             return closing(self.context.connect()) if is_other and self.context else nullcontext(self._connection)
 
-        source = ReadSource(row.source_id, redactor, EarlierLines(row.source_id, connect), self._clock)
+        def newest_lines() -> list[tuple[int | None, Mapping[str, Any]]]:
+            with connect() as connection:
+                rows = rows_between(
+                    connection, row.source_id, START, END,
+                    columns="rank, data", is_newest_first=True, limit=_NEWEST_LINES,
+                ).fetchall()  # fmt: skip
+            return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
+
+        earlier = EarlierLines(row.source_id, connect)
+        source = ReadSource(row.source_id, redactor, earlier, self._clock, NullReader(newest_lines))
         if row.format == "hf":
             return HistoryReader(source, row.path)
         is_output = row.format == ATTEMPT_OUTPUT

@@ -19,7 +19,7 @@ from pydantic import (
 from gputui.core.yaml_forms.forms import IN_QUOTES, expected, problem
 from gputui.core.yaml_forms.problems import one_of
 from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_size
-from gputui.metrics.printed import UNITS
+from gputui.metrics.values import UNITS
 from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import NoSelectionError, Selection, SelectionError, parse_selection

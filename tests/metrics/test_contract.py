@@ -35,6 +35,7 @@ def test_a_line_is_kept_as_it_was_written() -> None:
     [
         (b'{"step": 40.0}', 40, None),
         (b'{"step": -0.0}', 0, None),
+        (b'{"step": "7"}', 7, None),
         (b'{"step": 9007199254740991}', 2**53 - 1, None),
         (b'{"event": "checkpoint"}', None, None),
         (b'{"phase": "warm-up", "step": null}', None, None),
@@ -54,10 +55,10 @@ def test_steps_and_times(line: bytes, step: int | None, time: float | None) -> N
     [
         *(
             (f'{{"step": {step}}}'.encode(), "step is ")
-            for step in ("1.5", "true", '"7"', "[1]", "-1", "9007199254740992", "1e30", "NaN", "Infinity")
+            for step in ("1.5", "true", '"7.5"', '"seven"', "[1]", "-1", "9007199254740992", "1e30", "NaN", "Infinity")
         ),
         (b'{"loss": 1}', "no step"),
-        *((f'{{"step": 1, "rank": {rank}}}'.encode(), "rank") for rank in ('"0"', "1.5", "-1", "true", "[]")),
+        *((f'{{"step": 1, "rank": {rank}}}'.encode(), "rank") for rank in ('"a"', "1.5", "-1", "true", "[]")),
         *((line, "not a JSON object") for line in (b"[1]", b"7", b"null", b"hello", b'"step"')),
         *((line, "not JSON") for line in (b'{"step": 1', b'{"step": 1}}', b"{'step': 1}", b'{"step": \x01}')),
         (b'{"step": 13, "loss": 0.1}{"step": 14, "loss": 0.05}', "not JSON"),  # two ranks in one line

@@ -104,7 +104,7 @@ def test_lines(line_format: LineFormat, line: str | bytes, expected: dict[str, A
         ("x", "17.4ms", 0.0174), ("x", "17.4 ms", 0.0174), ("x", "1.2k", 1200.0), ("x", "3M,", 3e6),
         ("x", "2GiB", 2.0**31), ("x", "250MB/s", 2.5e8), ("rate", "30.5it/s", 30.5),
         ("rate", "2.00s/it", 0.5), ("step_time", "2.00s/it", 2.0), ("step_time", "4it/s", 0.25),
-        ("rate", "0s/it", "0s/it"), ("rate", "12img/s", 12.0), ("x", "3parrots", "3parrots"),
+        ("rate", "0s/it", "0s/it"), ("rate", "12img/s", 12.0), ("x", "3parrots", 3),
         ("x", "0x1f", "0x1f"), ("x", "1e3ms", 1.0), ("x", "5m/x", "5m/x"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health import incident_folder
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 # The deadline of writing the evidence.
 KEEP_SECONDS = 600.0
 KILLED = "killed because it did not stop in time"
-UNSOUND = "its loss was no finite number since step"
 # More exceptions of ranks that ended with code 0 are not named.
 MOST_REMARKS = 3
 
@@ -96,9 +95,22 @@ class _End:
 
     def unsound_since(self) -> int | None:
         """The first step since which the loss was no finite number, until the end."""
-        times = StepTimes(self.context.connection, self.run.run_id)
-        found = times.unsound_since(self.attempt.number)
+        found = self._times.unsound_since(self.attempt.number)
         return None if found is None else found[0]
+
+    def unsound_remark(self, unsound_step: int) -> str:
+        """A remark on a loss that was no finite number since a step."""
+        if self.was_ever_sound():
+            return f"its loss was no finite number since step {units.count(unsound_step)}"
+        return "no loss of this training was a finite number, so that no checkpoint was struck off for it"
+
+    def was_ever_sound(self) -> bool:
+        """Return whether any attempt so far had a finite loss."""
+        return any(self._times.last_sound(number) is not None for number in range(1, self.attempt.number + 1))
+
+    @property
+    def _times(self) -> StepTimes:
+        return StepTimes(self.context.connection, self.run.run_id)
 
 
 def _stopped(end: _End) -> None:
@@ -115,7 +127,7 @@ def _stopped(end: _End) -> None:
         cause = (by_kill if forced else "stopped") + _lost_by_stop(end)
     if (unsound := end.unsound_since()) is not None:
         record["unsound_since"] = unsound
-        cause += f"; {UNSOUND} {units.count(unsound)}"
+        cause += f"; {end.unsound_remark(unsound)}"
     with repository.transaction(connection):
         _close(end, "stopped", record)
         end.move(RunState.STOPPED, cause, ended_at)
@@ -173,7 +185,7 @@ def _succeeded(end: _End) -> None:
     remarks = printed_at_end(end.findings.evidence)[:MOST_REMARKS]
     if (unsound := end.unsound_since()) is not None:
         record["unsound_since"] = unsound
-        remarks.append(f"{UNSOUND} {units.count(unsound)}")
+        remarks.append(end.unsound_remark(unsound))
     if left := [str(name) for name in record.get("left_behind") or ()]:
         which = clean(", ".join(dict.fromkeys(left)))
         count = "1 process" if len(left) == 1 else f"{len(left)} processes"
@@ -192,6 +204,9 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
     context, connection, incident = end.context, end.context.connection, end.findings.incident
     run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
     plan = _plan(end, machine)
+    unsound = end.unsound_since()
+    if unsound is not None and not end.was_ever_sound():
+        plan = replace(plan, reason=f"{plan.reason}; {end.unsound_remark(unsound)}")
     retries = plan.verdict == "retry"
     with repository.transaction(connection):
         _close(end, "failed", end.task.exit_record or {}, plan)

@@ -176,11 +176,12 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     incidents = {row.attempt: row for row in read_incidents(connection, run_id)}
     late = max(FETCHED_SECONDS, (spec_of(run).target or {}).get("poll", 0.0))
     course: list[dict[str, Any]] = []
+    was_ever_sound = any(times.last_sound(row.number) is not None for row in attempts)
     for span in attempt_spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0):
         incident, until = incidents.get(span.number), None
-        if (unsound := times.unsound_since(span.number)) is not None:
+        if was_ever_sound and (unsound := times.unsound_since(span.number)) is not None:
             until = unsound[1] - late
-        elif incident is not None and incident.kind in NUMERIC_INCIDENTS:
+        elif was_ever_sound and incident is not None and incident.kind in NUMERIC_INCIDENTS:
             # The last time at which its numbers were sound before they went wrong at a step.
             at = None
             if incident.step is not None:

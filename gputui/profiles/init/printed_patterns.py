@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.metrics.printed import UNITS
+from gputui.metrics.values import UNITS
 from gputui.profiles.init.printed_lines import EPOCHS, AcrossEpochs, Part, Printed, PrintedValue
 
 Steps = Literal["global", "in_epoch", "epoch", "unclear"]

@@ -61,7 +61,8 @@ class CheckpointSteps:
 
     def trouble(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
         """Find the unsound loss of an attempt whose loss was no finite number in the end, whatever
-        it ended by, or became bad at ``step``; None if it did not."""
+        it ended by, or became bad at ``step``; None if it did not, or if no loss of the course was
+        ever sound: then it does not tell sound checkpoints from others."""
         times, unsound = self._times, self._times.unsound_since(number)
         if unsound is not None and (step is None or unsound[0] <= step):
             step, bad_at = unsound
@@ -78,6 +79,8 @@ class CheckpointSteps:
         for other in self._attempts if own is None else ():
             if other != number and (last := times.last_sound(other)) is not None:
                 sound[other] = (last, times.last_at(other, last) or -math.inf)
+        if all(last < 0 for last, _ in sound.values()):
+            return None
         if times.start_again(number):
             return UnsoundLoss(step, sound)  # names count steps otherwise than the lines
         named: dict[int, int] = {}

@@ -10,14 +10,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.metrics.queries import END, START, FilePosition, rows_between
+from gputui.store.metrics.queries import END, NON_FINITE, START, FilePosition, rows_between
 
 # A run is ended for bad values only after this many lines in a row.
 _LINES_OF_TROUBLE = 5
 _MOST_GAPS = 8
 _MOST_ATTEMPTS = 3
 _FIRST_RANK = "AND coalesce(rank, 0) = 0"
-_LOSS_IS_KNOWN = f"AND data ->> '$.loss' IS NOT NULL {_FIRST_RANK}"
+_LOSS_IS_FINITE = "json_type(data, '$.loss') IN ('real', 'integer')"
+_WORDS = ", ".join(f"'{word}'" for word in NON_FINITE)
+_LOSS_IS_UNSOUND = f"json_type(data, '$.loss') = 'text' AND data ->> '$.loss' IN ({_WORDS})"
+_LOSS_IS_KNOWN = f"AND ({_LOSS_IS_FINITE} OR {_LOSS_IS_UNSOUND}) {_FIRST_RANK}"
 
 Section = tuple[int, FilePosition, FilePosition]
 """The part of a source that belongs to an attempt: source, begin, begin of the next attempt."""
@@ -156,7 +159,7 @@ class StepTimes(Struct, frozen=True):
     def last_sound(self, attempt: int, step: int | None = None) -> int | None:
         """The last step, or the last before ``step``, whose loss was a finite number; None if there
         is none."""
-        where = f"AND step < coalesce(?, 9e999) AND json_type(data, '$.loss') IN ('real', 'integer') {_FIRST_RANK}"
+        where = f"AND step < coalesce(?, 9e999) AND {_LOSS_IS_FINITE} {_FIRST_RANK}"
         rows = (self._line("step", attempt, section, where, step) for section in self._sections(attempt))
         return max((row[0] for row in rows if row is not None), default=None)
 
@@ -165,13 +168,10 @@ class StepTimes(Struct, frozen=True):
         newest one was, or has none."""
         for source, begin, end in self._sections(attempt):
             section = source, begin, end
-            newest = self._line("json_type(data, '$.loss')", attempt, section, _LOSS_IS_KNOWN)
-            if newest is None or newest[0] != "text":
+            newest = self._line(_LOSS_IS_FINITE, attempt, section, _LOSS_IS_KNOWN)
+            if newest is None or newest[0]:
                 continue
-            sound = self._line(
-                "generation, byte_offset + 1", attempt, section,
-                f"{_LOSS_IS_KNOWN} AND json_type(data, '$.loss') != 'text'",
-            )  # fmt: skip
+            sound = self._line("generation, byte_offset + 1", attempt, section, f"AND {_LOSS_IS_FINITE} {_FIRST_RANK}")
             row = self._line("step, at", attempt, (source, sound or begin, end), _LOSS_IS_KNOWN, is_newest=False)
             return None if row is None else (int(row[0]), float(row[1]))
         return None

@@ -238,6 +238,16 @@ def test_what_a_nan_poisoned_is_not_taken_whatever_the_attempt_ended_by(
     bench.connection.close()
 
 
+@pytest.mark.parametrize("kind", [None, "killed", "nan_loss"])
+def test_nothing_is_struck_off_where_no_loss_was_ever_finite(bench: Bench, kind: str | None) -> None:
+    """Such a loss does not tell sound checkpoints from others."""
+    bench.begin(1)
+    bench.step(*range(1, 21), nan_from=1)
+    bench.save("step_20.pt")
+    bench.step(21)
+    assert bench.end(kind) == ["step_20.pt"]
+
+
 def test_a_cut_folder_is_not_whole_for_lack_of_what_those_before_it_have(bench: Bench) -> None:
     bench.begin(1)
     for step in (10, 20, 30):

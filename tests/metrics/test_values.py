@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gputui.metrics.contract import ParsedLine, parse_line
+from gputui.metrics.values import NullMeanings, number_in_text
+from gputui.store.metrics.queries import latest
+from gputui.store.metrics.step_times import StepTimes
+from tests.metrics.conftest import RUN, Bench
+from tests.tables import table
+
+
+@table(
+    ("text", "number"),
+    [
+        ("0.5123", 0.5123), (" 0.5123 ", 0.5123), ("0.5123(0.5200)", 0.5123), ("0.5123 (avg)", 0.5123),
+        ("0.512±0.1", 0.512), ("0.512 ± 0.1", 0.512), ("0.512 +- 0.1", 0.512), ("0.512+/-0.1", 0.512),
+        ("0.5123nats", 0.5123), ("0.5123 nats", 0.5123), ("-1.5e-3 [best]", -0.0015), ("1,234.5 (avg)", 1234.5),
+        ("5 of 10", 5), ("12.3%", 12.3), ("0.5, 0.6", 0.5), ("0.5|0.6", 0.5), ("17.4ms", 0.0174),
+        ("2026-11-28 10:00:00", None), ("10:00:00", None), ("1.2.3", None), ("192.168.0.1", None), ("3/10", None),
+        ("8xH100", None), ("2024_exp1", None), ("0,5123", None), ("", None), ("n/a", None), ("--", None),
+        ("nancy", None), ("infra", None), ("information", None), ("avg 0.5", None), ("tensor(0.5)", None),
+    ],
+)  # fmt: skip
+def test_the_number_that_a_text_begins_with(text: str, number: float | None) -> None:
+    assert number_in_text("loss", text) == (None if number is None else pytest.approx(number))
+
+
+@table(
+    ("text", "stored"),
+    [("nan", "NaN"), ("NaN", "NaN"), ("NAN", "NaN"), ("-inf", "-Infinity"), ("Infinity", "Infinity"),
+     ("nan (avg)", "NaN"), ("nan±nan", "NaN"), ("inf(inf)", "Infinity"), ("diverged", "diverged")],
+)  # fmt: skip
+def test_text_that_is_not_finite_has_the_stored_form(text: str, stored: str) -> None:
+    answer = parse_line(json.dumps({"step": 1, "loss": text}).encode())
+    assert isinstance(answer, ParsedLine) and json.loads(answer.data)["loss"] == stored
+
+
+def test_names_of_events_stay_text() -> None:
+    answer = parse_line(b'{"step": 1, "event": "2 saved", "phase": "1", "loss": "0.5"}')
+    assert isinstance(answer, ParsedLine)
+    assert dict(answer.values) == {"step": 1, "event": "2 saved", "phase": "1", "loss": 0.5}
+
+
+def meanings(*losses: float | None, **values: Any) -> list[object]:
+    """The loss of each line as it is stored."""
+    nulls = NullMeanings()
+    found = []
+    for step, loss in enumerate(losses):
+        line = {"step": step, "loss": loss, **values}
+        if None in line.values():
+            found.append(nulls.read(line)["loss"])
+        else:
+            nulls.add_numbers(line)
+            found.append(loss)
+    return found
+
+
+def test_a_null_after_numbers_is_nan() -> None:
+    assert meanings(3, 2, 1, None, None) == [3, 2, 1, "NaN", "NaN"]
+    assert meanings(3, 2, None, lr=0.1) == [3, 2, "NaN"]
+    # Before any number, and after a single one, it says nothing.
+    assert meanings(None, None, None) == [None] * 3
+    assert meanings(3, None, None) == [3, None, None]
+
+
+def test_a_null_between_measurements_is_no_nan() -> None:
+    every_fifth = [step if step % 5 == 0 else None for step in range(60)]
+    assert meanings(*every_fifth) == every_fifth
+    # Longer than twice the gaps before: the loss has become NaN.
+    nulls = meanings(*every_fifth[:31], *[None] * 20)
+    assert nulls[31:39] == [None] * 8 and nulls[39:] == ["NaN"] * 12
+
+
+def test_nan_that_passed_does_not_hide_the_next() -> None:
+    losses = [3.0, 2.0, None, 1.0, 1.0, *[None] * 6]
+    assert meanings(*losses)[-4:] == ["NaN"] * 4
+
+
+def test_a_line_that_measures_something_else_has_no_nan() -> None:
+    nulls = NullMeanings()
+    for step in range(3):
+        nulls.read({"step": step, "loss": 1.0, "lr": 0.1, "val_loss": None})
+    for step in range(3, 9):
+        line = {"step": step, "loss": None, "lr": None, "val_loss": 0.5}
+        assert nulls.read(line) is line
+    line = {"step": 9, "loss": None, "lr": 0.1, "val_loss": None}
+    assert nulls.read(line) == {**line, "loss": "NaN"}
+
+
+def test_a_loss_of_text_is_stored_and_judged_as_a_number(bench: Bench) -> None:
+    bench.begin()
+    bench.append("".join(json.dumps({"step": step, "loss": f"{1 / step:.4f} (avg)"}) + "\n" for step in range(1, 9)))
+    bench.pump()
+    times = StepTimes(bench.connection, RUN)
+    assert latest(bench.connection, RUN)["loss"] == 0.125
+    assert times.unsound_since(1) is None and times.last_sound(1) == 8
+
+
+def test_a_loss_of_unknown_text_is_neither_sound_nor_unsound(bench: Bench) -> None:
+    bench.begin()
+    bench.append("".join(json.dumps({"step": step, "loss": "high"}) + "\n" for step in range(1, 9)))
+    bench.pump()
+    times = StepTimes(bench.connection, RUN)
+    assert (times.unsound_since(1), times.last_sound(1)) == (None, None)
+
+
+def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(bench: Bench) -> None:
+    bench.begin()
+    for step in range(1, 7):
+        bench.append(json.dumps({"step": step, "loss": None if step > 4 else 1 / step, "lr": 0.1}) + "\n")
+        if step == 5:
+            bench.pump()
+            bench.restart()
+    bench.pump()
+    times = StepTimes(bench.connection, RUN)
+    unsound = times.unsound_since(1)
+    assert unsound is not None and unsound[0] == 5 and times.last_sound(1) == 4
+    assert [row[0] for row in bench.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == ["NaN", "NaN"]
