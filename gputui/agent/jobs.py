@@ -8,8 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from threading import Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +25,34 @@ KEPT_SECONDS = 30.0
 
 class JobTimeoutError(OSError):
     """The job did not end within its deadline; the message contains both."""
+
+
+class Purpose(StrEnum):
+    """The reason for a job whose result is asked for in later turns."""
+
+    NEWEST_LINES = "reading its newest metrics lines"
+    SETUP = "looking for what it prints and saves"
+    DISK = "looking at its disk"
+    PRUNING = "removing its old checkpoints"
+    BEFORE_START = "looking at its checkpoints before its start"
+    SEARCH = "reading its checkpoints"
+    ORPHANS = "looking for orphans"
+    LOG_SIZES = "bounding logs"
+
+
+class JobKey(NamedTuple):
+    """The asker of a job: only the same asker takes its result. ``attempt`` is the one that it is
+    about, live or next; ``subject`` tells several of one purpose apart."""
+
+    purpose: Purpose
+    run_id: str | None = None
+    attempt: int | None = None
+    subject: str | None = None
+
+    @property
+    def name(self) -> str:
+        """A name for messages."""
+        return ": ".join(part for part in (self.run_id, self.purpose, self.subject) if part is not None)
 
 
 @dataclass(eq=False)
@@ -83,7 +112,7 @@ class Jobs:
     at_once: int = JOBS_AT_ONCE
     has_news: bool = False
     """A job has ended since this was last reset."""
-    _asked: dict[str, Job[Any]] = field(default_factory=dict)
+    _asked: dict[JobKey, Job[Any]] = field(default_factory=dict)
     _started: list[Job[Any]] = field(default_factory=list)
     _waiting: deque[Job[Any]] = field(default_factory=deque)
 
@@ -94,14 +123,19 @@ class Jobs:
         self.turn()
         return job
 
-    def ask(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T] | None:
-        """The job of this name once it is over, which is then forgotten; None before. It is
-        started if there is none, or if its result was not asked for within KEPT_SECONDS."""
+    def ask(self, key: JobKey, work: Callable[[], T], *, deadline_seconds: float) -> Job[T] | None:
+        """The job of this key once it is over, which is then forgotten; None before. It is started
+        if there is none, or if its result was not asked for within KEPT_SECONDS."""
         self.turn()
-        job = self._asked.get(name)
+        job = self._asked.get(key)
         if job is None:
-            self._asked[name] = self.start(name, work, deadline_seconds=deadline_seconds)
-        return self._asked.pop(name) if job is not None and job.future.done() else None
+            self._asked[key] = self.start(key.name, work, deadline_seconds=deadline_seconds)
+        return self._asked.pop(key) if job is not None and job.future.done() else None
+
+    def drop(self, run_id: str, attempt: int) -> None:
+        """Forget the jobs that were asked for an attempt that is over; nobody gets their results."""
+        for key in [key for key in self._asked if (key.run_id, key.attempt) == (run_id, attempt)]:
+            del self._asked[key]
 
     @property
     def is_busy(self) -> bool:
@@ -120,9 +154,9 @@ class Jobs:
                     job.future.set_exception(JobTimeoutError(text))
             young += age < PATIENCE_SECONDS and not job.future.done()
         self._started = [job for job in self._started if job.thread.is_alive()]
-        for name, job in list(self._asked.items()):
+        for key, job in list(self._asked.items()):
             if now - job.ended_at > KEPT_SECONDS:
-                del self._asked[name]
+                del self._asked[key]
         while self._waiting and young < self.at_once and len(self._started) < THREADS_MOST:
             job = self._waiting[0]
             try:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.agent.context import AgentContext
+from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.core.units import bytes_text
@@ -128,7 +129,8 @@ class LogBounds:
         # The bytes read as metrics only grow, so a stale number is safe: it keeps too much.
         read = partial(intake.output_read, self.context.connection)
         checks = [(each, read(each.run_id, each.number)) for each in attempts]
-        job = self.context.jobs.ask("bounding logs", partial(self._check, checks), deadline_seconds=DEADLINE_SECONDS)
+        work = partial(self._check, checks)
+        job = self.context.jobs.ask(JobKey(Purpose.LOG_SIZES), work, deadline_seconds=DEADLINE_SECONDS)
         if job is None:
             return
         self.next_at = now + LOOK_SECONDS

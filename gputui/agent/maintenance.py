@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.agent.context import AgentContext
+from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.log_sizes import LogBounds, rotate
 from gputui.agent.removal import finish_removals
 from gputui.core.units import bytes_text, duration
@@ -95,7 +96,7 @@ class OrphanWatch:
         if now < self.next_at:
             return
         find = partial(orphans.find_marked, self.context.workspace.runs)
-        job = self.context.jobs.ask("orphans", find, deadline_seconds=ORPHANS_SECONDS)
+        job = self.context.jobs.ask(JobKey(Purpose.ORPHANS), find, deadline_seconds=ORPHANS_SECONDS)
         if job is None:
             return
         self.next_at = now + LOOK_SECONDS

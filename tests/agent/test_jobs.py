@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gputui.agent.jobs import Jobs, JobTimeoutError
+from gputui.agent.jobs import JobKey, Jobs, JobTimeoutError, Purpose
 from tests.conftest import wait_until
 
 
@@ -48,3 +48,25 @@ def test_a_job_that_hangs_fails_at_its_deadline_and_holds_up_no_other() -> None:
     wait_until(lambda: threading.active_count() == 1 or not all_jobs.is_busy)
     with pytest.raises(JobTimeoutError):
         stuck.result()
+
+
+def test_an_answer_is_taken_by_who_asked_for_it_alone() -> None:
+    all_jobs = Jobs(lambda: None, Clock())
+    first, second = (JobKey(Purpose.NEWEST_LINES, "a-1", number) for number in (1, 2))
+    assert all_jobs.ask(first, lambda: "of attempt 1", deadline_seconds=5.0) is None
+    wait_until(lambda: not all_jobs.is_busy)
+    assert all_jobs.ask(second, lambda: "of attempt 2", deadline_seconds=5.0) is None
+    wait_until(lambda: not all_jobs.is_busy)
+    job = all_jobs.ask(second, lambda: "asked twice", deadline_seconds=5.0)
+    assert job is not None and job.result() == "of attempt 2"
+
+
+def test_the_answers_for_an_attempt_that_is_over_are_dropped() -> None:
+    all_jobs = Jobs(lambda: None, Clock())
+    keys = [JobKey(Purpose.NEWEST_LINES, run, number) for run, number in (("a-1", 1), ("a-1", 2), ("a-11", 1))]
+    for key in keys:
+        all_jobs.ask(key, lambda: "old", deadline_seconds=5.0)
+    wait_until(lambda: not all_jobs.is_busy)
+    all_jobs.drop("a-1", 1)
+    answers = [all_jobs.ask(key, lambda: "new", deadline_seconds=5.0) for key in keys]
+    assert [answer is None for answer in answers] == [True, False, False]

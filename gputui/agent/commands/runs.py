@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gputui.agent import removal
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result, UnansweredError
+from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
 from gputui.agent.lifecycle.run_files import living_attempt, open_metrics
 from gputui.core.config import PRIVATE_DIR_MODE
@@ -166,8 +167,9 @@ def _found_here(request: CommandRequest, search: CheckpointSearch) -> _StartingP
     """
     named, run_id, folder = request.args.get("from"), search.run_id, search.folder
     work = partial(_choose, search, None if named is None else Path(str(named)))
-    name = f"command {request.command.command_id}: reading checkpoints of {run_id}"
-    job = request.context.jobs.ask(name, work, deadline_seconds=SEARCH_SECONDS)
+    # Each command has a search of its own.
+    key = JobKey(Purpose.SEARCH, run_id, subject=f"command {request.command.command_id}")
+    job = request.context.jobs.ask(key, work, deadline_seconds=SEARCH_SECONDS)
     if job is None:
         raise UnansweredError
     try:

@@ -20,6 +20,7 @@ from gputui.agent.health.gpu_reports import lost_gpu
 from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, dump_stacks
 from gputui.agent.health.watched import LINES_PER_LOOK, WatchedAttempt, read_history, take_snapshot
+from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core import units
@@ -104,8 +105,8 @@ class HealthMonitor:
             # The history of a long run takes long to read.
             record = attempt.record
             read = partial(read_history, context.workspace.database, record, context.monotonic(), context.now())
-            name = f"reading the newest lines of {record.run_id}"
-            job = context.jobs.ask(name, read, deadline_seconds=HISTORY_SECONDS)
+            key = JobKey(Purpose.NEWEST_LINES, record.run_id, record.number)
+            job = context.jobs.ask(key, read, deadline_seconds=HISTORY_SECONDS)
             if job is None:
                 return
             attempt.watched = job.result()

@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from gputui.agent.context import AgentContext
+from gputui.agent.jobs import JobKey, Purpose
 from gputui.core.files import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.resumptions import resumptions
@@ -67,8 +68,8 @@ class SetupChecks:
         record, run_dir = watch.record, context.workspace.run_dir(watch.record.run_id)
         began = record.started_at or record.created_at
         work = partial(missing_metrics, spec, run_dir, record.number, began)
-        name = f"looking for what {record.run_id} prints and saves"
-        job = context.jobs.ask(name, work, deadline_seconds=JOB_SECONDS)
+        key = JobKey(Purpose.SETUP, record.run_id, record.number)
+        job = context.jobs.ask(key, work, deadline_seconds=JOB_SECONDS)
         if job is not None:
             self.metrics_at = context.monotonic()
             with suppress(OSError):

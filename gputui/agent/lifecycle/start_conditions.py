@@ -18,6 +18,7 @@ import msgspec
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
+from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointScan, scan, search_now, write_ledger
 from gputui.core import units
@@ -136,8 +137,8 @@ class RecoveryWaits:
     def _wait_for_room(self, run: Run, folder: Path, needed: int, or_share: float) -> str | None:
         """Wait until the disk has room for ``needed`` bytes, or for that share of the disk if it is
         less."""
-        name, work = f"looking at {folder} for {run.run_id}", partial(disk_bytes, folder)
-        job = self.context.jobs.ask(name, work, deadline_seconds=LOOK_SECONDS)
+        key, work = JobKey(Purpose.DISK, run.run_id, run.attempt + 1, str(folder)), partial(disk_bytes, folder)
+        job = self.context.jobs.ask(key, work, deadline_seconds=LOOK_SECONDS)
         if job is None:
             # What `_end_wait` stored after the last poll holds until the disk answers.
             return (run.waiting_for or f"waits for {folder} to answer").removeprefix("waits ")
@@ -157,8 +158,8 @@ class RecoveryWaits:
         context, search = self.context, search_now(self.context, run)
         if search is None:
             return None
-        name, work = f"pruning for {run.run_id}", partial(prune, search, keep, run.resume_from)
-        job = context.jobs.ask(name, work, deadline_seconds=PRUNE_SECONDS)
+        key, work = JobKey(Purpose.PRUNING, run.run_id, run.attempt + 1), partial(prune, search, keep, run.resume_from)
+        job = context.jobs.ask(key, work, deadline_seconds=PRUNE_SECONDS)
         if job is None:
             return "for old checkpoints to be removed"
         try:
@@ -196,8 +197,9 @@ def check_before_start(context: AgentContext, run: Run) -> bool:
     path, search = run.resume_from, search_now(context, run)
     if search is None:
         return True
-    name, work = f"looking before {run.run_id} begins from {path}", partial(start_check, search, path, context.now())
-    job = context.jobs.ask(name, work, deadline_seconds=DEADLINE_SECONDS)
+    key = JobKey(Purpose.BEFORE_START, run.run_id, run.attempt + 1, path)
+    work = partial(start_check, search, path, context.now())
+    job = context.jobs.ask(key, work, deadline_seconds=DEADLINE_SECONDS)
     if job is None:
         return False
     try:

@@ -217,6 +217,7 @@ class Supervisor:
             machine = machine_context(context, task, gpus)
             end_attempt(context, task, findings, machine)
             del self.attempts[record.run_id]
+            context.jobs.drop(record.run_id, record.number)
             self.holds.begin(record.run_id, record.number, record.gpus)
             self.needs_schedule = True
 
@@ -300,6 +301,7 @@ class Supervisor:
             cause = reason or f"stopped by {actor}"
             repository.move(connection, run, RunState.STOPPED, cause=cause, actor=actor, now=now)
             repository.release_leases(connection, run_id)
+            context.jobs.drop(run_id, run.attempt + 1)
             context.note("stopped", cause, run_id)
             return RunState.STOPPED
         # An attempt that is not adopted yet is asked at its adoption.

@@ -109,6 +109,24 @@ def test_a_finding_is_shown_once_or_ends_the_attempt(
     assert machine.observed() == observed and machine.asked == asked * 2, "the next agent acts on it, and tells nothing"
 
 
+def test_an_attempt_is_not_ended_for_what_was_asked_about_the_one_before(machine: Machine) -> None:
+    machine.lines(*BAD)
+    first = machine.live = replace_attempt(machine.live, 1)
+    machine.look()
+    wait_until(lambda: not machine.context.jobs.is_busy, what="the history of attempt 1")
+    machine.live = replace_attempt(first, 2)
+    wait_until(lambda: bool(machine.look() or machine.live.watched), what="the history of attempt 2")
+    machine.look()
+    watched = machine.live.watched
+    assert watched is not None and watched.watch.record.number == 2
+    assert (machine.asked, machine.observed()) == ([], [])
+
+
+def replace_attempt(live: LiveAttempt, number: int) -> LiveAttempt:
+    """A later attempt of the same run, not watched yet."""
+    return LiveAttempt(replace(live.record, number=number), live.executor, resolved=live.resolved)
+
+
 @table("events, said", [
     ([], 0), ([("lost", None)], 1), ([("xid", 79)], 1), ([("xid", 31)], 0), ([("lost", None), ("returned", None)], 0),
 ])  # fmt: skip
