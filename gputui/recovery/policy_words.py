@@ -10,7 +10,7 @@ from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import ENDS_ON, POLICIES, Policy, PolicyAction, kinds_with_ladders
-from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
+from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, LONG_FACTOR
 
 SAYS = {
     "off": "nothing: the run stops with its first incident",
@@ -57,7 +57,7 @@ def limit_lines(policy: Policy) -> list[str]:
     if reported := [kind for kind in ENDS_ON if kind not in policy.ends_on]:
         lines.append(f"only reports {', '.join(reported)} while an attempt is alive (not in ends_on)")
     seconds = policy.hang_after_seconds
-    early, start = duration(seconds * EARLY_FACTOR), duration(seconds * START_FACTOR)
+    early, start = duration(seconds * EARLY_FACTOR), duration(seconds * LONG_FACTOR)
     return [
         *lines,
         f"calls no silence of less than {duration(seconds)} a hang, {early} in the first steps and "

@@ -9,6 +9,7 @@ pass it through `gputui.core.text.clean` before it reaches a terminal.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -80,6 +81,16 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
     logs = [RankLog(rank, stream, found[rank, stream]) for rank, stream in sorted(found, key=lambda key: key[0])]
     launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
     return [*(log for log in launchers if log.path.is_file()), *logs]
+
+
+def output_state(attempt_dir: Path) -> tuple[tuple[str, int, int], ...]:
+    """The path, size and time of change of each log of an attempt: another state means that something was printed."""
+    state = []
+    for log in rank_logs(attempt_dir):
+        with contextlib.suppress(OSError):
+            status = log.path.stat()
+            state.append((str(log.path), status.st_size, status.st_mtime_ns))
+    return tuple(state)
 
 
 def shown_logs(attempt_dir: Path) -> list[RankLog]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.machine.procfs import command_of, private_bytes, read_stat
+from gputui.machine.procfs import TICKS_PER_SECOND, command_of, private_bytes, read_stat
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.processes import AttemptProcess
 
@@ -16,7 +18,8 @@ from gputui.runs.processes import AttemptProcess
 class ProcessReading(Struct, frozen=True):
     """One process. CPU time includes that of reaped children; ``queued_seconds`` is how long its
     main thread waited for a core; ``private_bytes`` is unshared resident memory. None is
-    unknown."""
+    unknown. ``is_program``: it is another program than its parent, and no worker of Python's
+    multiprocessing; ``age_seconds`` is the time since its start."""
 
     pid: int
     start_ticks: int
@@ -25,6 +28,8 @@ class ProcessReading(Struct, frozen=True):
     queued_seconds: float | None
     io_bytes: int | None
     private_bytes: int | None
+    is_program: bool = False
+    age_seconds: float = math.inf
 
 
 def read_process(identity: ProcessIdentity) -> ProcessReading | None:
@@ -40,6 +45,8 @@ def read_process(identity: ProcessIdentity) -> ProcessReading | None:
         queued_seconds=_queued(identity.pid),
         io_bytes=_io(identity.pid),
         private_bytes=private_bytes(identity.pid),
+        is_program=_is_program(identity.pid, stat.parent_pid),
+        age_seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_SECOND,
     )
 
 
@@ -57,6 +64,15 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
         shown = "–" if rank is None else str(rank)
         rows.append(f"{identity.pid:>8} {shown:>5} {reading.state:<5} {waits or '–':<24} {command}")
     return "\n".join(rows) + "\n"
+
+
+def _is_program(pid: int, parent_pid: int) -> bool:
+    """Return whether a process runs a command line of its own: a forked worker has its parent's."""
+    try:
+        command, parent = _text(pid, "cmdline"), _text(parent_pid, "cmdline")
+    except OSError:
+        return False
+    return command != parent and "from multiprocessing." not in command
 
 
 def _text(pid: int, name: str) -> str:

@@ -1,10 +1,12 @@
-"""The Internet sockets of an attempt's processes, and whether one leads out of the attempt."""
+"""The Internet sockets of an attempt's processes: those that lead out of the attempt, and the bytes that they moved."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,19 @@ _ESTABLISHED = "01"
 _MAPPED = "0000000000000000FFFF0000"
 _IPV4_LOOPBACK_END = "7F"
 _IPV6_LOOPBACK = f"{'0' * 24}01000000"
+# A request for the TCP sockets of one address family with their `tcp_info`, and the parts of its answer (sock_diag(7),
+# linux/inet_diag.h, linux/tcp.h).
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
+_NLMSG_ERROR, _NLMSG_DONE, _INET_DIAG_INFO = 2, 3, 2
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBxI48x")
+_ALL_STATES = 0xFFFF_FFFF
+_MESSAGE_BYTES, _INODE_OFFSET = 72, 68
+_ATTRIBUTE = struct.Struct("=HH")
+# tcpi_bytes_acked and tcpi_bytes_received.
+_COUNTERS, _COUNTERS_OFFSET = struct.Struct("=QQ"), 120
+_ANSWER_BYTES = 1 << 17
+_ANSWER_SECONDS = 1.0
 # What the link of a descriptor in /proc/PID/fd reads.
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 
@@ -43,11 +58,14 @@ class SocketEnd(NamedTuple):
 
 
 class Socket(NamedTuple):
-    """An Internet socket with its state, a code of the kernel."""
+    """An Internet socket with its state, a code of the kernel. ``moved_bytes`` are those that it has received, and
+    that its remote end has acknowledged; None if unknown, as for UDP."""
 
     local: SocketEnd
     remote: SocketEnd
     state: str
+    inode: int = 0
+    moved_bytes: int | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -63,14 +81,64 @@ class Socket(NamedTuple):
 
 def read_sockets() -> dict[int, Socket]:
     """The Internet sockets of this network namespace, by inode."""
-    found = {}
+    sockets = {}
+    moved = tcp_bytes()
     for name in _FILES:
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
                 fields = line.split()
                 ends = SocketEnd.parse(fields[_LOCAL]), SocketEnd.parse(fields[_REMOTE])
-                found[int(fields[_INODE])] = Socket(*ends, fields[_STATE])
-    return found
+                inode = int(fields[_INODE])
+                sockets[inode] = Socket(*ends, fields[_STATE], inode, moved.get(inode))
+    return sockets
+
+
+def tcp_bytes() -> dict[int, int]:
+    """The bytes that each TCP socket of this network namespace has moved, by inode; of what the kernel tells."""
+    moved: dict[int, int] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink,
+        ):
+            netlink.settimeout(_ANSWER_SECONDS)
+            request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _ALL_STATES)
+            header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
+            netlink.sendto(header + request, (0, 0))
+            is_done = False
+            while not is_done:
+                for kind, message in _netlink_messages(netlink.recv(_ANSWER_BYTES)):
+                    is_done = is_done or kind in (_NLMSG_DONE, _NLMSG_ERROR)
+                    if kind == _SOCK_DIAG_BY_FAMILY and (counted := _counted_bytes(message)) is not None:
+                        (inode,) = struct.unpack_from("=I", message, _INODE_OFFSET)
+                        moved[inode] = counted
+    return moved
+
+
+def _netlink_messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
+    """The kind and the content of each message of an answer."""
+    position = 0
+    while position + _HEADER.size <= len(answer):
+        length, kind, *_ = _HEADER.unpack_from(answer, position)
+        if length < _HEADER.size:
+            return
+        yield kind, answer[position + _HEADER.size : position + length]
+        position += (length + 3) & ~3
+
+
+def _counted_bytes(message: bytes) -> int | None:
+    """The bytes that a TCP socket has moved, by its `tcp_info`; None without one."""
+    position = _MESSAGE_BYTES
+    while position + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, position)
+        if length < _ATTRIBUTE.size:
+            return None
+        begin = position + _ATTRIBUTE.size + _COUNTERS_OFFSET
+        if kind == _INET_DIAG_INFO and begin + _COUNTERS.size <= position + length:
+            acked, received = _COUNTERS.unpack_from(message, begin)
+            return int(acked + received)
+        position += (length + 3) & ~3
+    return None
 
 
 def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
@@ -92,17 +160,17 @@ def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
     return [sockets[inode] for inode in inodes if inode in sockets]
 
 
-def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
-    """Return whether one of the sockets ``held`` by a process is connected to another machine, or
-    to a program of this machine that holds none of its attempt's ``own`` sockets."""
-    own_ports = {socket.local.port for socket in own}
-    for socket in held:
-        if not socket.is_connected:
-            continue
-        if not socket.stays_on_machine:
-            return True
-        # The connection to a dead rank, whose port is nobody's any more, is half closed.
-        is_half_closed = socket.state != _ESTABLISHED
-        if socket.remote.port not in own_ports and not is_half_closed:
-            return True
-    return False
+def outside(held: Sequence[Socket], own: Iterable[Socket]) -> list[Socket]:
+    """The sockets ``held`` by a process that are connected to another machine, or to a program of
+    this machine that holds none of its attempt's ``own`` sockets."""
+    own_ports = {connection.local.port for connection in own}
+    # The connection to a dead rank, whose port is nobody's any more, is half closed.
+    return [
+        connection
+        for connection in held
+        if connection.is_connected
+        and (
+            not connection.stays_on_machine
+            or (connection.remote.port not in own_ports and connection.state == _ESTABLISHED)
+        )
+    ]

@@ -6,7 +6,8 @@ import os
 import socket
 from contextlib import ExitStack
 
-from gputui.runs.process_sockets import Socket, SocketEnd, reaches_out, read_sockets, sockets_of
+from gputui.runs.process_sockets import Socket, SocketEnd, outside, read_sockets, sockets_of, tcp_bytes
+from tests.conftest import wait_until
 from tests.tables import table
 
 
@@ -17,13 +18,13 @@ def held() -> list[Socket]:
 def test_a_connection_within_the_attempt_does_not_count() -> None:
     with ExitStack() as stack:
         before = held()
-        assert not reaches_out(before, before)
+        assert not outside(before, before)
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         stack.enter_context(socket.create_connection(listening.getsockname()))
         # Also before it is accepted.
-        assert not reaches_out(held(), held())
+        assert not outside(held(), held())
         stack.enter_context(listening.accept()[0])
-        assert not reaches_out(held(), held()) and reaches_out(held(), before)
+        assert not outside(held(), held()) and outside(held(), before)
 
 
 MAPPED = "0000000000000000FFFF0000"
@@ -42,7 +43,23 @@ LOOPBACK = "0" * 24 + "01000000"
 def test_only_ends_beyond_the_attempt_count(local: str, remote: str, state: str, expected: bool) -> None:
     one = Socket(SocketEnd.parse(f"{local}:0005"), SocketEnd.parse(remote), state)
     other = Socket(SocketEnd("0A00000A", "0006"), SocketEnd("0A00000A", "0005"), "01")
-    assert reaches_out([one], [one, other]) is expected
+    assert bool(outside([one], [one, other])) is expected
+
+
+def test_the_bytes_of_a_connection_are_counted_at_both_ends() -> None:
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = stack.enter_context(socket.create_connection(listening.getsockname()))
+        server = stack.enter_context(listening.accept()[0])
+        inodes = [os.fstat(end.fileno()).st_ino for end in (client, server)]
+        before = tcp_bytes()
+        client.sendall(b"x" * 100_000)
+        received = 0
+        while received < 100_000:
+            received += len(server.recv(100_000))
+        # The kernel acknowledges the last bytes a moment later.
+        wait_until(lambda: all(tcp_bytes()[inode] - before[inode] >= 100_000 for inode in inodes), what="the counters")
+        assert {read_sockets()[inode].moved_bytes for inode in inodes} <= {100_000, 100_001}
 
 
 def test_an_ended_process_has_no_connection() -> None:

@@ -30,6 +30,7 @@ from gputui.recovery.watch.attempt import LOOK_SECONDS
 from gputui.recovery.watch.leaks import MemorySample
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.recovery.watch.silence import EARLY_LINES, silence
+from gputui.runs.logs import output_state
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
@@ -203,8 +204,12 @@ class _Check:
         if not quiet.is_worth_a_look:
             watch.forget_looks()
             return
+        folder = attempt_dir(self.context.workspace, self.record.run_id, self.record.number)
+        watch.note_output(output_state(folder), now)
+        if watch.progress_at == now:
+            return
         processes = self.monitor.processes(self.attempt)
-        snapshot = take_snapshot(processes, self.context.monotonic(), with_connections=not quiet.is_overdue)
+        snapshot = take_snapshot(processes, self.context.monotonic(), with_connections=True)
         verdict, is_certain = watch.assess(snapshot, self.monitor.gpus(), quiet, limit)
         if verdict is not None and is_certain:
             self._act_on(verdict)

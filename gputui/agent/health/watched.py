@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
 from gputui.runs.process_readings import ProcessReading, read_process
-from gputui.runs.process_sockets import reaches_out, read_sockets, sockets_of
+from gputui.runs.process_sockets import Socket, outside, read_sockets, sockets_of
 from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.database import one_moment, open_reader
@@ -75,8 +75,7 @@ def read_history(database: Path, record: Attempt, clock: float, wall: float) -> 
 
 
 def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:
-    """Read an attempt's processes, ``with_connections`` also whether its ranks have connections
-    beyond it."""
+    """Read an attempt's processes, ``with_connections`` also the connections beyond it."""
     ranks: dict[int | None, list[ProcessReading]] = {}
     others: list[ProcessReading] = []
     size = 1
@@ -89,13 +88,20 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
         else:
             ranks.setdefault(process.rank, []).append(reading)
             size = max(size, process.rank + 1, process.local_world_size or 1)
-    if not ranks and others:
-        return ProcessSnapshot(at, {None: others}, [], 1)
-    is_closed = False
+    is_closed, moved = False, {}
     if with_connections:
         sockets = read_sockets()
         held = {process: sockets_of(process.pid, sockets) for process in processes}
         own = [socket for some in held.values() for socket in some or ()]
-        members = [found for process, found in held.items() if process.rank is not None]
-        is_closed = not any(found is None or reaches_out(found, own) for found in members)
-    return ProcessSnapshot(at, ranks, others, size, is_closed)
+        members = [found for process, found in held.items() if process.rank is not None or not ranks]
+        is_closed = not any(found is None or outside(found, own) for found in members)
+        moved = _moved_bytes(held.values(), own)
+    if not ranks and others:
+        return ProcessSnapshot(at, {None: others}, [], 1, is_closed, moved)
+    return ProcessSnapshot(at, ranks, others, size, is_closed, moved)
+
+
+def _moved_bytes(held: Iterable[Sequence[Socket] | None], own: Sequence[Socket]) -> dict[int, int]:
+    """The bytes that each connection beyond an attempt has moved, by inode, as far as known."""
+    beyond = (connection for sockets in held for connection in outside(sockets or (), own))
+    return {connection.inode: connection.moved_bytes for connection in beyond if connection.moved_bytes is not None}

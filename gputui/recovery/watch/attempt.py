@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gputui.recovery.watch.course import MetricsCourse
-from gputui.recovery.watch.hangs import GpuActivity, RankActivity, doing, is_stuck, judge
+from gputui.recovery.watch.hangs import (
+    BUSY_NETWORK_BYTES_PER_SECOND,
+    GpuActivity,
+    RankActivity,
+    awaited_programs,
+    doing,
+    is_stuck,
+    judge,
+)
 from gputui.recovery.watch.leaks import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from gputui.recovery.watch.rules import Observation
@@ -31,6 +39,8 @@ LONE_RANK_LINES = 20
 # How long every check must find the ranks stuck, or `hang_after` if that is shorter; and the same
 # if a check during this silence found them at work, because work has pauses.
 STUCK_SECONDS, STUCK_AFTER_WORK_SECONDS = 10.0, 24.0
+# Heartbeats come once in a quarter of a minute.
+TRAFFIC_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -39,7 +49,8 @@ class ProcessSnapshot:
 
     ``ranks`` are those with a rank, or without any such, all of them as rank None; ``others`` are
     the rest, such as torchrun. ``is_closed``: no rank has a connection to another machine or to a
-    program that is not the attempt's.
+    program that is not the attempt's. ``outside_bytes`` are those that such connections of any
+    process have moved, by connection.
     """
 
     at: float
@@ -47,6 +58,7 @@ class ProcessSnapshot:
     others: list[ProcessReading]
     size: int
     is_closed: bool = False
+    outside_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def held_bytes(self) -> int:
@@ -67,6 +79,8 @@ class AttemptWatch:
         worked: a check during this silence found it at work.
         together_at: the last check that found several ranks at work.
         was_open: a check during this silence found a connection to a program of another.
+        traffic: the newest snapshots' bytes on such connections, with their times.
+        output: the state of the attempt's logs at the last look at them.
         is_patient: an earlier attempt was ended for a hang: waiting ranks get all the time that
             history explains.
     """
@@ -89,6 +103,8 @@ class AttemptWatch:
     together_at: float = -math.inf
     was_open: bool = False
     is_patient: bool = False
+    traffic: deque[tuple[float, Mapping[int, int]]] = field(default_factory=deque)
+    output: object = None
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     powers: dict[str, deque[float]] = field(default_factory=dict)
 
@@ -149,7 +165,15 @@ class AttemptWatch:
 
     def forget_looks(self) -> None:
         """Forget the last snapshot, with which a later one cannot be compared."""
-        self.last, self.stuck_since = None, None
+        self.last, self.stuck_since, self.output = None, None, None
+        self.traffic.clear()
+
+    def note_output(self, output: object, clock: float) -> None:
+        """Take in the state of the attempt's logs: where it changes, the attempt has printed, and
+        its silence begins anew."""
+        if self.output is not None and output != self.output:
+            self.restart_silence(clock)
+        self.output = output
 
     def note_power(self, samples: Mapping[str, GpuSample]) -> None:
         """Record the GPUs' power while the run makes progress."""
@@ -169,7 +193,11 @@ class AttemptWatch:
         seconds = snapshot.at - before.at
         doings = {
             rank: doing(
-                before.ranks.get(rank, ()), snapshot.ranks.get(rank, ()), seconds, self._gpu_activity(rank, samples)
+                before.ranks.get(rank, ()),
+                snapshot.ranks.get(rank, ()),
+                seconds,
+                self._gpu_activity(rank, samples),
+                quiet.seconds,
             )
             for rank in (range(snapshot.size) if snapshot.size > 1 else snapshot.ranks)
         }
@@ -183,6 +211,8 @@ class AttemptWatch:
             alone_seconds=snapshot.at - self.together_at,
             is_closed=not self.was_open,
             is_patient=self.is_patient,
+            exchanges=self._exchanges(snapshot),
+            has_program=any(awaited_programs(processes, quiet.seconds) for processes in snapshot.ranks.values()),
         )
         verdict = judge(quiet, activity)
         if verdict is None or not is_stuck(verdict):
@@ -196,6 +226,15 @@ class AttemptWatch:
             needed = verdict.hold_seconds
         is_time = quiet.is_overdue or quiet.may_be_evident
         return verdict, is_time and snapshot.at - self.stuck_since >= needed
+
+    def _exchanges(self, snapshot: ProcessSnapshot) -> bool:
+        """Return whether connections beyond the attempt have moved data for some time."""
+        self.traffic.append((snapshot.at, snapshot.outside_bytes))
+        while snapshot.at - self.traffic[0][0] > TRAFFIC_SECONDS:
+            self.traffic.popleft()
+        begin, before = self.traffic[0]
+        moved = sum(count - before.get(inode, 0) for inode, count in snapshot.outside_bytes.items())
+        return moved >= BUSY_NETWORK_BYTES_PER_SECOND * max(snapshot.at - begin, LOOK_SECONDS)
 
     def _gpu_activity(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
         uuids = self.record.gpus

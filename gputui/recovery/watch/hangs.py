@@ -4,7 +4,7 @@ in seconds."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -18,8 +18,12 @@ from gputui.runs.process_readings import ProcessReading
 # (a watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long
 # for a core on a busy machine is not idle either.
 BUSY_SHARE = 0.10
+# Of a program that was started in the silence: that is what the attempt waits for, and it need not be fast.
+BUSY_PROGRAM_SHARE = 0.005
 # Heartbeats and log lines are far below, a slow network disk far above.
 BUSY_IO_BYTES_PER_SECOND = 16 * 1024
+# On connections beyond the attempt, over half a minute. The heartbeats of trackers are below, a slow upload above.
+BUSY_NETWORK_BYTES_PER_SECOND = 1024
 # A waiting NCCL kernel shows 100 % utilisation, but hardly uses memory and draws little power.
 SPIN_UTILIZATION_PERCENT, SPIN_MEMORY_UTILIZATION_PERCENT, SPIN_POWER_SHARE = 90.0, 2.0, 0.7
 IDLE_UTILIZATION_PERCENT = 5.0
@@ -65,27 +69,39 @@ class GpuActivity(Struct, frozen=True):
         return is_waiting and self.power_share < SPIN_POWER_SHARE
 
 
+def awaited_programs(processes: Iterable[ProcessReading], quiet_seconds: float) -> list[ProcessReading]:
+    """The programs that were started in a silence of so many seconds."""
+    return [process for process in processes if process.is_program and process.age_seconds <= quiet_seconds]
+
+
 def doing(
-    earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
+    earlier: Sequence[ProcessReading],
+    later: Sequence[ProcessReading],
+    seconds: float,
+    gpu: GpuActivity | None = None,
+    quiet_seconds: float = 0.0,
 ) -> Doing:
     """Determine the activity of a rank, of one or several processes, in the ``seconds`` between two
-    snapshots."""
+    snapshots, in a silence of ``quiet_seconds``."""
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
         return Doing.UNKNOWN
     before = {(process.pid, process.start_ticks): process for process in earlier}
-    cpu = queued = moved = 0.0
+    awaited = awaited_programs(later, quiet_seconds)
+    cpu = queued = moved = awaited_cpu = 0.0
     for process in later:
         was = before.get((process.pid, process.start_ticks))
         cpu += process.cpu_seconds - (was.cpu_seconds if was else 0.0)
+        if process in awaited:
+            awaited_cpu += process.cpu_seconds - (was.cpu_seconds if was else 0.0)
         moved += (process.io_bytes or 0) - ((was.io_bytes or 0) if was else 0)
         if process.queued_seconds is not None:
             queued += process.queued_seconds - ((was.queued_seconds or 0.0) if was else 0.0)
     is_moving = moved / seconds >= BUSY_IO_BYTES_PER_SECOND
     if is_moving or any(process.state == "D" for process in later):
         return Doing.IO
-    is_busy = cpu / seconds >= BUSY_SHARE
+    is_busy = cpu / seconds >= BUSY_SHARE or awaited_cpu / seconds >= BUSY_PROGRAM_SHARE
     # The main process decides, not its workers. A process that is stopped only now and then still
     # uses the CPU.
     if min(later, key=lambda process: process.start_ticks).state == "T" and not is_busy:
@@ -109,6 +125,8 @@ class RankActivity(Struct, frozen=True):
             program may be meant to wait, and is only reported.
         alone_seconds: time since several ranks were last at work in this silence.
         is_closed: no rank has a connection beyond the attempt.
+        exchanges: its connections beyond the attempt move data.
+        has_program: a program that was started in the silence still runs.
         is_patient: waiting ranks get all the time that history explains.
     """
 
@@ -118,6 +136,8 @@ class RankActivity(Struct, frozen=True):
     alone_seconds: float = math.inf
     is_closed: bool = False
     is_patient: bool = False
+    exchanges: bool = False
+    has_program: bool = False
 
     def that(self, *doings: Doing) -> list[int | None]:
         """The ranks that do one of these."""
@@ -162,6 +182,13 @@ def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
     quiet = f"{missing} for {lasts} where its history explains {explained}"
     if len(activity.that(Doing.STOPPED)) == len(ranks) and (activity.launcher_stopped or None in ranks):
         return _seen(silence, "paused", f"all of it is stopped by a signal, {quiet}")
+    if not busy and activity.exchanges:
+        return _seen(silence, "slow", f"it exchanges data with another program, {quiet}")
+    is_long = silence.seconds > silence.long_seconds
+    if not busy and not is_long and activity.has_program:
+        return _seen(silence, "slow", f"it waits for a program that it started, {quiet}")
+    if not busy and not is_long and not activity.is_closed and not activity.that(Doing.STOPPED, Doing.GONE):
+        return _seen(silence, "slow", f"it waits with an open connection to another program, {quiet}")
     if not busy and activity.meets:
         return _hang(silence, activity, quiet)
     if not busy:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gputui.store.metrics.watched import WatchedLine
 
-Phase = Literal["start", "first steps", "steps", "end"]
+Phase = Literal["start", "first steps", "steps", "announced", "end"]
 
 # A silence is explained up to this multiple of the longest one that ended well: a validation on a
 # busy disk may take twice as long as the one before.
@@ -23,8 +23,9 @@ LONGEST_GAP_SECONDS = 7200.0
 # Compilation and autotuning happen in the first steps (NVRx ignores five; code compiled for a few
 # shapes needs more).
 EARLY_LINES = 10
-# Without history, the start may take ten times the shortest hang, and the first steps five times.
-START_FACTOR, EARLY_FACTOR = 10.0, 5.0
+# Without history, the start may take ten times the shortest hang, and the first steps five times. So may a wait that
+# an event announced, or for another program.
+LONG_FACTOR, EARLY_FACTOR = 10.0, 5.0
 # A stopped rank, or ranks that only wait for each other, are stronger evidence than a silence: a
 # third of the shortest hang suffices.
 EVIDENT_SHARE = 1 / 3
@@ -57,13 +58,15 @@ class StepPace:
 
 @dataclass(slots=True)
 class StepProgress:
-    """One attempt's progress, from its lines."""
+    """One attempt's progress, from its lines. ``is_announced``: its newest line is an event that
+    tells what begins."""
 
     pace: StepPace
     lines: int = 0
     step: int | None = None
     at: float | None = None
     leaving: bool = False
+    is_announced: bool = False
 
     def add(
         self, lines: Iterable[WatchedLine], arrived_at: float | None = None, at_most: float = LONGEST_GAP_SECONDS
@@ -82,6 +85,7 @@ class StepProgress:
                     self.pace.add_gap(min(at - self.at, at_most), self.lines)
                 self.at = at
             self.leaving = line.event in ("end", "stop")
+            self.is_announced = line.announces
             if line.event is None:
                 self.step = line.step
                 self.lines += 1
@@ -91,18 +95,22 @@ class StepProgress:
     def phase(self) -> Phase:
         if self.leaving or self.lines == 0:
             return "end" if self.leaving else "start"
+        if self.is_announced:
+            return "announced"
         return "first steps" if self.lines < EARLY_LINES else "steps"
 
 
 class ProgressSilence(Struct, frozen=True):
     """The time without progress, and the explained part of it. ``evident_seconds``: the time after
-    which the ranks' activity alone may decide; None before steps are made."""
+    which the ranks' activity alone may decide; None before steps are made. ``long_seconds``: the
+    explained part of a wait for another program."""
 
     phase: Phase
     seconds: float
     allowed_seconds: float
     evident_seconds: float | None = None
     step: int | None = None
+    long_seconds: float = 0.0
 
     @property
     def is_worth_a_look(self) -> bool:
@@ -126,8 +134,10 @@ def silence(course: StepProgress, seconds: float, hang_after: float) -> Progress
     if phase == "first steps":
         factor, longest = EARLY_FACTOR, max(pace.longest_early, gap)
     elif phase != "steps":
-        factor, longest = START_FACTOR, max(pace.longest_start, gap)
+        factor, longest = LONG_FACTOR, max(pace.longest_start, gap)
     allowed = max(hang_after * factor, HISTORY_FACTOR * longest)
     evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
     is_stepping = phase == "steps"
-    return ProgressSilence(phase, seconds, allowed, evident if is_stepping else None, course.step)
+    evident_seconds = evident if is_stepping else None
+    long = max(hang_after * LONG_FACTOR, allowed)
+    return ProgressSilence(phase, seconds, allowed, evident_seconds, course.step, long)

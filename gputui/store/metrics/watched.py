@@ -10,7 +10,16 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.store.metrics.queries import START, Cursor, FilePosition, as_float, end_positions, rows_between
+from gputui.store.metrics.queries import (
+    NOT_METRICS,
+    START,
+    Cursor,
+    FilePosition,
+    as_float,
+    end_positions,
+    numbers,
+    rows_between,
+)
 from gputui.store.rows import insert, records
 
 WATCHED = frozenset({
@@ -19,10 +28,15 @@ WATCHED = frozenset({
 })  # fmt: skip
 
 
+# They tell where an event is, and measure nothing.
+_PLACE_NAMES = NOT_METRICS | {"epoch"}
+
+
 class WatchedLine(Struct, frozen=True):
     """The WATCHED metrics of one line; values may be NaN or infinite. ``at`` (unix seconds) is the
     script's time, ``stored_at`` that or the time at which the line was read, which says nothing of
-    its pace."""
+    its pace. ``announces``: an event without a number, which tells what begins; one with numbers
+    reports what is over."""
 
     attempt: int
     rank: int | None
@@ -31,6 +45,7 @@ class WatchedLine(Struct, frozen=True):
     event: str | None
     values: Mapping[str, float]
     stored_at: float | None = None
+    announces: bool = False
 
 
 class ObservationRow(Struct, frozen=True):
@@ -68,7 +83,8 @@ def newest_lines(
             if event is None and step is None:
                 event = data.get("phase")
             own_at, event = None if data.get("time") is None else at, None if event is None else str(event)
-            lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at))
+            announces = event is not None and not numbers(data).keys() - _PLACE_NAMES
+            lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at, announces))
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
         lines = [line for line in lines if line.at is not None and line.at >= all_read_since]

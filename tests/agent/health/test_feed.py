@@ -52,11 +52,18 @@ def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlit
     assert [(one.kind, one.since) for one in watched.pending] == [("nan_loss", 0)]
 
 
+def test_an_event_announces_what_begins_unless_it_has_numbers(connection: sqlite3.Connection) -> None:
+    write(connection, 2, {"step": 1, "event": "saved", "seconds": 2.0}, {"step": 1, "event": "upload", "epoch": 3})
+    lines, _ = newest_lines(connection, "r", {}, 100)
+    assert [(line.event, line.announces) for line in lines] == [("saved", False), ("upload", True)]
+
+
 def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
     write(connection, 2, {"step": 1, "loss": 1.0}, {"step": 1, "event": "checkpoint"})
     lines, cursor = newest_lines(connection, "r", {}, 100)
     found = [(line.step, line.event, dict(line.values)) for line in lines]
     assert found == [(1, None, {"loss": 1.0}), (1, "checkpoint", {})]
+    assert [line.announces for line in lines] == [False, True]
     assert newest_lines(connection, "r", cursor, 100) == ([], cursor)
     write(connection, 2, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": "Infinity"})
     lines, _ = newest_lines(connection, "r", cursor, 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.recovery.stacks import Stack, StackFrame, lagging_rank, place
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
@@ -20,8 +22,8 @@ UNKNOWN = Doing.UNKNOWN
 Ranks = Mapping[int | None, Doing]
 
 
-def line(step: int | None, at: float | None, event: str | None = None) -> WatchedLine:
-    return WatchedLine(1, None, step, at, event, {})
+def line(step: int | None, at: float | None, event: str | None = None, *, announces: bool = False) -> WatchedLine:
+    return WatchedLine(1, None, step, at, event, {}, announces=announces)
 
 
 def course(*gaps: float) -> StepProgress:
@@ -49,6 +51,16 @@ def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
     one = course(1.0, 1.0)
     assert not one.add([line(2, 50.0), line(2, 60.0)])
     assert one.add([line(2, 70.0, "checkpoint")]) and one.add([line(3, 71.0)])
+
+
+def test_a_wait_that_an_event_announced_may_take_long_until_the_next_line() -> None:
+    announced = course(*[1.0] * 20)
+    announced.add([line(20, 21.0, "eval_begin", announces=True)])
+    assert silence(announced, 0.0, 60).allowed_seconds == 600
+    # An event with numbers reports what is over, and a step ends every wait.
+    for after in (line(20, 22.0, "checkpoint"), line(21, 22.0)):
+        announced.add([after])
+        assert silence(announced, 0.0, 60).allowed_seconds == 60
 
 
 # --- what ranks do ----------------------------------------------------------------------------------------------------
@@ -80,10 +92,25 @@ def test_what_a_rank_does_is_told_by_two_looks(
     assert doing([reading(), reading(2)], later, 2.0, gpu) is what
 
 
+CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=20.0)
+
+
+@table("child, quiet_seconds, what", [
+    (CHILD, 30.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, W),
+    (replace(CHILD, cpu_seconds=0.0), 30.0, W),
+])  # fmt: skip
+def test_a_program_that_was_started_in_the_silence_need_not_be_fast(
+    child: ProcessReading, quiet_seconds: float, what: Doing
+) -> None:
+    before = replace(child, cpu_seconds=0.0)
+    assert doing([reading(), before], [reading(), child], 2.0, None, quiet_seconds) is what
+
+
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 OVERDUE, EXPLAINED = ProgressSilence("steps", 100.0, 60.0), ProgressSilence("steps", 25.0, 90.0, 20.0)
 CLOSED = {"is_closed": True}
+WAIT, TOO_LONG = (ProgressSilence("steps", seconds, 60.0, long_seconds=600.0) for seconds in (100.0, 700.0))
 LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1900.0, 60.0)
 
 
@@ -114,6 +141,13 @@ LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1
     (EXPLAINED, {0: W, 1: W}, {**CLOSED, "is_patient": True}, None, None),
     (EXPLAINED, {0: W, 1: STOP}, {"is_patient": True}, "hang", 1),
     (ProgressSilence("start", 25.0, 600.0), {0: W, 1: STOP}, CLOSED, None, None),
+    # Another program may let a rank wait for long; what exchanges data with one never hangs.
+    (WAIT, {0: W, 1: W}, {}, "slow", None), (WAIT, {0: W, 1: W}, CLOSED, "hang", None),
+    (WAIT, {None: W}, {}, "slow", None), (TOO_LONG, {None: W}, {}, "hang", None),
+    (WAIT, {0: W, 1: STOP}, {}, "hang", 1),
+    (WAIT, {None: W}, {**CLOSED, "has_program": True}, "slow", None),
+    (TOO_LONG, {None: W}, {**CLOSED, "has_program": True}, "hang", None),
+    (TOO_LONG, {None: W}, {"exchanges": True}, "slow", None),
 ])  # fmt: skip
 def test_the_verdict_on_a_silence(
     quiet: ProgressSilence, ranks: Ranks, more: dict[str, Any], kind: str | None, rank: int | None
@@ -143,6 +177,43 @@ def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
+
+
+def certain_after(looks: Iterator[tuple[float, ProcessSnapshot]]) -> float | None:
+    """The time of the look after which a long silence of one process is certainly a hang."""
+    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0, had_lines=True)
+    for at, look in looks:
+        quiet = ProgressSilence("steps", 100.0 + at, 60.0, long_seconds=120.0)
+        seen, is_certain = watch.assess(look, {}, quiet, 60.0)
+        if is_certain and seen is not None and seen.kind == "hang":
+            return at
+    return None
+
+
+@table("bytes_per_second, until", [(0, 46.0), (200, 46.0), (4096, None), (5_000_000, None)])
+def test_data_on_a_connection_to_another_program_is_life(bytes_per_second: int, until: float | None) -> None:
+    """A silence of 100 s, which may take 120 s with an open connection; then as long as data flow."""
+    looks = (
+        (float(at), ProcessSnapshot(at, {None: [reading()]}, [], 1, False, {7: 1_000_000 + bytes_per_second * at}))
+        for at in range(0, 300, 2)
+    )
+    assert certain_after(looks) == until
+
+
+def test_a_heartbeat_is_no_life() -> None:
+    """3 kB each 15 s, as trackers send."""
+    looks = (
+        (float(at), ProcessSnapshot(at, {None: [reading()]}, [], 1, False, {7: 3000 * (at // 15)}))
+        for at in range(0, 300, 2)
+    )
+    assert certain_after(looks) is not None
+
+
+def test_what_is_printed_begins_the_silence_anew() -> None:
+    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0)
+    for at, output in [(70.0, "a"), (72.0, "a"), (74.0, "b"), (76.0, "b")]:
+        watch.note_output(output, at)
+    assert watch.progress_at == 74.0
 
 
 def stack(*places: str) -> Stack:
