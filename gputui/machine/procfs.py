@@ -39,8 +39,18 @@ class ProcessStat(Struct, frozen=True):
 
 def read_stat(pid: int) -> ProcessStat | None:
     """The stat line of a process, or None if there is no such process."""
+    return _read_stat(pid, f"/proc/{pid}/stat")
+
+
+def main_thread_seconds(pid: int) -> float | None:
+    """The CPU time of a process's main thread; None if unknown."""
+    stat = _read_stat(pid, f"/proc/{pid}/task/{pid}/stat")
+    return None if stat is None else stat.cpu_seconds
+
+
+def _read_stat(pid: int, path: str) -> ProcessStat | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
             text = file.readall()
     except OSError:
         return None

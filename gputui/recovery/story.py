@@ -140,6 +140,8 @@ def _evidence(incident: IncidentView) -> str:
 def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     """The end of an attempt without an incident; "" while it lives."""
     record = attempt.exit or {}
+    if isinstance(early := record.get("short_of"), list):
+        return f"It ended by itself, with exit code 0, at step {early[0]} of {early[1]}: it was not complete."
     if attempt.state != "stopped" and not attempt.stop_requested:
         if attempt.state != "succeeded":
             return ""

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.machine.procfs import TICKS_PER_SECOND, command_of, private_bytes, read_stat
+from gputui.machine.procfs import TICKS_PER_SECOND, command_of, main_thread_seconds, private_bytes, read_stat
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.processes import AttemptProcess
 
 
 class ProcessReading(Struct, frozen=True):
-    """One process. CPU time includes that of reaped children; ``queued_seconds`` is how long its
-    main thread waited for a core; ``private_bytes`` is unshared resident memory. None is
+    """One process. CPU time includes that of reaped children; ``main_seconds`` is that of its main
+    thread alone, and ``queued_seconds`` how long that waited for a core; ``private_bytes`` is unshared resident memory. None is
     unknown. ``is_program``: it is another program than its parent, and no worker of Python's
     multiprocessing; ``age_seconds`` is the time since its start."""
 
@@ -30,6 +30,7 @@ class ProcessReading(Struct, frozen=True):
     private_bytes: int | None
     is_program: bool = False
     age_seconds: float = math.inf
+    main_seconds: float | None = None
 
 
 def read_process(identity: ProcessIdentity) -> ProcessReading | None:
@@ -47,6 +48,7 @@ def read_process(identity: ProcessIdentity) -> ProcessReading | None:
         private_bytes=private_bytes(identity.pid),
         is_program=_is_program(identity.pid, stat.parent_pid),
         age_seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_SECOND,
+        main_seconds=main_thread_seconds(identity.pid),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -15,7 +16,7 @@ from gputui.metrics.batch import EVENTS_WITH_METRICS, MAX_REJECTED
 from gputui.metrics.ingest import MetricsIngest, StepOrder
 from gputui.metrics.reduction import MetricLine
 from gputui.store.metrics import queries, watched
-from gputui.store.metrics.intake import Intake, intake, intake_words
+from gputui.store.metrics.intake import Intake, intake, intake_words, short_of
 from tests.tables import table
 from tests.texts import mentions
 
@@ -166,17 +167,35 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
     assert said == [False, False, True, False]
 
 
-def test_a_run_that_succeeds_early(bench: Bench) -> None:
+@table(
+    ("last", "step", "known"),
+    [
+        ({"step": 4, "loss": 1.0}, 4, (4, 100)),
+        ({"step": 90, "loss": 1.0}, 90, None),
+        ({"step": 90, "event": "stop"}, 90, (90, 100)),
+        ({"step": 4, "event": "end"}, 4, None),
+        ({"step": 4, "loss": 1.0}, None, None),
+    ],
+)
+def test_an_attempt_that_ended_far_below_its_steps(
+    tmp_path: Path, last: dict[str, object], step: int | None, known: tuple[int, int] | None
+) -> None:
+    bench = Bench(tmp_path)
     bench.begin()
-    bench.append('{"step": 4, "total_steps": 100, "loss": 0.5}\n')
+    bench.append('{"step": 0, "event": "start", "total_steps": 100}\n' + json.dumps(last) + "\n")
     bench.pump()
-    columns = "run_id, number, state, params, gpus, launch, created_at"
-    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'exited', '', '', '', 0)", (RUN,))
-    for state, step, known in (("running", 4, None), ("succeeded", 4, (4, 100)), ("succeeded", 90, None)):
-        bench.connection.execute("UPDATE runs SET state = ?, attempt = 1", (state,))
-        bench.connection.execute("UPDATE attempts SET last_step = ?", (step,))
-        assert intake(bench.connection, RUN).short_of == known
-        assert (intake_words(intake(bench.connection, RUN)) is None) == (known is None)
+    columns = "run_id, number, state, params, gpus, launch, created_at, last_step"
+    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, ?)", (RUN, step))
+    assert short_of(bench.connection, RUN, 1) == known
+
+
+def test_what_a_person_is_told_of_an_early_end(bench: Bench) -> None:
+    columns = "run_id, number, state, params, gpus, launch, created_at, exit"
+    values = "(?, 1, 'stopped', '', '', '', 0, '{\"short_of\": [4, 100]}')"
+    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES {values}", (RUN,))
+    bench.connection.execute("UPDATE runs SET attempt = 1")
+    assert intake(bench.connection, RUN).short_of == (4, 100)
+    assert mentions(intake_words(intake(bench.connection, RUN)), "step 4 of 100")
 
 
 def test_a_million_broken_lines_fill_no_disk(bench: Bench) -> None:

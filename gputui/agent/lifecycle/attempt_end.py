@@ -39,6 +39,7 @@ from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.database import StoreError
 from gputui.store.events import EventKind, Severity, has_event
 from gputui.store.hardware import quarantine
+from gputui.store.metrics.intake import short_of
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import insert
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
@@ -67,6 +68,8 @@ def end_attempt(
     match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
         case "stopped":
             _stopped(end)
+        case "succeeded" if (early := end.short_of()) is not None:
+            _ended_early(end, *early)
         case "succeeded":
             _succeeded(end)
         case "failed":
@@ -103,6 +106,13 @@ class _End:
         if self.was_ever_sound():
             return f"its loss was no finite number since step {units.count(unsound_step)}"
         return "no loss of this training was a finite number, so that no checkpoint was struck off for it"
+
+    def short_of(self) -> tuple[int, int] | None:
+        """See `intake.short_of`; None of a trial, whose study judges what it reported, and of a
+        phase, which is a part of the steps."""
+        if self.run.study_id is not None or spec_of(self.run).phases:
+            return None
+        return short_of(self.context.connection, self.run.run_id, self.attempt.number)
 
     def was_ever_sound(self) -> bool:
         """Return whether any attempt so far had a finite loss."""
@@ -198,6 +208,19 @@ def _succeeded(end: _End) -> None:
         _settle_last_decision(end, "succeeded")
         end.move(RunState.SUCCEEDED, cause, ended_at)
         end.note("succeeded", cause, "warning" if remarks else "info", at=ended_at)
+
+
+def _ended_early(end: _End, step: int, total: int) -> None:
+    """Write the end of an attempt that ended well by itself, but far below its steps: something
+    asked it to end, or its own condition did."""
+    record, ended_at = dict(end.task.exit_record or {}), end.task.ended_at
+    record["short_of"] = [step, total]
+    cause = f"ended early with exit code 0, at step {units.count(step)} of {units.count(total)}"
+    with repository.transaction(end.context.connection):
+        _close(end, "stopped", record)
+        _settle_last_decision(end, "ended early")
+        end.move(RunState.STOPPED, cause, ended_at)
+        end.note("stopped", cause, "warning", at=ended_at)
 
 
 def _failed(end: _End, machine: MachineContext | None) -> None:

@@ -18,8 +18,12 @@ from gputui.runs.process_readings import ProcessReading
 # (a watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long
 # for a core on a busy machine is not idle either.
 BUSY_SHARE = 0.10
+# Of the main thread of a rank's first process, which takes below 0.01 where it blocks: a validation may be light.
+BUSY_MAIN_SHARE = 0.03
 # Of a program that was started in the silence: that is what the attempt waits for, and it need not be fast.
 BUSY_PROGRAM_SHARE = 0.005
+# A silence counts from when the last step was read and looked at, on a busy machine so much later.
+STEP_NOTICED_SECONDS = 5.0
 # Heartbeats and log lines are far below, a slow network disk far above.
 BUSY_IO_BYTES_PER_SECOND = 16 * 1024
 # On connections beyond the attempt, over half a minute. The heartbeats of trackers are below, a slow upload above.
@@ -71,7 +75,8 @@ class GpuActivity(Struct, frozen=True):
 
 def awaited_programs(processes: Iterable[ProcessReading], quiet_seconds: float) -> list[ProcessReading]:
     """The programs that were started in a silence of so many seconds."""
-    return [process for process in processes if process.is_program and process.age_seconds <= quiet_seconds]
+    longest = quiet_seconds + STEP_NOTICED_SECONDS
+    return [process for process in processes if process.is_program and process.age_seconds <= longest]
 
 
 def doing(
@@ -101,10 +106,19 @@ def doing(
     is_moving = moved / seconds >= BUSY_IO_BYTES_PER_SECOND
     if is_moving or any(process.state == "D" for process in later):
         return Doing.IO
-    is_busy = cpu / seconds >= BUSY_SHARE or awaited_cpu / seconds >= BUSY_PROGRAM_SHARE
+    main = min(later, key=lambda process: process.start_ticks)
+    main_before = before.get((main.pid, main.start_ticks))
+    main_cpu = 0.0
+    if main_before is not None and main.main_seconds is not None and main_before.main_seconds is not None:
+        main_cpu = main.main_seconds - main_before.main_seconds
+    is_busy = (
+        cpu / seconds >= BUSY_SHARE
+        or main_cpu / seconds >= BUSY_MAIN_SHARE
+        or awaited_cpu / seconds >= BUSY_PROGRAM_SHARE
+    )
     # The main process decides, not its workers. A process that is stopped only now and then still
     # uses the CPU.
-    if min(later, key=lambda process: process.start_ticks).state == "T" and not is_busy:
+    if main.state == "T" and not is_busy:
         return Doing.STOPPED
     if gpu is not None and (gpu.utilization_percent or 0.0) > IDLE_UTILIZATION_PERCENT:
         return Doing.SPINNING if gpu.spins else Doing.COMPUTING

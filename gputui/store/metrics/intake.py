@@ -16,8 +16,8 @@ _EXAMPLE_CHARACTERS = 60
 class Intake(Struct, frozen=True):
     """Numbers of lines of all the run's sources, with reason and beginning of the newest rejected
     one. ``has_printed``: it wrote output, which was searched for patterns; ``no_metrics`` says that
-    its newest attempt trains without any line; ``is_over``: no more will come. ``short_of`` has the
-    last step and the steps in all of a run that succeeded before half of them."""
+    its newest attempt trains without any line; ``is_over``: no more will come. ``short_of`` is the
+    `short_of` of its newest attempt, if that ended so."""
 
     taken: int = 0
     rejected: int = 0
@@ -41,12 +41,11 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         "WHERE s.run_id = ? ORDER BY source_id DESC, r.generation DESC, r.byte_offset DESC LIMIT 1",
         (run_id,),
     ).fetchone() or (None, None)
-    is_over, step = connection.execute(
-        "SELECT r.ended_at IS NOT NULL, iif(r.state = 'succeeded', a.last_step, NULL) FROM runs AS r "
+    is_over, step, total = connection.execute(
+        "SELECT r.ended_at IS NOT NULL, a.exit ->> '$.short_of[0]', a.exit ->> '$.short_of[1]' FROM runs AS r "
         "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
         (run_id,),
-    ).fetchone() or (False, None)
-    total = 0 if step is None else latest(connection, run_id).get("total_steps", 0)
+    ).fetchone() or (False, None, None)
     return Intake(
         taken,
         rejected,
@@ -55,8 +54,28 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         bool(has_printed),
         no_metrics=None if taken else without_metrics(connection).get(run_id),
         is_over=bool(is_over),
-        short_of=(step, int(total)) if step is not None and 2 * step < total < math.inf else None,
+        short_of=None if step is None or total is None else (int(step), int(total)),
     )
+
+
+def short_of(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[int, int] | None:
+    """The last step of an attempt and the steps in all, if it ended far below them: before half of
+    them, or with a ``stop`` event. None otherwise, as after an ``end`` event, or if they are
+    unknown. Raises sqlite3.Error."""
+    total = latest(connection, run_id).get("total_steps", math.nan)
+    (step,) = connection.execute(
+        "SELECT last_step FROM attempts WHERE run_id = ? AND number = ?", (run_id, attempt)
+    ).fetchone()
+    if step is None or not step < total < math.inf:
+        return None
+    (event,) = connection.execute(
+        "SELECT m.data ->> '$.event' FROM metrics AS m JOIN metric_sources AS s USING (source_id) "
+        "WHERE s.run_id = ? AND m.attempt = ? AND coalesce(m.rank, 0) = 0 "
+        "ORDER BY m.source_id, m.generation DESC, m.byte_offset DESC LIMIT 1",
+        (run_id, attempt),
+    ).fetchone() or (None,)
+    is_short = event == "stop" or (event != "end" and 2 * step < total)
+    return (step, int(total)) if is_short else None
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
@@ -93,9 +112,8 @@ def intake_words(known: Intake) -> str | None:
         return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
     if known.short_of is not None:
         step, total = known.short_of
-        return (
-            f"It succeeded at step {step} of {total}: see with gputui check --log FILE PROFILE whether steps are read"
-        )
+        how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
+        return f"It ended at step {step} of {total}: if that is complete, {how}"
     if known.is_over and known.has_printed and not known.taken:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None

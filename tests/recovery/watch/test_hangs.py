@@ -96,7 +96,7 @@ CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=
 
 
 @table("child, quiet_seconds, what", [
-    (CHILD, 30.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, W),
+    (CHILD, 30.0, C), (CHILD, 16.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, W),
     (replace(CHILD, cpu_seconds=0.0), 30.0, W),
 ])  # fmt: skip
 def test_a_program_that_was_started_in_the_silence_need_not_be_fast(
@@ -104,6 +104,12 @@ def test_a_program_that_was_started_in_the_silence_need_not_be_fast(
 ) -> None:
     before = replace(child, cpu_seconds=0.0)
     assert doing([reading(), before], [reading(), child], 2.0, None, quiet_seconds) is what
+
+
+@table("later, what", [(0.08, C), (0.02, W), (None, W)])
+def test_a_main_thread_that_works_a_little_computes(later: float | None, what: Doing) -> None:
+    before = replace(reading(), main_seconds=0.0)
+    assert doing([before], [replace(reading(cpu=0.08), main_seconds=later)], 2.0) is what
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
