@@ -16,10 +16,17 @@ from gputui.runs.processes import AttemptProcess
 
 
 class ProcessReading(Struct, frozen=True):
-    """One process. CPU time includes that of reaped children; ``main_seconds`` is that of its main
-    thread alone, and ``queued_seconds`` how long that waited for a core; ``private_bytes`` is unshared resident memory. None is
-    unknown. ``is_program``: it is another program than its parent, and no worker of Python's
-    multiprocessing; ``age_seconds`` is the time since its start."""
+    """One process; None is unknown.
+
+    Attributes:
+        cpu_seconds: CPU time, with that of reaped children.
+        queued_seconds: how long its main thread waited for a core.
+        io_bytes: bytes of read and write calls, and of disk transfers.
+        private_bytes: unshared resident memory.
+        is_program: it is another program than its parent, and no worker of Python's multiprocessing.
+        age_seconds: the time since its start.
+        main_seconds: CPU time of its main thread.
+    """
 
     pid: int
     start_ticks: int
