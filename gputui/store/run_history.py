@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.rows import Record, records
+from gputui.store.rows import Record, insert, records
 
 Json = Any
 
@@ -63,6 +64,63 @@ class TransitionView(Struct, frozen=True):
     to_state: str
     cause: str
     actor: str
+
+
+class NewIncident(Struct, frozen=True):
+    """An incident and its decision, to be stored. ``at`` (UTC unix seconds) is the attempt's end;
+    ``changed`` are the changed parameters."""
+
+    run_id: str
+    attempt: int
+    at: float
+    kind: str
+    rank: int | None
+    step: int | None
+    summary: str
+    fingerprint: str
+    evidence: Sequence[Json]
+    witnesses: Sequence[Json]
+    decided_at: float
+    rung: int
+    verdict: str
+    actions: Sequence[Json]
+    changed: Mapping[str, Json]
+    resume_from: str | None
+    delay_seconds: float
+    reason: str
+
+
+def put_incident(connection: sqlite3.Connection, new: NewIncident) -> None:
+    """Insert an incident and its decision, in the caller's transaction."""
+    incident_id = insert(
+        connection,
+        "incidents",
+        run_id=new.run_id,
+        attempt=new.attempt,
+        at=new.at,
+        kind=new.kind,
+        rank=new.rank,
+        step=new.step,
+        summary=new.summary,
+        fingerprint=new.fingerprint,
+        evidence=json.dumps(new.evidence),
+        witnesses=json.dumps(new.witnesses),
+    )
+    insert(
+        connection,
+        "decisions",
+        run_id=new.run_id,
+        attempt=new.attempt,
+        incident_id=incident_id,
+        at=new.decided_at,
+        rung=new.rung,
+        verdict=new.verdict,
+        actions=json.dumps(new.actions),
+        params=json.dumps(new.changed),
+        resume_from=new.resume_from,
+        delay_seconds=new.delay_seconds,
+        reason=new.reason,
+    )
 
 
 def read_incidents(

@@ -49,6 +49,15 @@ def ended(machine: Machine) -> list[object]:
     return [sorted(runs), attempts]
 
 
+def reasons_of_ends(machine: Machine) -> list[object]:
+    """Why runs failed, from their rows, incidents and decisions."""
+    return [
+        machine.rows("SELECT run_id, reason FROM runs WHERE state = 'failed'"),
+        machine.rows("SELECT run_id, attempt, kind, summary, evidence FROM incidents"),
+        machine.rows("SELECT run_id, attempt, verdict, reason FROM decisions"),
+    ]
+
+
 def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machine: Machine) -> None:
     """Two runs that are over had the same GPU; a third one is alive on it; a fourth failed for good."""
     machine.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
@@ -66,7 +75,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
     machine.gputui("run", profile, "--gpus", "1", "--name", "alive", "--set", "steps=100000")
     wait_until(lambda: machine.steps("alive-1"), what="a step")
     shim = machine.shim("alive-1")
-    before = ended(machine)
+    before, reasons = ended(machine), reasons_of_ends(machine)
     lose_database(machine)
     machine.gputui("agent", "start")
     assert is_alive(shim)
@@ -79,6 +88,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
         "failing-1": ("failed", 1),
     }
     assert machine.rows("SELECT run_id FROM leases") == [("alive-1",)]
+    assert reasons_of_ends(machine) == reasons
     wait_until(lambda: ended(machine) == before, what="the metrics of ended runs")
     machine.gputui("stop", "alive-1", "--now")
     machine.wait_for("alive-1", "stopped")
@@ -106,6 +116,8 @@ def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> 
     assert machine.rows("SELECT kind FROM incidents") == [("nan_loss",)]
     lose_database(machine)
     machine.gputui("agent", "start")
+    assert machine.rows("SELECT kind FROM incidents") == [("nan_loss",)]
+    assert machine.rows("SELECT state FROM runs") == [("failed",)]
     machine.gputui("resume", "nan-1")
     machine.wait_for("nan-1", "failed", "succeeded")
     ((base,),) = machine.rows("SELECT resumed_from FROM attempts WHERE number = 2")

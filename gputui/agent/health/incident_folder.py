@@ -1,8 +1,8 @@
-"""The folder of an incident's evidence, for people.
+"""The folder of an incident's evidence, for people, and for a run that is read back after its
+database was lost.
 
-A job writes it after the decision. Nothing depends on it, so a full disk costs only the folder.
-Evidence is redacted when it is collected; here, secrets that are recognized by their form are
-redacted too.
+A job writes it after the decision; a full disk costs only the folder. Evidence is redacted when it
+is collected; here, secrets that are recognized by their form are redacted too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import csv
 import io
 import json
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.core.files import read_regular
 from gputui.core.redaction import redact_params, redact_text
 from gputui.recovery.plans import RecoveryPlan
 from gputui.store.database import open_reader
@@ -28,6 +31,8 @@ from gputui.store.samples import WINDOW_COLUMNS, samples_between
 BEFORE_SECONDS = 300.0
 LOG_CHARACTERS = 64 * 1024
 ALL_LOGS_CHARACTERS = 4 * 1024 * 1024
+DECISION_FILE = "decision.json"
+MAX_DECISION_BYTES = 4 << 20
 TEXT_CHARACTERS = 64 * 1024
 GPU_ROWS = 20_000
 
@@ -42,6 +47,49 @@ gpus.csv        the run's GPUs from 5 minutes before the end on (if it had any)
 
 `gputui explain {run}` tells the whole story; `gputui rm {run}` removes this folder with the run.
 """
+
+
+class KeptIncident(Struct, frozen=True):
+    """The part of an incident that its folder keeps."""
+
+    kind: str
+    summary: str
+    fingerprint: str
+    rank: int | None = None
+    step: int | None = None
+    evidence_lines: tuple[str, ...] = ()
+    witnesses: tuple[str, ...] = ()
+
+
+class KeptDecision(Struct, frozen=True):
+    """The part of a decision that its folder keeps."""
+
+    verdict: str
+    reason: str
+    rung: int = 0
+    actions: tuple[Any, ...] = ()
+    changed: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    resume_from: str | None = None
+    delay_seconds: float = 0.0
+
+
+class KeptReason(Struct, frozen=True):
+    """The reason for an attempt's end, as its folder keeps it."""
+
+    run: str
+    attempt: int
+    incident: KeptIncident
+    decision: KeptDecision
+
+
+def read_reason(run_dir: Path, attempt: int) -> KeptReason | None:
+    """The reason that an attempt's folder keeps; None if there is none that can be read."""
+    file = incident_folder(run_dir, attempt) / DECISION_FILE
+    try:
+        reason = msgspec.json.decode(read_regular(file, MAX_DECISION_BYTES), type=KeptReason)
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+    return reason if (reason.run, reason.attempt) == (run_dir.name, attempt) else None
 
 
 def incident_folder(run_dir: Path, attempt: int) -> Path:
@@ -78,7 +126,7 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
     }
     found = findings.evidence.to_json()
     del found["tails"]
-    for name, value in (("decision.json", decision), ("evidence.json", found)):
+    for name, value in ((DECISION_FILE, decision), ("evidence.json", found)):
         text = json.dumps(_bounded(value), indent=2, ensure_ascii=False)
         write_text(folder / name, f"{text}\n")
     remaining = ALL_LOGS_CHARACTERS

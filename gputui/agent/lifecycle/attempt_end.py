@@ -3,7 +3,6 @@ of the decision."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -41,8 +40,7 @@ from gputui.store.events import EventKind, Severity, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.intake import short_of
 from gputui.store.metrics.step_times import StepTimes
-from gputui.store.rows import insert
-from gputui.store.run_history import read_decisions, read_incidents, read_transitions
+from gputui.store.run_history import NewIncident, put_incident, read_decisions, read_incidents, read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, PHASE_OVER, Run, get_run
 
@@ -346,35 +344,28 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
 
 
 def _write_rows(end: _End, plan: RecoveryPlan) -> None:
-    connection, incident = end.context.connection, end.findings.incident
-    own: dict[str, object] = {"run_id": end.run.run_id, "attempt": end.attempt.number}
-    incident_id = insert(
-        connection,
-        "incidents",
-        **own,
+    incident = end.findings.incident
+    new = NewIncident(
+        run_id=end.run.run_id,
+        attempt=end.attempt.number,
         at=end.task.ended_at,
         kind=incident.kind,
         rank=incident.rank,
         step=incident.step if incident.step is not None else end.attempt.last_step,
         summary=incident.summary,
         fingerprint=incident.fingerprint,
-        evidence=json.dumps(incident.evidence_lines),
-        witnesses=json.dumps(incident.witnesses),
-    )
-    insert(
-        connection,
-        "decisions",
-        **own,
-        incident_id=incident_id,
-        at=end.context.now(),
+        evidence=incident.evidence_lines,
+        witnesses=incident.witnesses,
+        decided_at=end.context.now(),
         rung=plan.rung,
         verdict=plan.verdict,
-        actions=json.dumps(plan.actions_json()),
-        params=json.dumps(plan.changed),
+        actions=plan.actions_json(),
+        changed=plan.changed,
         resume_from=plan.resume_from,
         delay_seconds=plan.delay_seconds,
         reason=plan.reason,
     )
+    put_incident(end.context.connection, new)
 
 
 def _settle_last_decision(end: _End, result: str) -> None:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
+from gputui.agent.health.incident_folder import KeptReason, read_reason
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_numbers, open_metrics, rank_output, read_record
 from gputui.core.files import read_regular
@@ -29,6 +30,7 @@ from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.submission import MAX_SPEC_BYTES, SPEC_FILE, read_spec, ticket_inodes
 from gputui.store.attempts import get_attempt
+from gputui.store.run_history import NewIncident, put_incident
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 
@@ -39,9 +41,9 @@ def rebuild(context: AgentContext) -> list[str]:
     """Add the runs and attempts that only the run folders know; return the ids of changed runs that
     are over, whose metrics are still to be read (`execution.read_rest`).
 
-    A run has the state in which its newest attempt left it. An ended run stays ended, because the
-    incident and the decision are lost with the database; a live one is adopted. The folder of a
-    launch that a killed agent did not complete is deleted, because the launch command is repeated.
+    A run has the state in which its newest attempt left it, with the incidents that its folder
+    keeps. An ended run stays ended; a live one is adopted. The folder of a launch that a killed
+    agent did not complete is deleted, because the launch command is repeated.
     """
     tickets = ticket_inodes(context.workspace)
     folders = [entry for entry in context.workspace.runs.iterdir() if entry.is_dir()]
@@ -183,7 +185,10 @@ def _insert_attempts(
         _take_leases(context, run_id, newest.plan)
         return
     state, end = RunState.FAILED, "failed; why was lost with the database"
-    if newest.ended.get("stop_requested"):
+    reason = read_reason(folder, newest.number)
+    if reason is not None:
+        state, end = _as_decided(reason)
+    elif newest.ended.get("stop_requested"):
         state, end = RunState.STOPPED, "stopped"
     elif newest.ended.get("code") == 0:
         state, end = RunState.SUCCEEDED, "finished"
@@ -221,7 +226,44 @@ def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: s
     if started_at is not None:
         repository.set_attempt_started(connection, run_id, number, started_at)
     repository.end_attempt(connection, run_id, number, state=state, ended_at=ended_at, exit_record=attempt.ended)
+    if (reason := read_reason(context.workspace.run_dir(run_id), number)) is not None:
+        _put_reason(connection, reason, ended_at)
     return ended_at
+
+
+def _as_decided(reason: KeptReason) -> tuple[RunState, str]:
+    """The state of a run whose newest attempt ended so, and the cause."""
+    incident, decision = reason.incident, reason.decision
+    if decision.verdict == "retry":
+        lost = "the next attempt was lost with the database; gputui resume starts it"
+        return RunState.FAILED, f"{incident.summary}; {lost}"
+    state = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
+    return state, f"{incident.summary}; {decision.reason}"
+
+
+def _put_reason(connection: Connection, reason: KeptReason, ended_at: float) -> None:
+    incident, decision = reason.incident, reason.decision
+    new = NewIncident(
+        run_id=reason.run,
+        attempt=reason.attempt,
+        at=ended_at,
+        kind=incident.kind,
+        rank=incident.rank,
+        step=incident.step,
+        summary=incident.summary,
+        fingerprint=incident.fingerprint,
+        evidence=incident.evidence_lines,
+        witnesses=incident.witnesses,
+        decided_at=ended_at,
+        rung=decision.rung,
+        verdict=decision.verdict,
+        actions=decision.actions,
+        changed=decision.changed,
+        resume_from=decision.resume_from,
+        delay_seconds=decision.delay_seconds,
+        reason=decision.reason,
+    )
+    put_incident(connection, new)
 
 
 def _run(connection: Connection, run_id: str) -> Run:
