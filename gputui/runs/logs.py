@@ -93,6 +93,11 @@ def output_state(attempt_dir: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(state)
 
 
+def written_at(attempt_dir: Path) -> float | None:
+    """When a log of an attempt last changed (UTC unix seconds); None without logs."""
+    return max((changed_ns / 1e9 for _, _, changed_ns in output_state(attempt_dir)), default=None)
+
+
 def shown_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt for a person: the last is what its job on a target printed."""
     job = RankLog(None, "job", attempt_dir / JOB_LOG)

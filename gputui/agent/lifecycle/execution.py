@@ -27,7 +27,7 @@ from gputui.agent.lifecycle.live_attempt import (
     Serving,
     Sweeping,
 )
-from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir, read_record
+from gputui.agent.lifecycle.run_files import attempt_dir, read_record
 from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended
@@ -38,11 +38,15 @@ from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collec
 from gputui.runs import repository
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
+from gputui.runs.logs import written_at
 from gputui.store import placements
-from gputui.store.attempts import Attempt, fellows, get_attempt
+from gputui.store.agent import read_agent
+from gputui.store.attempts import fellows, get_attempt
 from gputui.store.events import has_event
 from gputui.store.metrics import watched
+from gputui.store.metrics.step_times import StepTimes
 from gputui.store.placements import PlacementView
+from gputui.store.rollups import sampled_around
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
@@ -72,6 +76,7 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
         if attempt.record.started_at is None:
             _note_start(attempt, folder, context)
     if is_alive:
+        attempt.seen_at = context.now()
         started_at = attempt.record.started_at
         if not phase.is_noted and started_at is not None and context.now() - started_at >= ALIVE_SECONDS:
             with repository.transaction(context.connection):
@@ -180,6 +185,8 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     survivors = (exit_record or {}).get("survivors")
     given_up = survivors if isinstance(survivors, list) else []
     is_left = any(process.pid not in given_up for process in identities)
+    if is_left:
+        attempt.seen_at = context.now()
     if is_left and not phase.end_leftovers(identities, context.monotonic()):
         return phase
     if phase.ended_at is None:
@@ -190,7 +197,7 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     if not finish_reading():
         return phase
     pids = [process.pid for process in identities]
-    task = postmortem_task(context, attempt.resolved, record, exit_record, pids)
+    task = postmortem_task(context, attempt, exit_record, pids)
     return begin_postmortem(phase, task, context)
 
 
@@ -218,21 +225,17 @@ SHARED_SECONDS = 30.0
 
 
 def postmortem_task(
-    context: AgentContext,
-    resolved: ResolvedRun,
-    attempt: Attempt,
-    exit_record: Mapping[str, Any] | None,
-    survivors: Sequence[int],
+    context: AgentContext, live: LiveAttempt, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]
 ) -> PostmortemTask:
     """The input of a postmortem, once all metrics are read. ``survivors`` are unkillable
     processes. Raises SpecError and sqlite3.Error."""
-    connection, now = context.connection, context.now()
+    connection, now, attempt, resolved = context.connection, context.now(), live.record, live.resolved
     run = get_run(connection, attempt.run_id)
     fresh = get_attempt(connection, attempt.run_id, attempt.number)
     assert run is not None and fresh is not None
     folder = attempt_dir(context.workspace, run.run_id, attempt.number)
     record = exit_record or {}
-    ended_at = time_in(record.get("ended_at")) or now
+    ended_at = time_in(record.get("ended_at")) or min(now, _last_sign_of_life(context, live, folder))
     stays = fellows(connection, run.run_id, attempt.number)
     since = ended_at - SHARED_SECONDS
     near = [stay.run_id for stay in stays if stay.end is None or stay.end > since]
@@ -254,6 +257,18 @@ def postmortem_task(
         observed=tuple(observed),
         shared_with=tuple(dict.fromkeys(near)),
     )
+
+
+def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -> float:
+    """When an attempt that left no record of its end last showed life (UTC unix seconds): by its
+    processes, its files, its metrics, or the last sample that a former agent took."""
+    record, connection = live.record, context.connection
+    since = record.created_at if record.started_at is None else record.started_at
+    newest = StepTimes(connection, record.run_id).newest_line(record.number, context.now(), since)
+    agent = read_agent(connection)
+    sampled_at = None if agent is None else sampled_around(connection, agent.started_at)[0]
+    signs = (since, live.seen_at, written_at(folder), None if newest is None else newest[0], sampled_at)
+    return max(sign for sign in signs if sign is not None)
 
 
 def _of_this_attempt(

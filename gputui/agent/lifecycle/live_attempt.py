@@ -118,6 +118,8 @@ class LiveAttempt:
     placement: PlacementView | None = None
     # When the reports of a remote executor were last read.
     reports_read_at: float = -math.inf
+    # When this agent last saw a process of it (UTC unix seconds).
+    seen_at: float | None = None
 
     @property
     def is_running(self) -> bool:

@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import KeptReason, read_reason
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.run_files import attempt_numbers, open_metrics, rank_output, read_record
+from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics, rank_output, read_record
 from gputui.core.files import read_regular
 from gputui.core.redaction import Redactor, redact_params
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.foreign_json import time_in
 from gputui.runs.labels import read_labels, store_labels
+from gputui.runs.logs import written_at
 from gputui.runs.processes import processes_of
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec, Scalar, SpecError
@@ -219,9 +220,11 @@ def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt:
 
 
 def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: str) -> float:
-    """Store the end of an attempt; return its time, which is now if it is unknown."""
-    connection, number = context.connection, attempt.number
-    ended_at = time_in((attempt.ended or {}).get("ended_at")) or context.now()
+    """Store the end of an attempt; return its time: if it is unknown, the last change of its files."""
+    connection, number, now = context.connection, attempt.number, context.now()
+    folder = attempt_dir(context.workspace, run_id, number)
+    last_sign_at = max(attempt.plan.created_at, written_at(folder) or 0.0)
+    ended_at = time_in((attempt.ended or {}).get("ended_at")) or min(now, last_sign_at)
     started_at = time_in((attempt.started or {}).get("at"))
     if started_at is not None:
         repository.set_attempt_started(connection, run_id, number, started_at)

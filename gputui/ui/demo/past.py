@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.attempt_end import end_attempt
 from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
@@ -30,6 +31,7 @@ from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.effects import MachineContext
 from gputui.runs import repository
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_spec
@@ -298,7 +300,9 @@ class DemoPast:
             "stop_requested": act.is_stopped,
         }  # fmt: skip
         resolved = resolved_run(context.workspace, self._run(run_id))
-        task = postmortem_task(context, resolved, fresh, record, ())
+        folder = attempt_dir(context.workspace, run_id, attempt.number)
+        live = LiveAttempt(fresh, ExecutorProcess(None, folder), resolved)
+        task = postmortem_task(context, live, record, ())
         end_attempt(context, task, examine(task), MachineContext(gpus=uuids))
         if self._run(run_id).state.is_over:
             with transaction(self.connection):

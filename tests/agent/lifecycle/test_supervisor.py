@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import sqlite3
 import threading
@@ -115,6 +116,40 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not over.is_set()
     over.set()
+
+
+@pytest.mark.parametrize("sign", ["log", "line", "sample", "process"])
+def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
+    workspace: Workspace, connection: sqlite3.Connection, made: Doctored, sign: str
+) -> None:
+    """After a night without power, the agent finds what ran in the evening."""
+    begun_at, seen_at = NOW - 40_000.0, NOW - 39_000.0
+    run = add_run(connection, workspace=workspace)
+    with transaction(connection):
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=begun_at)
+        repository.move(connection, run, RunState.STARTING, cause="test", now=begun_at)
+        repository.set_attempt_started(connection, "a-1", 1, begun_at)
+    live = made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    output = workspace.run_dir("a-1") / "attempts/1/nodes/0/output.log"
+    output.parent.mkdir(parents=True)
+    output.touch()
+    os.utime(output, (begun_at, begun_at))
+    if sign == "log":
+        os.utime(output, (seen_at, seen_at))
+    elif sign == "line":
+        connection.execute(
+            "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (9, 'a-1', 'p', 'jsonl')"
+        )
+        connection.execute("INSERT INTO metrics VALUES (9, 0, 0, 1, NULL, 5, ?, '{}')", (seen_at,))
+    elif sign == "sample":
+        values = (1, 1, "boot", "0", NOW - 10, NOW, 0, 1.0)
+        names = "pid, start_ticks, boot_id, version, started_at, heartbeat_at, recording, interval_seconds"
+        connection.execute(f"INSERT INTO agent (id, {names}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        connection.executemany("INSERT INTO host_samples (at) VALUES (?)", [(seen_at,), (NOW - 5,)])
+    else:
+        live.seen_at = seen_at
+    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    assert attempt_of(connection).ended_at == seen_at
 
 
 def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
