@@ -58,12 +58,14 @@ class JobKey(NamedTuple):
 @dataclass(eq=False)
 class Job(Generic[T]):
     """Slow work in a daemon thread, created by ``Jobs.start``. ``deadline_seconds`` counts from
-    ``begun_at`` (monotonic seconds), which is None while the job waits for a thread."""
+    ``begun_at`` (monotonic seconds), which is None while the job waits for a thread. An urgent job
+    waits for no other."""
 
     jobs: Jobs
     name: str
     work: Callable[[], T]
     deadline_seconds: float
+    is_urgent: bool = False
     begun_at: float | None = None
     ended_at: float = math.inf
     future: Future[T] = field(default_factory=Future)
@@ -103,8 +105,8 @@ class Job(Generic[T]):
 
 @dataclass(slots=True)
 class Jobs:
-    """All jobs of one agent. About ``at_once`` of them run, never more than THREADS_MOST; the
-    others wait in order. ``wake`` starts the loop's next turn from any thread; ``clock`` returns
+    """All jobs of one agent. About ``at_once`` of them run beside the urgent ones, never more than
+    THREADS_MOST; the others wait in order. ``wake`` starts the loop's next turn from any thread; ``clock`` returns
     monotonic seconds."""
 
     wake: Callable[[], None]
@@ -116,12 +118,19 @@ class Jobs:
     _started: list[Job[Any]] = field(default_factory=list)
     _waiting: deque[Job[Any]] = field(default_factory=deque)
 
-    def start(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T]:
-        """Run ``work`` in a thread, now or after another job."""
-        job = Job(self, name, work, deadline_seconds)
-        self._waiting.append(job)
+    def start(self, name: str, work: Callable[[], T], *, deadline_seconds: float, is_urgent: bool = False) -> Job[T]:
+        """Run ``work`` in a thread, now or after another job; an urgent one before all others."""
+        job = Job(self, name, work, deadline_seconds, is_urgent)
+        if is_urgent:
+            self._waiting.appendleft(job)
+        else:
+            self._waiting.append(job)
         self.turn()
         return job
+
+    def running(self) -> list[str]:
+        """The names of the jobs that run, oldest first."""
+        return [job.name for job in self._started if not job.future.done()]
 
     def ask(self, key: JobKey, work: Callable[[], T], *, deadline_seconds: float) -> Job[T] | None:
         """The job of this key once it is over, which is then forgotten; None before. It is started
@@ -152,17 +161,19 @@ class Jobs:
                 text = f"{job.name}: no answer within {job.deadline_seconds:.0f} s"
                 with suppress(InvalidStateError):
                     job.future.set_exception(JobTimeoutError(text))
-            young += age < PATIENCE_SECONDS and not job.future.done()
+            young += age < PATIENCE_SECONDS and not job.future.done() and not job.is_urgent
         self._started = [job for job in self._started if job.thread.is_alive()]
         for key, job in list(self._asked.items()):
             if now - job.ended_at > KEPT_SECONDS:
                 del self._asked[key]
-        while self._waiting and young < self.at_once and len(self._started) < THREADS_MOST:
+        while self._waiting and len(self._started) < THREADS_MOST:
             job = self._waiting[0]
+            if young >= self.at_once and not job.is_urgent:
+                return
             try:
                 job.thread.start()
             except RuntimeError:
                 return  # the system has no thread left: tried again in the next turn
             job.begun_at = now
             self._started.append(self._waiting.popleft())
-            young += 1
+            young += not job.is_urgent

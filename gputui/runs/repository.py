@@ -205,6 +205,11 @@ def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int
     )
 
 
+def set_attempt_exited(connection: sqlite3.Connection, run_id: str, number: int, at: float) -> None:
+    """Store when the command of an attempt ended, before what it left is examined."""
+    update(connection, "attempts", {"run_id": run_id, "number": number}, exited_at=at)
+
+
 def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, path: str) -> None:
     """Store the checkpoint of an attempt whose target chose it at the start."""
     step = step_in_name(PurePath(path))
@@ -228,7 +233,8 @@ def end_attempt(
     record = dict(exit_record or {})
     ends = {f"exit_{name}": record.get(name) for name in ("code", "signal") if isinstance(record.get(name), int)}
     ends["exit"] = json.dumps(BY_LOOK.value(record)) if record else None
-    update(connection, "attempts", {"run_id": run_id, "number": number}, state=state, ended_at=ended_at, **ends)
+    times = {"exited_at": ended_at, "ended_at": ended_at}
+    update(connection, "attempts", {"run_id": run_id, "number": number}, state=state, **times, **ends)
 
 
 class GpuHolders(NamedTuple):

@@ -18,8 +18,9 @@ Json = Any
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of a run: its inputs and its end. ``executor`` has the fields of its process's
-    `runs.identity.ProcessIdentity`, None until that is known."""
+    """One attempt of a run: its inputs and its end. Its command has ended at ``exited_at``, and what
+    it left was examined by ``ended_at``, which is the same time then. ``executor`` has the fields of
+    its process's `runs.identity.ProcessIdentity`, None until that is known."""
 
     run_id: str
     number: int
@@ -30,6 +31,7 @@ class Attempt(Struct, frozen=True):
     created_at: float
     started_at: float | None = None
     first_step_at: float | None = None
+    exited_at: float | None = None
     ended_at: float | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
@@ -99,7 +101,7 @@ def attempt_at(attempt: Attempt, at: float) -> Attempt:
     if not stepped:
         changes |= {"first_step_at": None, "first_step": None}
     if not is_by(attempt.ended_at, at):
-        later = ("ended_at", "exit_code", "exit_signal", "exit", "last_step", "stop_requested")
+        later = ("exited_at", "ended_at", "exit_code", "exit_signal", "exit", "last_step", "stop_requested")
         changes |= {**dict.fromkeys(later), "state": "starting" if started is None else "running"}
     return replace(attempt, **changes)
 

@@ -87,6 +87,7 @@ class Run(Struct, frozen=True):
     resume_from: str | None = None
     attempt_state: str | None = None
     attempt_started_at: float | None = None
+    attempt_exited_at: float | None = None
     attempt_last_step: int | None = None
     attempt_resumed_step: int | None = None
     gpus: tuple[str, ...] = ()
@@ -115,7 +116,8 @@ class Run(Struct, frozen=True):
         """Total duration of its attempts; None before the first one."""
         if self.ended_at is not None or self.attempt_started_at is None or self.attempt_state not in _ALIVE:
             return self.ended_seconds
-        return (self.ended_seconds or 0.0) + max(0.0, now - self.attempt_started_at)
+        until = now if self.attempt_exited_at is None else min(now, self.attempt_exited_at)
+        return (self.ended_seconds or 0.0) + max(0.0, until - self.attempt_started_at)
 
     def seen_until(self, now: float) -> float:
         """The time up to which its files are known here: on a target, until the last contact. A step
@@ -152,7 +154,8 @@ _PLAIN = tuple(
 
 _RUNS = f"""
 SELECT r.*, r.spec AS spec_json,
-    a.state AS attempt_state, a.started_at AS attempt_started_at, a.last_step AS attempt_last_step,
+    a.state AS attempt_state, a.started_at AS attempt_started_at,
+    a.exited_at AS attempt_exited_at, a.last_step AS attempt_last_step,
     a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
     {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
     (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
@@ -350,6 +353,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         resume_from=next_one.resume_from if next_one else None,
         attempt_state=attempt.state if attempt else None,
         attempt_started_at=attempt.started_at if attempt else None,
+        attempt_exited_at=attempt.exited_at if attempt else None,
         attempt_last_step=attempt.last_step if attempt else None,
         attempt_resumed_step=attempt.resumed_step if attempt else None,
         gpus=attempt.gpus if attempt else (),

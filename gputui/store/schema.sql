@@ -172,6 +172,7 @@ CREATE TABLE attempts (
     created_at REAL NOT NULL,
     started_at REAL,
     first_step_at REAL,
+    exited_at REAL,
     ended_at REAL,
     shim_pid INTEGER,
     shim_start_ticks INTEGER,

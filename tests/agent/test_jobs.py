@@ -50,6 +50,18 @@ def test_a_job_that_hangs_fails_at_its_deadline_and_holds_up_no_other() -> None:
         stuck.result()
 
 
+def test_an_urgent_job_waits_for_no_other() -> None:
+    hang = threading.Event()
+    all_jobs = Jobs(lambda: None, Clock(), at_once=1)
+    all_jobs.start("stuck", hang.wait, deadline_seconds=5.0)
+    behind = all_jobs.start("behind", lambda: "done", deadline_seconds=5.0)
+    urgent = all_jobs.start("urgent", lambda: "done", deadline_seconds=5.0, is_urgent=True)
+    wait_until(lambda: urgent.is_over)
+    assert urgent.result() == "done" and behind.begun_at is None and all_jobs.running() == ["stuck"]
+    hang.set()
+    wait_until(lambda: behind.is_over)
+
+
 def test_an_answer_is_taken_by_who_asked_for_it_alone() -> None:
     all_jobs = Jobs(lambda: None, Clock())
     first, second = (JobKey(Purpose.NEWEST_LINES, "a-1", number) for number in (1, 2))

@@ -6,6 +6,7 @@ A run counts as running once its metrics have a step, or its command has lived f
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -50,12 +51,17 @@ from gputui.store.rollups import sampled_around
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
+log = logging.getLogger(__name__)
+
 # The age at which a command without steps counts as running.
 ALIVE_SECONDS = 5.0
 # Poll interval for the reports of a remote executor.
 REPORTS_SECONDS = 1.0
 # Minimum time between two starts of a replaceable executor.
 REPLACE_SECONDS = 5.0
+# An end that takes longer says what it waits for.
+LATE_SECONDS = 5.0
+_MOST_NAMED = 3
 # The sampler reads once a second by default, and needs time to start.
 READING_SECONDS = 5.0
 
@@ -84,7 +90,10 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
                 _note_running(context, attempt.record.run_id, attempt.record.number, cause)
             phase.is_noted = True
         return phase
-    if not kind.is_replaceable or (folder / "exit.json").exists():
+    record = read_record(folder / "exit.json")
+    if not kind.is_replaceable or record is not None:
+        exited_at = time_in((record or {}).get("ended_at")) or context.now()
+        repository.set_attempt_exited(context.connection, attempt.record.run_id, attempt.record.number, exited_at)
         return Sweeping()
     # A replaceable executor without exit.json has not served the attempt to its end.
     attempt.executor.release()
@@ -172,8 +181,11 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
         phase.is_reading_rest = report.more
         return not report.more and not report.awaits
 
-    # Finish reading first: scanning for processes is expensive.
+    # Finish reading first, and await the sample: scanning for processes is expensive.
     if phase.is_reading_rest and not finish_reading():
+        return phase
+    has_ended = phase.ended_at is not None
+    if has_ended and record.gpus and not _gpus_were_sampled(phase.ended_at or 0.0, phase.ended_clock, context):
         return phase
     folder = attempt_dir(context.workspace, record.run_id, record.number)
     exit_record: dict[str, Any] | None = read_record(folder / "exit.json")
@@ -188,16 +200,20 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     if is_left:
         attempt.seen_at = context.now()
     if is_left and not phase.end_leftovers(identities, context.monotonic()):
+        pids = ", ".join(str(identity.pid) for identity in identities[:_MOST_NAMED])
+        phase.awaits = f"for processes to end that its command left ({pids})"
         return phase
     if phase.ended_at is None:
         phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
     if record.gpus and not _gpus_were_sampled(phase.ended_at, phase.ended_clock, context):
+        phase.awaits = "for a reading of its GPUs"
         return phase
     # No process can write more now.
+    phase.awaits = "for the rest of its metrics to be read"
     if not finish_reading():
         return phase
-    pids = [process.pid for process in identities]
-    task = postmortem_task(context, attempt, exit_record, pids)
+    survivor_pids = [process.pid for process in identities]
+    task = postmortem_task(context, attempt, exit_record, survivor_pids)
     return begin_postmortem(phase, task, context)
 
 
@@ -285,7 +301,34 @@ def _of_this_attempt(
 def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContext) -> Postmortem:
     """Start the job that examines the attempt."""
     name, work = f"reading what {task.attempt.run_id} left", partial(examine, task)
-    return Postmortem(swept, task, context.jobs.start(name, work, deadline_seconds=EXAMINE_SECONDS))
+    job = context.jobs.start(name, work, deadline_seconds=EXAMINE_SECONDS, is_urgent=True)
+    return Postmortem(swept, task, job)
+
+
+def note_lateness(attempt: LiveAttempt, context: AgentContext) -> None:
+    """Say in the run's row what its end waits for, once that takes long, and log it once. Raises
+    sqlite3.Error."""
+    now, phase = context.monotonic(), attempt.phase
+    if attempt.over_since is None:
+        attempt.over_since = now
+    seconds = now - attempt.over_since
+    if seconds < LATE_SECONDS or isinstance(phase, Serving):
+        return
+    if isinstance(phase, Sweeping):
+        awaits = phase.awaits
+    elif phase.job.begun_at is None:
+        awaits = f"for a thread; {', '.join(context.jobs.running()[:_MOST_NAMED])} take them"
+    else:
+        awaits = "for its logs and checkpoints to be read"
+    run = get_run(context.connection, attempt.record.run_id)
+    text = f"has ended, and waits {awaits}"
+    if run is not None and run.waiting_for != text:
+        repository.set_waiting_for(context.connection, run.run_id, text)
+    if not attempt.is_late:
+        attempt.is_late = True
+        log.warning(
+            "%s: attempt %d ended %.0f s ago and waits %s", run and run.run_id, attempt.record.number, seconds, awaits
+        )
 
 
 def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
@@ -308,9 +351,6 @@ def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
             why_again = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
     elif run.state is RunState.STOPPING and task.attempt.stop_requested is None and task.unanswered is None:
         why_again = "the run was stopped meanwhile"
-    elif run.waiting_for is None:
-        text = "reading the logs and checkpoints of the attempt that ended"
-        repository.set_waiting_for(context.connection, run.run_id, text)
     if why_again is not None:
         attempt.phase = begin_postmortem(phase.swept, replace(task, unanswered=why_again), context)
     return None

@@ -71,12 +71,14 @@ class Serving:
 class Sweeping:
     """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
     ``is_reading_rest``: its metrics files hold more than one turn can read. No process was left at
-    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds)."""
+    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds). ``awaits`` is what has to
+    happen next, as the end of a sentence."""
 
     since: float | None = None
     is_reading_rest: bool = False
     ended_at: float | None = None
     ended_clock: float = 0.0
+    awaits: str = ""
 
     def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
         """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived
@@ -120,6 +122,9 @@ class LiveAttempt:
     reports_read_at: float = -math.inf
     # When this agent last saw a process of it (UTC unix seconds).
     seen_at: float | None = None
+    # When its end was noticed, and whether the log says that it takes long since.
+    over_since: float | None = None
+    is_late: bool = False
 
     @property
     def is_running(self) -> bool:

@@ -176,29 +176,40 @@ class Supervisor:
         # All attempts that end in this turn share one budget.
         seconds = 0.0 if self.context.janitor.is_log_late else READ_SECONDS
         read_until = self.context.monotonic() + seconds
+        over = [run_id for run_id, live in self.attempts.items() if not live.is_running]
         if not self.unstepped:
-            self.unstepped = list(self.attempts)[::-1]
-        while self.unstepped:
-            run_id = self.unstepped.pop()
-            attempt = self.attempts.get(run_id)
-            if attempt is None or self.parts.is_resting(run_id):
-                continue
-            try:
-                with self.parts.around(run_id):
-                    self.step(attempt, read_until)
-            except sqlite3.OperationalError as error:
-                if is_locked(error):
-                    raise
+            self.unstepped = [run_id for run_id in self.attempts if run_id not in over][::-1]
+        # Ends come first; both kinds are stepped in every turn, however busy the machine is.
+        for waiting in (over, self.unstepped):
+            while waiting:
+                error = self._step_alone(waiting.pop(), read_until)
                 first = first or error
-            if self.context.turn.is_spent():
-                break
+                if self.context.turn.is_spent():
+                    break
         if first is not None:
             raise first
+
+    def _step_alone(self, run_id: str, read_until: float) -> sqlite3.OperationalError | None:
+        """Step one attempt; a failed write of the database is returned. Raises
+        sqlite3.OperationalError if the database is locked."""
+        attempt = self.attempts.get(run_id)
+        if attempt is None or self.parts.is_resting(run_id):
+            return None
+        try:
+            with self.parts.around(run_id):
+                self.step(attempt, read_until)
+        except sqlite3.OperationalError as error:
+            if is_locked(error):
+                raise
+            return error
+        return None
 
     def step(self, attempt: LiveAttempt, read_until: float) -> None:
         """Advance an attempt to its next phase, if that is reached. Raises what the phase raises;
         the phase is then tried again."""
         context, record = self.context, attempt.record
+        if not attempt.is_running:
+            execution.note_lateness(attempt, context)
         if isinstance(attempt.phase, Serving):
             following = execution.serve(attempt, attempt.phase, context)
             if following is None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.execution import EXAMINE_SECONDS
+from gputui.agent.lifecycle.execution import EXAMINE_SECONDS, LATE_SECONDS
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.supervisor import Supervisor
@@ -92,7 +92,11 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
 
 
 def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace,
+    connection: sqlite3.Connection,
+    made: Doctored,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(checkpoint_survey, "surveyed", lambda *_: over.wait(60) and ())
@@ -110,7 +114,15 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     made.turn()
     assert isinstance(made.attempts["a-1"].phase, Postmortem)
     made.turn()
-    assert run_of(connection).state is RunState.STARTING
+    assert run_of(connection).state is RunState.STARTING and run_of(connection).waiting_for is None
+    made.clock += LATE_SECONDS + 1
+    caplog.clear()
+    for _ in range(2):
+        made.turn()
+    run = run_of(connection)
+    assert run.waiting_for is not None and len(caplog.records) == 1
+    # The command has ended, so that its time does not count on.
+    assert run.trained_seconds(NOW + 100) == 0.0
     made.clock += EXAMINE_SECONDS + 1
     wait_until(lambda: made.turn() or not made.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
