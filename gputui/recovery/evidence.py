@@ -23,6 +23,7 @@ TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
 MAX_ERROR_FILE_BYTES = 1024 * 1024
 MAX_ERROR_FILES = 256
+NEARLY_FULL_PERCENT = 90.0
 
 
 class KilledRank(Struct, frozen=True):
@@ -124,6 +125,20 @@ class ObservedCause(Struct, frozen=True):
     distant: bool = False
 
 
+class GpuUse(Struct, frozen=True):
+    """The GPUs of an attempt: their number, and the highest part of one's memory that was in use in its
+    last seconds; None is unknown."""
+
+    count: int = 0
+    memory_percent: float | None = None
+
+    @property
+    def is_roomy(self) -> bool:
+        """True if no memory was nearly full, so that a text that mostly means that means something
+        else."""
+        return self.memory_percent is not None and self.memory_percent < NEARLY_FULL_PERCENT
+
+
 class Evidence(Struct, frozen=True):
     """The evidence on the end of an attempt. Times are UTC unix seconds.
 
@@ -143,6 +158,7 @@ class Evidence(Struct, frozen=True):
     tails: tuple[EvidenceLog, ...] = ()
     problems: tuple[str, ...] = msgspec.field(default=())
     shared_with: tuple[str, ...] = ()
+    gpus: GpuUse = GpuUse()
 
     def to_json(self) -> dict[str, Any]:
         shape: dict[str, Any] = msgspec.to_builtins(self)

@@ -191,7 +191,7 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
     """Findings about the launcher itself, from its messages and its exit status."""
     chain = last_chain(report.rest, is_wrapper)
     if chain is not None:
-        raised, found = match_chain(chain)
+        raised, found = match_chain(chain, evidence.gpus)
         line = headline(raised)
         if found is None:
             yield Finding("unknown", None, Tier.SYMPTOM, raised.text, specific=False, detail=line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -13,7 +13,14 @@ from gputui.core.text import clean
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import Tier
-from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
+from gputui.recovery.signatures import (
+    Signature,
+    match_chain,
+    match_exception,
+    match_last_lines,
+    match_lines,
+    terminate_message,
+)
 from gputui.recovery.stacks import fatal_where
 from gputui.recovery.tracebacks import Chain, Raised, last_chain, parse_message
 from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands
@@ -26,6 +33,8 @@ NOTICED_LATE_SECONDS = 2.0
 REMARK_CHARACTERS = 160
 # Earlier native messages belong to errors that the process survived.
 LAST_LINES = 200
+# Lines that a process prints after it reported the error that ends it, at most.
+LAST_WORDS = 5
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
 USAGE_EXIT = 2
 
@@ -34,7 +43,7 @@ _ANNOUNCED = re.compile(r"^\S+: \S")
 _REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
 _IGNORED = re.compile(r"(?m)^Exception ignored (?:in|while)\b.*\n(?:Traceback .*\n(?:\s.*\n)*.*\n?)?")
 # Exceptions that only report a failed communication or worker; a native message may have the cause.
-_EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
+_EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed", "illegal_access"})
 
 
 class Finding(Struct, frozen=True):
@@ -91,7 +100,7 @@ def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
         return None
     if process.is_killed:
         return _killed(process, evidence.exit)
-    candidates = list(_candidates(process, evidence.exit))
+    candidates = list(_candidates(process, evidence))
     if candidates:
         return min(candidates, key=lambda finding: (finding.tier, not finding.specific))
     if process.code is None or process.ended_by_launcher:
@@ -104,7 +113,8 @@ def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
     if record is not None and record.stop_requested:
         return None
     name = signal_name(-(process.code or 0))
-    is_oom = process.code == -signal.SIGKILL and record is not None and record.oom_killed
+    is_seen = any(found.kind == "host_oom" for found, _ in match_lines(process.stderr))
+    is_oom = process.code == -signal.SIGKILL and (is_seen or (record is not None and record.oom_killed))
     kind, detail = ("host_oom", "killed by the kernel's OOM killer") if is_oom else ("killed", name)
     at = None if process.at is None else process.at - NOTICED_LATE_SECONDS
     return Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)
@@ -129,21 +139,30 @@ def _exited(process: EndedProcess, evidence: Evidence) -> Finding:
     return Finding("nonzero_exit", rank, Tier.CAUSE, f"ended with code {code}", at, specific=False, detail=detail)
 
 
-def _candidates(process: EndedProcess, record: ExitRecord | None) -> Iterator[Finding]:
+def _candidates(process: EndedProcess, evidence: Evidence) -> Iterator[Finding]:
     """Possible explanations of an end; among equals the first is the best."""
     chain = _chain(process)
-    of_chain = None if chain is None else _of_chain(chain, process, record)
+    of_chain = None if chain is None else _of_chain(chain, process, evidence)
     if of_chain is None or process.has_crashed or of_chain.kind in _EXPLAINED_BY_LINES:
         for text in (process.stderr, process.stdout):
-            for found, line in match_lines("\n".join(lines_of(text)[-LAST_LINES:])):
+            lines = lines_of(text)[-LAST_LINES:]
+            for found, line in (*match_lines("\n".join(lines)), *_reported_last(lines, process, evidence)):
                 yield Finding(found.kind, process.rank, found.rank, line, process.at, detail=line)
     if of_chain is not None:
         yield of_chain
     thrown = terminate_message(process.stderr) if process.has_crashed else None
-    known = None if thrown is None else match_exception(thrown)
+    known = None if thrown is None else match_exception(thrown, evidence.gpus)
     if thrown is not None and known is not None:
         detail = headline(thrown)
         yield Finding(known.kind, process.rank, known.rank, thrown.text, process.at, detail=detail)
+
+
+def _reported_last(lines: Sequence[str], process: EndedProcess, evidence: Evidence) -> list[tuple[Signature, str]]:
+    """Errors among the last lines of a process that ended by itself."""
+    if process.code is None or process.ended_by_launcher:
+        return []
+    telling = [line for line in lines if line.strip() and not is_wrapper_line(line)]
+    return match_last_lines(telling[-LAST_WORDS:], evidence.gpus)
 
 
 def _chain(process: EndedProcess) -> Chain | None:
@@ -162,12 +181,13 @@ def _chain(process: EndedProcess) -> Chain | None:
     return chain if chain.trailing <= allowed else None
 
 
-def _of_chain(chain: Chain, process: EndedProcess, record: ExitRecord | None) -> Finding:
-    raised, found = match_chain(chain)
+def _of_chain(chain: Chain, process: EndedProcess, evidence: Evidence) -> Finding:
+    raised, found = match_chain(chain, evidence.gpus)
     at = process.error.at if process.at is None and process.error else process.at
     detail = ", ".join(part for part in (headline(raised), raised.where) if part)
     kind, tier = ("user_exception", Tier.CAUSE) if found is None else (found.kind, found.rank)
-    if kind == "dataloader_killed" and "signal: Killed" in raised.message and record is not None and record.oom_killed:
+    is_oom_killed = evidence.exit is not None and evidence.exit.oom_killed
+    if kind == "dataloader_killed" and "signal: Killed" in raised.message and is_oom_killed:
         kind = "host_oom"
     is_specific = kind not in ("user_exception", "bad_sample")
     return Finding(kind, process.rank, tier, raised.text, at, raised.where, is_specific, detail)
@@ -201,7 +221,7 @@ def printed_at_end(evidence: Evidence) -> list[str]:
     for tail in evidence.tails:
         chain = last_chain(_IGNORED.sub("", tail.text), is_wrapper)
         if chain is not None and chain.trailing == 0:
-            raised, _ = match_chain(chain)
+            raised, _ = match_chain(chain, evidence.gpus)
             who = "it" if tail.rank is None else f"rank {tail.rank}"
             remarks.append(f"{who} printed at its end {clean(headline(raised)[:REMARK_CHARACTERS])}")
     return remarks

@@ -7,18 +7,27 @@ CuPy, RMM, ONNX Runtime, Ray, HIP) say that memory ran out. Two sorts:
 - EXCEPTIONS match an exception that ended a process: its ``Type: message``.
 - LINES match whole lines of a log, from their start: what native code prints before it ends.
 
-Lines that only give advice are removed before anything is compared."""
+A lack of GPU memory is known by its place, not by its sentence: the type of the exception, or a
+message that names a GPU and a phrase of running out, where a program states it and does not quote
+it. Lines that only give advice are removed before anything is compared."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from gputui.recovery.evidence import GpuUse
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.tracebacks import Chain, Raised, bare
 from gputui.runs.logs import lines_of
+
+# Longer messages are searched at their begin and end only, since some patterns take quadratic time.
+MATCHED_CHARACTERS = 3000
 
 
 class Signature(Struct, frozen=True):
@@ -29,6 +38,9 @@ class Signature(Struct, frozen=True):
         within: a function that the exception must have passed through; None for any.
         weak: any other exception of the same chain wins, because this one often only reports it.
         tier: overrides the kind's tier.
+        states: does not count where the type is one that quotes texts.
+        gpu: what must be known of the attempt's GPUs: "not roomy", for texts that mostly mean a full
+            GPU; "present", for texts that name no GPU.
     """
 
     kind: str
@@ -36,10 +48,22 @@ class Signature(Struct, frozen=True):
     within: re.Pattern[str] | None = None
     weak: bool = False
     tier: Tier | None = None
+    states: bool = False
+    gpu: Literal["not roomy", "present"] | None = None
 
     @property
     def rank(self) -> Tier:
         return KINDS[self.kind].tier if self.tier is None else self.tier
+
+    def matches(self, raised: Raised, text: str, gpus: GpuUse) -> bool:
+        """Return whether an exception has this signature; ``text`` is its text without advice."""
+        if self.states and _QUOTING.fullmatch(raised.type):
+            return False
+        if self.within is not None and not any(map(self.within.search, raised.path)):
+            return False
+        if self.gpu is not None and (gpus.is_roomy or (self.gpu == "present" and gpus.count == 0)):
+            return False
+        return self.pattern.search(text) is not None
 
 
 def _raises(
@@ -47,6 +71,10 @@ def _raises(
 ) -> Signature:
     text = "|".join(f"(?:{pattern})" for pattern in patterns)
     return Signature(kind, re.compile(text, re.MULTILINE), re.compile(within) if within else None, weak, tier)
+
+
+def _states(kind: str, *patterns: str, gpu: Literal["not roomy", "present"] | None = None) -> Signature:
+    return replace(_raises(kind, *patterns), states=True, gpu=gpu)
 
 
 def _prints(kind: str, pattern: str) -> Signature:
@@ -69,51 +97,85 @@ ADVICE = re.compile(
     r"|In PyTorch 2\.6, we changed the default value.*"
 )
 
-# How CUDA's and HIP's interfaces, and libraries on top of them, say that a GPU has no memory left.
-_GPU = r"(?i:\b(?:CUDA|HIP|ROCm|GPU(?:assert)?|Triton)(?:\b|_)|\b(?:cu|cuda|hip)(?:Mem|Malloc|Error))"
-_FULL = r"(?<!not )(?<!not an )(?i:out[ _]of[ _]memory)|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
-_GPU_FULL = rf"(?={_GPU}).*(?:{_FULL})"
-# The types that libraries raise for lack of memory; others only quote it.
-_NATIVE = (
-    r"\A(?:[\w:]+[.:])*(?:Exception|system_error|(?!\w*Warning)\w*(?:Runtime|[Mm]emory|CUDA|Cuda|HIP|Hip|API|System"
-    r"|Internal|Accelerator|MXNet|XGBoost|LightGBM|Logic|Fail)\w*): "
+# Types by which Python programs reject a value or quote a text. Every other one, and each exception of
+# C++, states what happened.
+_QUOTING = re.compile(
+    r"(?:\w+\.)*\w*(?:Warning|(?:Assertion|Value|Type|Key|Index|Lookup|Attribute|Name|NotImplemented|Argument|Usage"
+    r"|Import|ModuleNotFound|FileNotFound|FileExists|Permission|Syntax|Parse\w*|Validation|Config\w*|Option\w*"
+    r"|Setting\w*)Error)"
 )
-# A program that goes on after lack of memory, or speaks of it, is not ended by it.
-_ENDED = r"(?!.*(?i:recover|fall(?:ing|s)? ?back|retry|would))"
+_UNQUOTED = r"(?<!['\"`\w])"
+_CANNOT = r"(?:fail(?:ed|ure|s)?|unable|can(?:no|')t|could ?n[o']t)(?: to)?"
+# The names of GPUs, of their interfaces, and of libraries that only use GPUs.
+_GPU = (
+    r"(?:(?i:\b(?:CUDA|HIP|ROCm|[GXN]PU|GPUassert|MPS|MUSA|VRAM|Triton|cuDNN|RMM|device memory)(?:\b|_))"
+    r"|\b(?:cuda|cu|hip)[A-Z]\w*|\b(?:CU|HIP|ROC)[A-Z]+_(?=STATUS_|ALLOC)|\bRESOURCE_EXHAUSTED: |\[ONNXRuntimeError\])"
+)
+# The phrases of running out, without those of the host's memory.
+_FULL = (
+    r"(?:(?<!not )(?<!not an )(?i:out[ _]of[ _](?:\w+[ _])?memory)|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|\bOOM\b|\bbad_alloc\b|smaller than requested bytes"
+    r"|(?i:(?<!host[ _])(?<![a-z])alloc(?:ation)?[ _](?:error|fail(?:ed|ure)?))"
+    rf"|(?i:\b{_CANNOT} (?:\w+ ){{0,2}}(?:m|c)?alloc(?:ate|ating)?\b.*"
+    r"(?:\d ?(?:[KMGT]i?)?B(?:ytes)?\b|memory|buffer|tensor|workspace|storage|request))"
+    r"|(?i:\b(?:insufficient|not enough|no (?:more|free|available)|exhausted) (?:\w+ )?memory))"
+)
+_GPU_FULL = rf"(?:{_UNQUOTED}(?={_GPU}).*{_FULL}|^(?=.*{_UNQUOTED}{_GPU}).*{_UNQUOTED}{_FULL})"
+_HOST = (
+    r"(?i:\b(?:cuda)?(?:host|pinned)[ _]?(?:m?alloc|memory|buffer|register)|\bcudaMallocHost|\bdevice:CPU:"
+    r"|\bCPU memory\b)"
+)
+_OF_MEMORY = r"^(?:\w+\.)*(?:\w*OutOfMemory(?:Error|Exception)?|ResourceExhaustedError)(?:: (?!.*(?:No space|quota))|$)"
+_LIBRARY = r"\b(?i:cublas\w*|cudnn|cusolver|cusparse|curand|cufft|hip\w+|nccl|DNN)\b"
+# A program that goes on after an error, or speaks of it, is not ended by it.
+_ENDED = r"(?!.*(?i:recover|fall(?:ing|s)? ?back|retry|would|skip|ignor|continu))"
+
+_NO_SPACE = r"(?:No space left|\[Errno 28\]|\((?:os error )?28\)|Disk quota exceeded|\b(?:is|was) full\b)"
+_SHARED = r"(?:/dev/shm\b|(?i:shared memory)|</(?:torch|psm)_|\bshm\.h:)"
+_NO_THREAD = (
+    rf"(?i:\b{_CANNOT} (?:start|create|spawn|launch)\b.{{0,20}}\bthreads?\b|\bthread creation fail"
+    r"|\bpthread_create(?:\(\))? fail)"
+)
+
+_NOT_FINITE = r"(?i:\b(?:nan|inf|infinite|infinity|non-?finite|not finite)\b)"
+_OF_TRAINING = r"(?:loss(?:es)?|gradients?|grads?|logits|total norm|grad norm)"
+# A message about what may be given says nothing about a training.
+_NO_RULE = r"^(?!.*\b(?:must|may|should|one of|expected|allowed)\b).*"
 
 EXCEPTIONS: tuple[Signature, ...] = (
     # Memory first: the texts of other layers quote it.
     _raises("host_oom", r"killed due to the node running low on memory",
-            r"\bcuda(?:HostAlloc|MallocHost|HostRegister)\b.*out of memory",
-            r"^(?:\w+\.)*ResourceExhaustedError: .*\bdevice:CPU:"),
-    _raises("cuda_oom",
-            r"^(?:\w+\.)*OutOfMemoryError: .*(?i:out of memory|tried to allocate|preemptively rejected)",
-            r"\A\S*Error: (?:CUDA|HIP|CUDA error:|HIP error:) out of memory",
-            _NATIVE + rf"(?:.*[^'\"`\w])?{_GPU_FULL}",
-            _NATIVE + r".*\b(?:CU|HIP|ROC)[A-Z]+_(?:STATUS_)?(?:INTERNAL_ERROR_DEVICE_)?ALLOC(?:ATION)?_FAILED\b",
-            _NATIVE + r"RESOURCE_EXHAUSTED: .*(?i:out of memory|failed to allocate|to reserve)",
-            r"\A(?:\w+\.)*ResourceExhaustedError: .*(?:OOM when|failed to allocate memory|Graph execution error)",
-            r"\[ONNXRuntimeError\] .*(?:Failed to allocate memory for requested buffer|smaller than requested bytes)",
-            r"\bRMM failure at:.*Maximum pool size exceeded",
-            r"^(?:\w+\.)*InternalError: .*Dst tensor is not initialized",
-            r"would exceed per_process_memory_fraction limit",
-            r"Cuda failure (?:\d+ )?'out of memory'"),
+            rf"^(?:\w+\.)*ResourceExhaustedError: .*{_HOST}"),
+    _states("host_oom", rf"^(?=.*{_HOST}).*{_UNQUOTED}{_FULL}"),
+    _raises("cuda_oom", _OF_MEMORY, r"^(?:\w+\.)*InternalError: .*Dst tensor is not initialized"),
+    _states("cuda_oom", _GPU_FULL),
+    _states("cuda_oom",
+            rf"^(?=.*(?i:cudnn|conv|computation|worked)).*\b(?i:{_CANNOT}|no)\b.{{0,40}}"
+            r"\b(?i:algorithm|engine|execution plan)s?\b",
+            r"\b(?:CU|HIP|ROC)[A-Z]+_STATUS_(?:NOT_INITIALIZED|INSUFFICIENT_RESOURCES|INTERNAL_ERROR)\b",
+            r"when calling `?(?:cu|hip|roc)\w*Create|\binsufficient resources when calling `?(?:cu|hip|roc)",
+            rf"\b(?i:{_CANNOT} (?:create|initiali[sz]e)\b).{{0,30}}{_LIBRARY}",
+            rf"{_LIBRARY}.{{0,20}}(?i:failed to initiali[sz]e|initiali[sz]ation failed)", gpu="not roomy"),
     _raises("resource_limit", r"unable to \w+ .*: Too many open files \(24\)"),
     _raises("shm_full", r"Error while creating shared memory segment",
             r"is killed by signal: Bus error",
             r"unable to (?:allocate|resize|mmap|write to)(?: \d+ bytes from)? (?:shared memory|file </torch_)",
-            r"unable to open shared memory object .*\((?:12|28)\)", r"\[Errno 28\] .*'/dev/shm/"),
+            r"unable to open shared memory object .*\(12\)", rf"^(?=.*{_SHARED}).*{_NO_SPACE}"),
     _raises("host_oom", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
-            r"^(?:\w+\.)*_?(?:Array)?MemoryError\b", r"\Abad_alloc: std::bad_alloc\Z",
+            r"^(?:\w+\.)*\w*MemoryError\b", r"\Abad_alloc: std::bad_alloc\Z",
             r"\[Errno 12\] Cannot allocate memory",
             r"unable to mmap .*: Cannot allocate memory \(12\)"),
+    _states("cuda_oom", rf"{_UNQUOTED}{_FULL}", gpu="present"),
     # Disks
-    _raises("disk_full", r"\[Errno 28\]", r"\[Errno 122\]",
+    _raises("disk_full", r"(?:\[Errno |\(os error )(?:28|122)[\])]",
             r"\[enforce fail at inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
-            r"PytorchStreamWriter failed writing file", r"\bNo space left on device"),
-    _raises("read_only_fs", r"\[Errno 30\]", r"\[Errno 5\] Input/output error"),
+            r"PytorchStreamWriter failed writing file", r"\bNo space left on device", r"\bDisk quota exceeded",
+            r"(?i:\bnot enough (?:free )?(?:disk )?space\b)"),
+    _raises("read_only_fs", r"(?:\[Errno |\(os error )(?:5|30|116)[\])]", r"(?i:\bstale (?:NFS )?file handle)",
+            r"\bESTALE\b", r"\bRead-only file system", r"\bInput/output error"),
     _raises("resource_limit", r"\[Errno 24\]", r"received 0 items of ancdata",
-            r"can't start new thread", r"\[Errno 11\] Resource temporarily unavailable"),
+            _NO_THREAD, r"(?:\[Errno 11\]|\Asystem_error:) .*Resource temporarily unavailable",
+            r"\Asystem_error: Resource temporarily unavailable"),
     # GPUs and driver
     _raises("ecc", r"uncorrectable ECC error encountered"),
     _raises("nvlink_error", r"uncorrectable NVLink error detected", r"Invalid access of peer GPU memory over nvlink"),
@@ -161,15 +223,20 @@ EXCEPTIONS: tuple[Signature, ...] = (
             r"CheckpointError: checkpoint .* was made with "),
     _raises("corrupt_checkpoint", r"PytorchStreamReader failed",
             r"invalid header or archive is corrupted", r"^(?:\w+\.)*UnpicklingError: ",
-            r"^EOFError: Ran out of input", r"^(?:\w+\.)*SafetensorError: ",
+            r"^EOFError: Ran out of input", r"^(?:\w+\.)*SafetensorError: (?!Error while serializing)",
             r"^(?:\w+\.)*BadZipFile: ", r"files saved in the legacy \.tar format",
             r"CheckpointError: checkpoint .* (?:is corrupt|cannot be (?:used|read|loaded))"),
     _raises("corrupt_checkpoint",
             r"\A(?:OSError|EOFError|KeyError|(?:\w+\.)*RuntimeError|ValueError)\b(?!: Attempting to deserialize)",
             within=r"torch/serialization\.py in _?(?:legacy_)?load\Z"),
     # Numbers
-    _raises("nan_loss", r"^FloatingPointError: (?=.*\b(?:nan|inf)\b)",
-            r"Function '\w+' returned nan values in its \d+th output"),
+    _raises("nan_loss", rf"^FloatingPointError: (?=.*{_NOT_FINITE})",
+            r"Function '\w+' returned nan values in its \d+th output",
+            rf"\bprobability tensor contains .*{_NOT_FINITE}",
+            r"\b(?:the constraint|the support) [\s\S]*\bfound invalid values:[\s\S]*\bnan\b",
+            r"(?i:\bminimum loss scale\b|\bloss scale\b.*\bminimum\b)"),
+    _raises("nan_loss", rf"{_NO_RULE}{_UNQUOTED}(?i:\b{_OF_TRAINING}\b.{{0,60}}{_NOT_FINITE})",
+            rf"{_NO_RULE}{_UNQUOTED}(?i:{_NOT_FINITE}.{{0,20}}\b{_OF_TRAINING}\b)"),
     # The set-up
     _raises("config_error", r"\A(?:SyntaxError|IndentationError|TabError): ",
             r"Cannot re-initialize CUDA in forked subprocess",
@@ -190,19 +257,29 @@ LINES: tuple[Signature, ...] = (
     _prints("nccl_timeout",
             _TORCH_LOG + r"(?:Watchdog caught collective operation timeout|watchdog got stuck for \d+ seconds)"),
     _prints("shm_full", _NCCL_LOG + r"Error while creating shared memory segment"),
+    _prints("shm_full", rf"(?=.*{_SHARED}){_NCCL_LOG}{_NO_SPACE}"),
     _prints("shm_full", r"ERROR: Unexpected bus error encountered in worker\."),
-    _prints("cuda_oom", _NCCL_LOG + r"Cuda failure (?:\d+ )?'out of memory'"),
+    _prints("cuda_oom", rf"(?!.*{_HOST}){_NCCL_LOG}(?:{_UNQUOTED}{_FULL}|Cuda failure (?:\d+ )?'out of memory')"),
     # Native code that names its source file, and exits.
-    _prints("cuda_oom", rf"{_ENDED}(?=.*\.(?:c|cc|cpp|cu|cuh|h|hpp|hip)\W+\d)\[?{_GPU_FULL}"),
+    _prints("cuda_oom", rf"{_ENDED}(?=.*\.(?:c|cc|cpp|cu|cuh|h|hpp|hip)\W+\d)\[?(?={_GPU}).*{_FULL}"),
     _prints("cuda_oom", r"Error out of memory at line \d+ in file "),
     _prints("cuda_oom", rf"{_ENDED}\w+: .*\bcudaMalloc failed: out of memory"),
     _prints("host_oom", r"\(raylet\b.*\bkilled due to (?:memory pressure|the node running low on memory)"),
+    _prints("host_oom", r"(?:slurmstepd|srun): error: .*(?i:\boom[-_ ]kill|out of memory|exceeded .*memory limit)"),
+    _prints("resource_limit", rf"{_ENDED}(?!.*['\"]\w)[\w .:/\[\]-]*{_NO_THREAD}"),
+    _prints("resource_limit", r"OMP: (?:Error #34|System error #11): |\S+: fork: .*Resource temporarily unavailable"),
     _prints("driver_mismatch", r"Failed to initialize NVML: Driver/library version mismatch"),
     _prints("nan_loss", r"Loss is (?:nan|inf), stopping training"),
+    _prints("nan_loss", rf"\S+\.cuh?:\d+: .*\bAssertion .*{_NOT_FINITE}.*\bfailed"),
     _prints("config_error", r"\S*python[\d.]*: can't (?:open file|find '__main__' module)"),
     _prints("import_error", r"\S*python[\d.]*: (?:No module named \S+|Error while finding module specification for )"),
 )  # fmt: skip
 
+# A last line that calls itself an error: its level, before which stands no quotation, and its message.
+_FATAL = re.compile(
+    rf"^{_ENDED}(?!.*(?i:\b(?:info|debug|trace|warn(?:ing)?)\b))"
+    r"[^'\"{}=]*?(?i:\b(?:error|err|fatal|critical|panicked)\b)\W+(?P<message>.*)"
+)
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"^\s+what\(\):\s+(.*)$")
 
@@ -212,23 +289,20 @@ def without_advice(text: str) -> str:
     return ADVICE.sub("", text).strip()
 
 
-def match_exception(raised: Raised) -> Signature | None:
+def match_exception(raised: Raised, gpus: GpuUse) -> Signature | None:
     """The first signature that an exception matches, or None."""
     text = without_advice(raised.text)
-    for signature in EXCEPTIONS:
-        if signature.pattern.search(text) and (
-            signature.within is None or any(signature.within.search(step) for step in raised.path)
-        ):
-            return signature
-    return None
+    if len(text) > 2 * MATCHED_CHARACTERS:
+        text = f"{text[:MATCHED_CHARACTERS]}\n{text[-MATCHED_CHARACTERS:]}"
+    return next((signature for signature in EXCEPTIONS if signature.matches(raised, text, gpus)), None)
 
 
-def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
+def match_chain(chain: Chain, gpus: GpuUse) -> tuple[Raised, Signature | None]:
     """The most informative exception of a chain, and its signature, None if it matches none.
 
     A known cause counts anywhere in the chain, because other exceptions may follow from it. A weak
     one counts only at the end: programs try an import and continue without it."""
-    matched = [(raised, match_exception(raised)) for raised in reversed(chain.raised)]
+    matched = [(raised, match_exception(raised, gpus)) for raised in reversed(chain.raised)]
     last, signature = matched[0]
     known = [(raised, found) for raised, found in matched if found is not None and not found.weak]
     for raised, found in known:
@@ -256,6 +330,18 @@ def match_lines(text: str) -> list[tuple[Signature, str]]:
             if signature.pattern.match(line):
                 matches.append((signature, line))
                 break
+    return matches
+
+
+def match_last_lines(lines: Sequence[str], gpus: GpuUse) -> list[tuple[Signature, str]]:
+    """The last lines of a program that handles its exceptions itself and reports them as errors, with
+    the signatures of their messages."""
+    matches = []
+    for line in map(bare, lines):
+        message = _FATAL.match(line)
+        signature = None if message is None else match_exception(Raised("Error", message["message"]), gpus)
+        if signature is not None:
+            matches.append((signature, line))
     return matches
 
 

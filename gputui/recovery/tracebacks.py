@@ -46,7 +46,7 @@ _LINKS = (
 # Lines of PyTorch and NCCL that continue an exception's message although they are not indented.
 _CONTINUES = re.compile(
     r"^(?:\s|nccl\w+: |Last error:|CUDA kernel errors might|For debugging consider|Compile with `|"
-    r"Original Traceback \(most recent call last\):$|Search for `)"
+    r"Original Traceback \(most recent call last\):$|Search for `|tensor\()"
 )
 # Lines that may follow the exception that ended an interpreter.
 _NOISE = re.compile(

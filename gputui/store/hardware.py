@@ -273,6 +273,20 @@ def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float
     return Idleness(since, was_busy=False)
 
 
+def memory_percent(connection: sqlite3.Connection, uuids: Sequence[str], since: float, until: float) -> float | None:
+    """The highest part of the memory of one of these GPUs that samples between two times show in use;
+    None without samples."""
+    row = connection.execute(
+        "SELECT max(100.0 * s.memory_used_bytes "
+        "/ coalesce(s.memory_total_bytes, json_extract(g.facts, '$.memory_total_bytes'))) "
+        "FROM gpus AS g JOIN gpu_samples AS s USING (gpu_id) "
+        "WHERE g.uuid IN (SELECT value FROM json_each(?)) AND s.at BETWEEN ? AND ?",
+        (json.dumps(list(uuids)), since, until),
+    ).fetchone()
+    percent: float | None = row[0]
+    return percent
+
+
 def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]:
     """For each process on a GPU, by PID, since when the driver has listed it unbroken."""
     rows = connection.execute(

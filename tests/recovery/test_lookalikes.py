@@ -26,6 +26,8 @@ QUOTES = [
     "CUDA: model.cc:3 recovered from out of memory\nGPU 0: config.cpp:12 would be out of memory at 64\n",
     "No space left on device\nOSError: [Errno 28] No space left on device (from yesterday's log)\n",
     "loss: nan\nnan\nval/perplexity inf\n", "Segmentation fault handler installed\nKilled: 0 Fatal errors: 0\n",
+    "ERROR: CUDA out of memory, skipping batch\n", "Error: CUDA out of memory\n" + "step done\n" * 6,
+    "on_error: CUDA out of memory\n", "gpu: {'error': 'CUDA out of memory'}\n",
     "epoch 3 | took 3600 s (compile, validation, checkpoint)\n",
 ]  # fmt: skip
 
@@ -53,6 +55,8 @@ def test_quoted_messages_count_for_nothing(quote: str, tmp_path: Path) -> None:
     "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
     "RuntimeError: unable to open shared memory object </torch_5_1> in read-write mode: No such file or directory (2)",
     "ValueError: bad mask\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "ValueError: loss must be finite, may not be nan", "RuntimeError: could not find an engine named sqlite",
+    "RuntimeError: no rule for out of memory on 'CUDA'",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
 ])  # fmt: skip
 def test_exceptions_that_only_read_like_known_ones(exception: str, tmp_path: Path) -> None:

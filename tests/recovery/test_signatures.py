@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from gputui.recovery.classify import classify
+from gputui.recovery.evidence import GpuUse
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.signatures import EXCEPTIONS, LINES
 from tests.recovery.attempts import process_ended, rank_failed, traceback
@@ -38,7 +39,25 @@ cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorMemoryAllocation: out 
 MemoryError: std::bad_alloc: RMM failure at:/pool.hpp:196: Maximum pool size exceeded
 numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY
 Fail: [ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0
-x.Fail: [ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer""".splitlines()),
+x.Fail: [ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer
+torch.OutOfMemoryError: Allocation on device
+my.lib.GpuOutOfMemoryError
+RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB
+RuntimeError: Error: 'err == cudaSuccess' failed: StandardGpuResources: alloc fail type Temp dev 0 size 1610612736 bytes
+xgboost.core.XGBoostError: x.cuh:423: Memory allocation error on worker 0: bad_alloc: cudaErrorMemoryAllocation
+pycuda._driver.MemoryError: cuMemAlloc failed: out of memory
+jaxlib.XlaRuntimeError: INTERNAL: Failed to allocate 123456 bytes for new constant on GPU
+RuntimeError: Unable to find a valid cuDNN algorithm to run convolution
+RuntimeError: GET was unable to find an engine to execute this computation
+x.errors_impl.NotFoundError: No algorithm worked! Error messages:
+RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`
+RuntimeError: cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`
+RuntimeError: Failed to create cuBLAS handle
+XlaRuntimeError: FAILED_PRECONDITION: DNN library initialization failed.""".splitlines()),
+    ("cuda_oom", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes")),
+    ("host_oom", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA host alloc 608 bytes")),
+    ("nccl_error", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 1 'invalid argument'")),
+    ("host_oom", "pyarrow.lib.ArrowMemoryError: malloc of size 123 failed"),
     ("host_oom", "x.ResourceExhaustedError: OOM when allocating tensor on /device:CPU:0"),
     ("host_oom", "ray.exceptions.OutOfMemoryError: T killed due to the node running low on memory"),
     ("host_oom", "RuntimeError: cudaHostAlloc failed: out of memory"),
@@ -58,12 +77,19 @@ x.Fail: [ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer"
     ("shm_full", NCCL.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-XYZ123 (size 9637888), error: No space left on device (28)")),
     ("shm_full", "RuntimeError: unable to write to file </torch_4242_1>: No space left on device (28)"),
     ("shm_full", "OSError: [Errno 28] No space left on device: '/dev/shm/psm_1234'"),
+    ("shm_full", "RuntimeError: /dev/shm is full"),
+    ("shm_full", NCCL.format("unhandled system error", "ncclSystemError: System call failed.\nLast error:\nError: failed to extend /dev/shm/nccl-X to 33030532 bytes, error: No space left on device (28)")),
     ("disk_full", "OSError: [Errno 28] No space left on device"),
+    ("disk_full", "safetensors_rust.SafetensorError: Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
+    ("disk_full", "h5py.X: unable to write (errno = 122, error message = 'Disk quota exceeded')"),
     ("disk_full", "OSError: [Errno 122] Disk quota exceeded: 'step_10.pt'"),
     ("disk_full", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
     ("disk_full", "RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed"),
     ("read_only_fs", "OSError: [Errno 30] Read-only file system: '/data/run/step_10.pt'"),
     ("read_only_fs", "OSError: [Errno 5] Input/output error"),
+    ("read_only_fs", "RuntimeError: [Errno 116] Stale file handle: '/data/train/shard-3.tar'"),
+    ("read_only_fs", "x.IoError: Stale NFS file handle (os error 116)"),
+    ("resource_limit", "RuntimeError: unable to create thread: Resource temporarily unavailable"),
     ("resource_limit", "OSError: [Errno 24] Too many open files: '/data/a.jpg'"),
     ("resource_limit", "RuntimeError: received 0 items of ancdata"),
     ("resource_limit", "RuntimeError: can't start new thread"),
@@ -108,6 +134,11 @@ x.Fail: [ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer"
     ("corrupt_checkpoint", "CheckpointError: checkpoint /r/step_00000040.pt is corrupt: sha256 mismatch"),
     ("nan_loss", "FloatingPointError: loss is nan and the gradient norm 3.2 at step 41"),
     ("nan_loss", "RuntimeError: Function 'LogSoftmaxBackward0' returned nan values in its 0th output."),
+    ("nan_loss", "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"),
+    ("nan_loss", "ValueError: Expected parameter logits (Tensor of shape (1, 3)) of distribution Categorical() to satisfy the constraint IndependentConstraint(Real(), 1), but found invalid values:\ntensor([[nan, 1., 2.]])"),
+    ("nan_loss", "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."),
+    ("nan_loss", "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped."),
+    ("nan_loss", "AssertionError: loss is nan"),
     ("config_error", "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn"),
     ("config_error", "AssertionError: Torch not compiled with CUDA enabled"),
     ("config_error", "ValueError: ResNetForImageClassification does not support activation checkpointing."),
@@ -124,6 +155,24 @@ PRINTED = [
 GPUassert: out of memory main.cu 12
 CUDA error at x.cu:12 code=2(cudaErrorMemoryAllocation) "cudaMalloc(&p, n)"
 ggml_backend_cuda_buffer: allocating 4096.00 MiB: cudaMalloc failed: out of memory""".splitlines()),
+    *(("cuda_oom", 1, f"{text}\n") for text in """Error: CUDA out of memory. Tried to allocate 2.00 GiB
+2026-11-28 10:00:00.1 | ERROR    | __main__:main:5 - CUDA out of memory. Tried to allocate 2.00 GiB
+ERROR: LoadError: Out of GPU memory trying to allocate 1.000 GiB
+called `Result::unwrap()` on an `Err` value: DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")""".splitlines()),
+    *(("cuda_oom", -6, f"terminate called after throwing an instance of {text}\n") for text in (
+        "'std::runtime_error'\n  what():  CUDA error: out of memory",
+        "'dmlc::Error'\n  what():  [10:00:00] x.cu:12: Check failed: e == cudaSuccess: cudaMalloc failed: out of memory",
+        "'std::invalid_argument'\n  what():  GPU alloc failed",
+    )),
+    ("disk_full", 1, "ERROR: could not save: No space left on device\n"),
+    ("read_only_fs", 1, "Error: cannot read shard 3: Stale file handle\n"),
+    ("resource_limit", 1, "libgomp: Thread creation failed: Resource temporarily unavailable\n"),
+    ("resource_limit", -11, "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 64: Resource temporarily unavailable\n"),
+    ("resource_limit", -6, "terminate called after throwing an instance of 'std::system_error'\n  what():  Resource temporarily unavailable\n"),
+    ("host_oom", 1, "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"),
+    ("host_oom", -9, "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0.\nsrun: error: n1: task 0: Out Of Memory\n"),
+    ("nan_loss", 1, "/pytorch/TensorCompare.cu:112: f: block: [0,0,0], thread: [0,0,0] Assertion `probability tensor contains either `inf`, `nan` or element < 0` failed.\n" + traceback("torch.AcceleratorError: CUDA error: device-side assert triggered", rank=1)),
+    ("shm_full", 1, "box:1:2 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device\n" + traceback(NCCL.format("unhandled system error", "ncclSystemError: System call failed."), rank=1)),
     ("host_oom", 1, "(raylet) [2026] 1 Workers killed due to memory pressure (OOM)\n"),
     ("nccl_timeout", -6, "[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL()\n"),
     ("cuda_oom", -6, "terminate called after throwing an instance of 'rmm::out_of_memory'\n  what():  std::bad_alloc: CUDA error at: x.hpp:70: cudaErrorMemoryAllocation out of memory\n"),
@@ -160,6 +209,24 @@ def test_what_native_code_prints(kind: str, code: int, stderr: str, tmp_path: Pa
         printed = re.sub(r"\[([EFW])1120 ", rf"[\g<1>{month} ", stderr)
         incident = classify(rank_failed(tmp_path / month, printed, code=code))
         assert (incident.kind, incident.rank) == (kind, 1)
+
+
+NO_ENGINE = "RuntimeError: FIND was unable to find an engine to execute this computation"
+FULL, ROOMY, UNSAMPLED, NONE = GpuUse(1, 97.0), GpuUse(1, 30.0), GpuUse(1), GpuUse()
+
+
+@table("exception, kinds", [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", ("cuda_oom",) * 4),
+    (NO_ENGINE, ("cuda_oom", "user_exception", "cuda_oom", "cuda_oom")),
+    ("RuntimeError: out of memory", ("cuda_oom", "user_exception", "cuda_oom", "user_exception")),
+    ("MemoryError: out of memory", ("host_oom",) * 4),
+])  # fmt: skip
+def test_the_gpus_decide_about_texts_that_only_mostly_mean_their_memory(
+    exception: str, kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    for number, (gpus, kind) in enumerate(zip((FULL, ROOMY, UNSAMPLED, NONE), kinds, strict=True)):
+        evidence = rank_failed(tmp_path / str(number), traceback(exception, rank=1), gpus=gpus)
+        assert (gpus, classify(evidence).kind) == (gpus, kind)
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a"

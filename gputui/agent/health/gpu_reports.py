@@ -8,8 +8,8 @@ from sqlite3 import Connection
 
 from gputui.recovery import driver_reports
 from gputui.recovery.driver_reports import Sighting
-from gputui.recovery.evidence import ObservedCause
-from gputui.store import samples, series
+from gputui.recovery.evidence import GpuUse, ObservedCause
+from gputui.store import hardware, samples, series
 from gputui.store.attempts import Attempt
 
 # Events shortly before an attempt's start count too.
@@ -17,6 +17,8 @@ EARLY_SECONDS = 1.0
 # Counters are read every 5 s: a rise before the first reading of an attempt shows against the last
 # one before it. An older reading would also show errors of other programs.
 BASELINE_SECONDS = 15.0
+# The last seconds of an attempt: an exception may need some to end all its processes.
+LAST_SECONDS = 30.0
 
 
 def hardware_evidence(
@@ -25,6 +27,13 @@ def hardware_evidence(
     """The driver's reports about an attempt's GPUs while it ran."""
     seen = sightings(connection, attempt.gpus, _since(attempt), ended_at)
     return driver_reports.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
+
+
+def gpu_use(connection: Connection, attempt: Attempt, ended_at: float) -> GpuUse:
+    """An attempt's GPUs, and the use of their memory in its last seconds."""
+    since = max(_since(attempt), ended_at - LAST_SECONDS)
+    percent = hardware.memory_percent(connection, attempt.gpus, since, ended_at)
+    return GpuUse(len(attempt.gpus), percent)
 
 
 def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.gpu_reports import hardware_evidence
+from gputui.agent.health.gpu_reports import gpu_use, hardware_evidence
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.live_attempt import (
@@ -272,6 +272,7 @@ def postmortem_task(
         checkpoints=checkpoint_survey.search_now(context, run, ended_at),
         observed=tuple(observed),
         shared_with=tuple(dict.fromkeys(near)),
+        gpus=gpu_use(connection, fresh, ended_at),
     )
 
 
@@ -373,6 +374,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         rebooted=task.rebooted,
         observed=() if is_well else task.observed,
         shared_with=task.shared_with,
+        gpus=task.gpus,
     )
     # Classified by the original text, not by the redacted one.
     redactor = task.resolved.redactor

@@ -12,18 +12,21 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.error_barrier import Parts
-from gputui.agent.health.gpu_reports import sightings
+from gputui.agent.health.gpu_reports import LAST_SECONDS, gpu_use, sightings
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK
 from gputui.recovery.driver_reports import Sighting
+from gputui.recovery.evidence import GpuUse
 from gputui.recovery.policies import POLICIES, Policy
 from gputui.runs.executors.process import ExecutorProcess
+from gputui.store.series import GpuSample
 from tests.agent.conftest import SPEC
 from tests.agent.health.bench import Bench, train
 from tests.conftest import wait_until
 from tests.tables import table
+from tests.ui.tui.filling import GIB
 
 STANDARD, OFF = POLICIES["standard"], POLICIES["off"]
 BAD = [{"step": step, "loss": "NaN"} for step in range(9)]
@@ -171,3 +174,25 @@ def test_events_and_counters_of_gpus_tell_only_what_came_meanwhile(connection: s
     first = [Sighting(40, "GPU-a", "ecc", 2), Sighting(40, "GPU-a", "remap")]
     assert sightings(connection, ["GPU-a"], 35, 100) == first
     assert sightings(connection, ["GPU-a"], 38, 100) == []
+
+
+def gpu_sample(gigabytes: int | None) -> GpuSample:
+    used = None if gigabytes is None else gigabytes * GIB
+    return GpuSample("GPU-a", memory_used_bytes=used, utilization_percent=50.0)
+
+
+def test_memory_of_the_last_seconds_counts_even_if_it_is_free_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    train(bench)
+    attempt = bench.living[0].record
+    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, None)
+    bench.pass_time(3, gpu_sample(None))
+    bench.recorder.flush()
+    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, None)
+    bench.pass_time(3, gpu_sample(76))
+    bench.pass_time(2, gpu_sample(1))
+    bench.recorder.flush()
+    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, 95.0)
+    bench.pass_time(LAST_SECONDS, gpu_sample(40))
+    bench.recorder.flush()
+    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, 50.0)
