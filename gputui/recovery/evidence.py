@@ -98,11 +98,12 @@ class ErrorFile(Struct, frozen=True):
 
 
 class EvidenceLog(Struct, frozen=True):
-    """The end of one log file."""
+    """The end of one log file, which was last written at ``written_at``."""
 
     rank: int | None
     stream: Stream
     text: str
+    written_at: float | None = None
 
 
 class ObservedCause(Struct, frozen=True):
@@ -143,8 +144,8 @@ class Evidence(Struct, frozen=True):
     """The evidence on the end of an attempt. Times are UTC unix seconds.
 
     ``exit`` is None if the executor left no record; ``rebooted``: the machine was, since its start;
-    ``last_step`` is that of the metrics. ``problems`` are unreadable files. ``shared_with`` are
-    runs that used its GPU shortly before the end.
+    ``last_step`` is that of the metrics, whose line states the time ``last_step_at``. ``problems``
+    are unreadable files. ``shared_with`` are runs that used its GPU shortly before the end.
     """
 
     exit: ExitRecord | None = None
@@ -152,6 +153,7 @@ class Evidence(Struct, frozen=True):
     started_at: float | None = None
     ended_at: float | None = None
     last_step: int | None = None
+    last_step_at: float | None = None
     rebooted: bool = False
     observed: tuple[ObservedCause, ...] = ()
     errors: tuple[ErrorFile, ...] = ()
@@ -180,8 +182,8 @@ def collect(attempt_dir: Path, **known: Any) -> Evidence:
     tails: list[EvidenceLog] = []
     for log in rank_logs(attempt_dir):
         try:
-            text = plain(_last_lines(tail_text(log.path, TAIL_BYTES)))
-            tails.append(EvidenceLog(log.rank, log.stream, text))
+            text = plain(_last_lines(tail_text(log.path, TAIL_BYTES, TAIL_BYTES)))
+            tails.append(EvidenceLog(log.rank, log.stream, text, log.path.stat().st_mtime))
         except OSError as error:
             whose = "" if log.rank is None else f"{log.path.name} of rank {log.rank}: "
             problems.append(f"{whose}{error}")

@@ -3,6 +3,7 @@ printed. Pure."""
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -35,12 +36,19 @@ REMARK_CHARACTERS = 160
 LAST_LINES = 200
 # Lines that a process prints after it reported the error that ends it, at most.
 LAST_WORDS = 5
+# The clock of file systems is a little late.
+MTIME_SECONDS = 0.1
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
 USAGE_EXIT = 2
 
 _ANNOUNCED = re.compile(r"^\S+: \S")
 # How argparse and click reject arguments; the launcher may print more lines after it.
-_REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
+_REFUSED = re.compile(r"^(?:\S+: error|Error|ERROR): \S")
+# Boxes of the library rich, which typer, rich-click and tyro draw.
+_BOX_TOP = re.compile(r"^\s*[╭┌┏╔+][─━═-]+.*[╮┐┓╗+]\s*$")
+_BOX_BORDER = re.compile(r"^\s*[╭┌┏╔╰└┗╚+][─━═-].*[╮┐┓╗╯┘┛╝+]\s*$")
+_BOX_LINE = re.compile(r"^\s*[│┃║|] (?P<text>.*?)\s*[│┃║|]\s*$")
+_RULE = " \t─━═"
 _IGNORED = re.compile(r"(?m)^Exception ignored (?:in|while)\b.*\n(?:Traceback .*\n(?:\s.*\n)*.*\n?)?")
 # Exceptions that only report a failed communication or worker; a native message may have the cause.
 _EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed", "illegal_access"})
@@ -129,10 +137,10 @@ def _crashed(process: EndedProcess) -> Finding:
 def _exited(process: EndedProcess, evidence: Evidence) -> Finding:
     """The finding about an exit code without an exception."""
     code, rank, at = process.code, process.rank, process.at
-    message = last_message(evidence, rank)
+    # What was printed before the last steps did not end it.
+    message = last_message(evidence, rank, since=evidence.last_step_at)
     if code == USAGE_EXIT and evidence.last_step is None:
-        lines = lines_of(process.stderr)[-LAST_LINES:]
-        message = next((line for line in reversed(lines) if _REFUSED.match(line)), message)
+        message = _refusal(lines_of(process.stderr)[-LAST_LINES:]) or message
         is_known = bool(message)
         return Finding("config_error", rank, Tier.CAUSE, message or "code 2", at, specific=is_known, detail=message)
     detail = f"code {code}: {message}" if message else f"code {code}"
@@ -171,7 +179,8 @@ def _chain(process: EndedProcess) -> Chain | None:
         return parse_message(process.error.message, process.error.callstack)
     if process.traceback is not None and (reported := last_chain(process.traceback)) is not None:
         return reported
-    chain = last_chain(process.stderr, is_wrapper)
+    # Structured logs go to standard output.
+    chain = last_chain(process.stderr, is_wrapper) or last_chain(process.stdout, is_wrapper)
     if chain is None or chain.ranked:
         return chain
     if process.code is None or process.ended_by_launcher:
@@ -201,12 +210,38 @@ def headline(raised: Raised) -> str:
     return lines[0].strip() if lines else raised.type
 
 
-def last_message(evidence: Evidence, rank: int | None) -> str | None:
-    """The last message on standard error of a rank, else of another one."""
-    own = [tail for tail in evidence.tails if tail.rank == rank and tail.stream in ("stderr", "output")]
-    others = [tail for tail in evidence.tails if tail.rank not in (rank, None) and tail.stream == "stderr"]
+def _refusal(lines: Sequence[str]) -> str | None:
+    """The message by which a program rejects its arguments: a line, or the first paragraph in a box."""
+    line = next((line for line in reversed(lines) if _REFUSED.match(line)), None)
+    if line is not None:
+        return line
+    paragraphs: list[list[str]] = [[]]
+    for line in lines:
+        if _BOX_TOP.match(line):
+            paragraphs = [[]]
+        elif (match := _BOX_LINE.match(line)) is not None:
+            if text := match["text"].strip(_RULE):
+                paragraphs[-1].append(text)
+            else:
+                paragraphs.append([])
+    return next((" ".join(texts) for texts in paragraphs if texts), None)
+
+
+def _unboxed(lines: Sequence[str]) -> list[str]:
+    """The lines without the borders of boxes."""
+    inside = (_BOX_LINE.sub(r"\g<text>", line) for line in lines if not _BOX_BORDER.match(line))
+    return [line for line in inside if line.strip(_RULE)]
+
+
+def last_message(evidence: Evidence, rank: int | None, *, since: float | None = None) -> str | None:
+    """The last message on standard error of a rank, else of another one; only of logs that were written
+    since a time."""
+    first = -math.inf if since is None else since - MTIME_SECONDS
+    tails = [tail for tail in evidence.tails if tail.written_at is None or tail.written_at >= first]
+    own = [tail for tail in tails if tail.rank == rank and tail.stream in ("stderr", "output")]
+    others = [tail for tail in tails if tail.rank not in (rank, None) and tail.stream == "stderr"]
     for tail in (*own, *others):
-        lines = [each for each in lines_of(tail.text) if each.strip() and not is_wrapper_line(each)]
+        lines = [line for line in _unboxed(lines_of(tail.text)) if not is_wrapper_line(line)]
         announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
         if announced or (lines and tail in own):
             return announced[-1] if announced else lines[-1]

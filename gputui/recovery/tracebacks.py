@@ -6,10 +6,11 @@ PyTorch and torchrun), after the header and its frames. A line that merely quote
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -100,10 +101,13 @@ class _Span(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """A log without escape sequences, and without what another program writes before each line of a
-    traceback: a rank (srun), an actor (Ray), a service (compose), a time, a logger. Such a prefix
-    is known by the lines of one traceback that begin with it, apart from their numbers."""
-    lines = lines_of(SEQUENCE.sub("", text))
+    """A log without escape sequences, with the tracebacks inside of JSON lines as lines, and without
+    what another program writes before each line of a traceback: a rank (srun), an actor (Ray), a
+    service (compose), a time, a logger. Such a prefix is known by the lines of one traceback that
+    begin with it, apart from their numbers."""
+    # Before long lines are cut, after which they are no JSON.
+    unfolded = (part for line in SEQUENCE.sub("", text).split("\n") for part in _unfolded(line))
+    lines = lines_of("\n".join(unfolded))
     prefixes: set[str] = set()
     for at, line in enumerate(lines):
         if (match := _ANCHOR.search(line)) is not None and line[: match.start()].strip():
@@ -118,6 +122,29 @@ def plain(text: str) -> str:
             if match := pattern.match(line):
                 lines[at] = line[match.end() :]
     return _joined(lines)
+
+
+def _unfolded(line: str) -> list[str]:
+    """The lines of the traceback in a JSON line of a structured log, each behind what stands before the
+    JSON; of any other line, that line."""
+    start = line.find("{")
+    if start < 0 or _HEADER not in line:
+        return [line]
+    try:
+        record, _ = json.JSONDecoder().raw_decode(line, start)
+    except (ValueError, RecursionError):
+        return [line]
+    text = next((text for text in _strings(record) if _HEADER in text), None)
+    return [line] if text is None else [line[:start] + part for part in lines_of(text)]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The texts in a decoded JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)
 
 
 def bare(line: str) -> str:

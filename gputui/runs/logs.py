@@ -105,12 +105,12 @@ def shown_logs(attempt_dir: Path) -> list[RankLog]:
     return [*rank_logs(attempt_dir), *([job] if has_printed else [])]
 
 
-def lines_of(text: str) -> list[str]:
-    """The lines of a log, of at most MAX_LINE_CHARACTERS; carriage returns end lines."""
+def lines_of(text: str, max_characters: int = MAX_LINE_CHARACTERS) -> list[str]:
+    """The lines of a log, of at most ``max_characters``; carriage returns end lines."""
     lines = _LINE_END.split(text)
     if lines and not lines[-1]:
         lines.pop()
-    return [_cut(line) for line in lines]
+    return [_cut(line, max_characters) for line in lines]
 
 
 def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
@@ -129,20 +129,20 @@ def last_state(line: str) -> str:
     return _cut(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
+def _cut(line: str, most: int = MAX_LINE_CHARACTERS) -> str:
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def tail_text(path: Path, max_bytes: int) -> str:
-    """The whole lines in the last ``max_bytes`` of a log. Raises OSError, also if it is no regular
-    file."""
+def tail_text(path: Path, max_bytes: int, max_characters: int = MAX_LINE_CHARACTERS) -> str:
+    """The whole lines in the last ``max_bytes`` of a log, as `lines_of` gives them. Raises OSError, also if
+    it is no regular file."""
     data, start, _ = _read(path, None, max_bytes)
     if start > 0:
         # The first line is incomplete. It is dropped unless it is the only one.
         ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]
         if ends and min(ends) + 1 < len(data):
             data = data[min(ends) + 1 :]
-    lines = lines_of(data.decode("utf-8", "replace"))
+    lines = lines_of(data.decode("utf-8", "replace"), max_characters)
     return "\n".join(lines) + "\n" if lines else ""
 
 

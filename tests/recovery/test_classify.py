@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputui.recovery.classify import classify, fingerprint, outcome
 from gputui.recovery.evidence import TAIL_BYTES, ErrorFile, Evidence, EvidenceLog, ExitRecord, collect
@@ -98,6 +99,44 @@ def test_exit_code_2_before_the_first_step_is_a_wrong_argument(tmp_path: Path) -
     assert early.kind == "config_error"
     assert "unrecognized arguments: --lrr 1" in early.summary
     assert classify(process_ended(tmp_path / "b", usage, {"code": 2}, last_step=40)).kind == "nonzero_exit"
+
+
+TYPER = """\
+Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+╭─ Error ──────────────────────────────────────╮
+│ No such option: --foo Did you mean --food,   │
+│ or --fool?                                   │
+╰──────────────────────────────────────────────╯
+"""
+TYRO = """\
+╭─ Unrecognized options ─────────────╮
+│ Unrecognized options: --foo        │
+│ ────────────────────────────────── │
+│ For full helptext, run t.py --help │
+╰────────────────────────────────────╯
+"""
+ASCII = "+- Error -----------+\n| No such option: -x |\n+-------------------+\n"
+
+
+@table("usage, reason", [
+    (TYPER, "(No such option: --foo Did you mean --food, or --fool?)"), (TYRO, "(Unrecognized options: --foo)"),
+(ASCII, "(No such option: -x)"), ("ERROR: Could not consume arg: --foo\nUsage: t.py <flags>\n", "consume arg: --foo)"),
+])  # fmt: skip
+def test_the_reason_of_a_usage_error_is_the_line_in_its_box(usage: str, reason: str, tmp_path: Path) -> None:
+    early = classify(process_ended(tmp_path / "a", usage, {"code": 2}, last_step=None))
+    assert early.kind == "config_error" and reason in early.summary
+    late = classify(process_ended(tmp_path / "b", usage, {"code": 3}))
+    assert late.kind == "nonzero_exit" and "──" not in late.summary and "--)" not in late.summary
+
+
+def test_what_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> None:
+    evidence = process_ended(tmp_path, "config: {'lr': 3}\n", {"code": 3})
+    (tail,) = evidence.tails
+    for seconds, is_quoted in ((-0.5, True), (0.5, False), (None, True)):
+        later = None if seconds is None else (tail.written_at or 0.0) + seconds
+        incident = classify(replace(evidence, last_step_at=later))
+        assert incident.kind == "nonzero_exit" and ("lr" in incident.summary) == is_quoted
 
 
 def test_the_step_is_taken_from_the_message_where_it_names_one(tmp_path: Path) -> None:

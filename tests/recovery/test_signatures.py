@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gputui.recovery.kinds import KINDS
 from gputui.recovery.signatures import EXCEPTIONS, LINES
 from tests.recovery.attempts import process_ended, rank_failed, traceback
 from tests.tables import table
+from tests.texts import mentions
 
 ASYNC = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -250,6 +252,19 @@ memory. Tried to allocate 2.00 GiB.
 def test_colours_boxes_and_prefixes_hide_no_exception(output: str, tmp_path: Path) -> None:
     incident = classify(process_ended(tmp_path, f"step 1\n{output}srun: error: exit code 1\n", {"code": 1}))
     assert incident.kind == "cuda_oom" and "\x1b" not in incident.summary and "2.00 GiB" in incident.summary
+
+
+@table("prefix", ["", "web-1  | ", "2026-11-26 18:00:01 ERROR "])
+@table("record", [
+    {"event": "failed", "exception": traceback(OOM)}, {"level": "error", "error": {"stack": ["x", traceback(OOM)]}},
+    {"message": "no " * 2000, "exc_info": "x\n" + traceback(OOM), "time": 3},
+])  # fmt: skip
+def test_a_traceback_inside_of_a_json_line_is_read(record: dict[str, object], prefix: str, tmp_path: Path) -> None:
+    output = f"{prefix}{json.dumps({'event': 'step', 'loss': 1})}\n{prefix}{json.dumps(record)}\n"
+    incident = classify(process_ended(tmp_path, output, {"code": 1}))
+    assert incident.kind == "cuda_oom" and mentions(incident.summary, "2.00 GiB", "train.py:88")
+    of_rank = classify(rank_failed(tmp_path / "rank", "", stdout=output))
+    assert (of_rank.kind, of_rank.rank) == ("cuda_oom", 1)
 
 
 def test_a_prefix_before_the_ranks_own_is_removed(tmp_path: Path) -> None:

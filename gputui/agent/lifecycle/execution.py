@@ -273,6 +273,7 @@ def postmortem_task(
         observed=tuple(observed),
         shared_with=tuple(dict.fromkeys(near)),
         gpus=gpu_use(connection, fresh, ended_at),
+        last_step_at=StepTimes(connection, run.run_id).stamped_at(fresh.number),
     )
 
 
@@ -371,6 +372,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         started_at=task.attempt.started_at,
         ended_at=task.ended_at,
         last_step=task.attempt.last_step,
+        last_step_at=task.last_step_at,
         rebooted=task.rebooted,
         observed=() if is_well else task.observed,
         shared_with=task.shared_with,

@@ -48,6 +48,7 @@ class PostmortemTask(Struct, frozen=True):
     unanswered: str | None = None
     shared_with: tuple[str, ...] = ()
     gpus: GpuUse = GpuUse()
+    last_step_at: float | None = None
 
 
 class PostmortemResult(NamedTuple):

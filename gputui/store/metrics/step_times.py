@@ -42,6 +42,12 @@ class StepTimes(Struct, frozen=True):
         rows = (self._line("at", attempt, section, "AND step <= ?", step) for section in self._sections(attempt))
         return max((row[0] for row in rows if row is not None), default=None)
 
+    def stamped_at(self, attempt: int) -> float | None:
+        """The time that the attempt's newest line itself states; None if it states none."""
+        lines = (self._line("at, data ->> '$.time'", attempt, section) for section in self._sections(attempt))
+        newest = max((line for line in lines if line is not None), default=(0.0, None))
+        return None if newest[1] is None else float(newest[0])
+
     def repeats(self, attempt: int, step: int) -> bool:
         """Return whether the attempt wrote ``step`` again after a later one, as when steps are
         counted within an epoch."""
