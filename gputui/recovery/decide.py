@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
+import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
@@ -32,6 +33,8 @@ from gputui.recovery.policies import Rung
 
 # Incidents of a script that refuses its parameters.
 REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
+# A GPU's UUID in an error message of a script, or the part of it before its first dash.
+_UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{4}|'(?:GPU|MIG)'")
 MOST_GENTLE = 2  # smaller batches in a row; then it is halved
 
 
@@ -82,9 +85,10 @@ class _Decision:
         if not policy.enabled:
             return "off", "recovery is off for this run"
         if kind.deterministic and self.refused is None:
-            return "deterministic", f"{kind.title}: another attempt would fail in the same way"
+            return "deterministic", f"{kind.title}: another attempt would fail in the same way{self._advice()}"
         if kind.needs_step and self.refused is None and not self._has_worked():
-            return "before_first_step", f"{kind.title} before the first step: looks like a set-up error; not retried"
+            text = f"{kind.title} before the first step: looks like a set-up error; not retried{self._advice()}"
+            return "before_first_step", text
         if made >= policy.max_attempts:
             tries = "1 attempt was" if made == 1 else f"{made} attempts were"
             return "attempts", f"{tries} made, and the policy allows no more (max_attempts)"
@@ -110,6 +114,14 @@ class _Decision:
                 "later ones away"
             )
         return None
+
+    def _advice(self) -> str:
+        """What repairs a script that cannot parse the UUIDs of its GPUs; "" for any other one."""
+        failed = self.failed
+        is_of_script = failed.incident.kind in REFUSALS and not self._has_worked()
+        if failed.spec.visible == "index" or not is_of_script or not _UUID.search(failed.incident.summary):
+            return ""
+        return "; CUDA_VISIBLE_DEVICES holds UUIDs, and visible: index in the profile makes them numbers"
 
     def _has_worked(self) -> bool:
         """Return whether any attempt since a person started the run has finished its setup."""

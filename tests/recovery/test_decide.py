@@ -174,6 +174,27 @@ def test_an_error_before_the_first_step_is_never_retried(kind: str) -> None:
     assert plan_for(kind, progress=AttemptReach(best_step_before=40), history=[retry("killed", 0)]).verdict == "retry"
 
 
+UUID = "GPU-6f2a3b1c-0000-4000-8000-000000000001"
+
+
+@table("kind, summary, visible, is_advised", [
+    ("user_exception", f"invalid literal for int() with base 10: '{UUID}'", "uuid", True),
+    ("user_exception", "invalid literal for int() with base 10: 'GPU'", "uuid", True),
+    ("user_exception", f"Invalid device string: 'cuda:{UUID}'", "uuid", True),
+    ("config_error", f"argument --gpu: invalid int value: '{UUID},{UUID}'", "uuid", True),
+    ("user_exception", f"invalid literal for int() with base 10: '{UUID}'", "index", False),
+    ("user_exception", "KeyError: 'GPU-count'", "uuid", False), ("cuda_init", f"no device {UUID}", "uuid", False),
+])  # fmt: skip
+def test_a_script_that_cannot_parse_uuids_is_told_the_key(
+    kind: str, summary: str, visible: str, is_advised: bool
+) -> None:
+    early = AttemptReach()
+    plan = plan_for(
+        kind, run=spec(visible=visible), progress=early, more={"incident": replace(incident(kind), summary=summary)}
+    )
+    assert plan.verdict == "stop" and ("visible: index" in plan.reason) is is_advised
+
+
 def test_a_run_without_metrics_is_past_its_set_up_after_a_minute() -> None:
     run = spec(metrics=())
     assert plan_for("user_exception", run=run, progress=AttemptReach(ran_seconds=5.0)).verdict == "stop"
