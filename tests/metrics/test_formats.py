@@ -171,7 +171,8 @@ def test_each_attempt_has_its_own_output(tmp_path: Path, launcher: str, name: st
         ("e1 i1 e1 i2 e2 i3 e2 i4 e3 i5", [1, 2, 3, 4, 5]),  # counts on by itself
         ("e0 i4/10 e0 i9/10 e1 i4/10", [4, 9, 14]),
         ("e0 i9/10 e1 i11/10 e1 i19/10", [9, 11, 19]),  # passes its total
-        ("e99999999999999999999 i9/10 e1 i9/10", [19]),
+        ("e99999999999999999999 i9/10 e1 i9/10", [9]),
+        ("e1 i4/10 e1 i9/10 e2 i4/10 e4 i0/10", [4, 9, 14, 30]),  # epochs from 1
         ("e0 i9/40 e1 i19/40 e2 i29/40 e3 i39/40", [9, 19, 29, 39]),
     ],
 )
@@ -188,6 +189,29 @@ def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list
         bench.append("".join(lines[first:]))
         bench.ingest.finish(RUN)
     assert [step for _, step in bench.stored()] == [*steps, steps[-1]]
+
+
+@table("attempts, steps", [
+    # Out of memory in the first epoch, then a smaller batch from the beginning, or from the third epoch.
+    (["e1 i0/100 e1 i50/100", "e1 i0/200 e1 i50/200 e2 i20/200"], [0, 50, 0, 25, 110]),
+    (["e1 i0/100 e1 i50/100", "e3 i0/125 e3 i50/125"], [0, 50, 200, 240]),
+    # Without a total, the first attempt's first epoch counts all the same.
+    (["e1 i0 e1 i50 e2 i0", "e2 i50 e3 i0"], [0, 50, 100, 150, 200]),
+    (["e3 i5/10", "e1 i5/10"], [5, 5]),
+])  # fmt: skip
+def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[str], steps: list[int]) -> None:
+    bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
+    for number, printed in enumerate(attempts, 1):
+        words = printed.split()
+        bench.begin(number)
+        bench.restart()
+        bench.file = tmp_path / f"attempts/{number}/output.log"
+        bench.file.parent.mkdir(parents=True)
+        for epoch, place in zip(words[::2], words[1::2], strict=True):
+            bench.append(f"{epoch} {place}\n")
+            bench.pump()
+        bench.ingest.finish(RUN)
+    assert [step for _, step in bench.stored()] == steps
 
 
 def test_several_sources(tmp_path: Path) -> None:
