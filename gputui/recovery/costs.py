@@ -177,13 +177,16 @@ def _lost_since(attempt: Attempt, kept: int | None, clock: StepTimes, had_predec
 
 
 def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> int | None:
-    """The last kept step as the metrics number it, by where the next attempt really continued.
+    """The last kept step as the metrics number it, by where the next attempt really continued; None if
+    that cannot be seen.
 
     A checkpoint named 40 contains 40 steps. If the next attempt's first step is 40 too, steps count
     from 0, and the last kept one is 39.
     """
     first, resumed = heir.first_step, heir.resumed_step
     is_unclear = is_chosen_there and heir.started_at is None
+    if went_on == "uncertain":
+        return None
     if went_on == "beginning" or (heir.resumed_from is None and not is_unclear):
         resumed = 0
     if resumed is None or (went_on == "earlier" and first is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -9,13 +10,21 @@ from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.step_times import StepTimes
 
-Resumption = Literal["resumed", "earlier", "beginning", "later"]
-"""From the checkpoint that it was given, an earlier step, the first step, or a later one that it found itself."""
+Resumption = Literal["resumed", "earlier", "later", "recounted", "beginning", "uncertain"]
+"""From the checkpoint that it was given, an earlier step, or a later one that it found itself. An attempt
+that counts its steps from the first again loaded the checkpoint (``recounted``), did not
+(``beginning``), or nothing shows which (``uncertain``)."""
 
 # The first line may not be the first step, and a checkpoint's step depends on when it was scanned.
 _NEAR_BEGINNING, _NEAR_CHECKPOINT = 0.25, 0.9
 # How many attempts before one show how far apart its lines may be.
 _MOST_ATTEMPTS = 3
+# So many losses are compared, by their median. Where the first ones of an attempt lie on the way from those
+# of the beginning (0) to those at the checkpoint (1): at most and at least here they tell.
+_LOSSES = 5
+_LIKE_BEGINNING, _LIKE_CHECKPOINT = 0.25, 0.75
+# The way must be so many times longer than losses at the checkpoint usually differ.
+_CLEAR = 3.0
 
 
 def resumptions(
@@ -26,6 +35,7 @@ def resumptions(
     first one says nothing."""
     by_attempt: dict[int, Resumption] = {}
     firsts: list[int] = []
+    counts_on = False
     for attempt in sorted(attempts, key=lambda row: row.number):
         first, given = attempt.first_step, attempt.resumed_step
         if first is None:
@@ -40,10 +50,43 @@ def resumptions(
         elif done >= resumed * _NEAR_CHECKPOINT:
             found = "resumed"
         else:
-            found = "beginning" if done <= resumed * _NEAR_BEGINNING else "earlier"
+            found = "earlier"
+            if done <= resumed * _NEAR_BEGINNING:
+                found = _by_losses(attempt, attempts, lines)
         if found == "resumed" or not _start_again(attempts, lines):
             by_attempt[attempt.number] = found
+            counts_on = counts_on or (done > 0 and found in ("resumed", "earlier", "later"))
+    if counts_on:
+        # The script counts on where it loads a checkpoint.
+        return {
+            number: "beginning" if resumption == "uncertain" else resumption
+            for number, resumption in by_attempt.items()
+        }
     return by_attempt
+
+
+def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes | None) -> Resumption:
+    """Tell by its first losses what an attempt did that counts its steps from the first again."""
+    step = attempt.resumed_step
+    before = [row for row in attempts if row.number < attempt.number and row.first_step is not None]
+    anew = [row.number for row in before if row.resumed_from is None]
+    reached = [row.number for row in before if (row.last_step or 0) + 1 >= (step or 0)]
+    if lines is None or step is None or not anew or not reached:
+        return "uncertain"
+    begin = lines.first_losses(anew[-1], 2 * _LOSSES)
+    new = lines.first_losses(attempt.number, _LOSSES)
+    number = min(_LOSSES, len(begin) // 2, len(new))
+    saved = lines.last_losses(reached[-1], step, number)
+    if number == 0 or not saved:
+        return "uncertain"
+    origin, end, now = (statistics.median(losses) for losses in (begin[:number], saved, new[:number]))
+    usual = statistics.median(abs(loss - end) for loss in saved)
+    if abs(end - origin) <= _CLEAR * usual:
+        return "uncertain"
+    progress = (now - origin) / (end - origin)
+    if progress >= _LIKE_CHECKPOINT:
+        return "recounted"
+    return "beginning" if abs(progress) <= _LIKE_BEGINNING else "uncertain"
 
 
 def _start_again(attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:

@@ -108,6 +108,10 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     name, first = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1], attempt.first_step
     if went_on == "beginning":
         return f"; it started from the beginning (step {first}) although {name} was given"
+    if went_on == "uncertain":
+        return f"; it counts its steps from {first} again, and whether it loaded {name} cannot be seen"
+    if went_on == "recounted":
+        return f", resumed from {name}, as its loss shows, although it counts its steps from {first} again"
     if went_on in ("earlier", "later") and attempt.resumed_step is not None:
         given = f"{name} ({step_words(name, attempt.resumed_step)})"
         if went_on == "earlier":

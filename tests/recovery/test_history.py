@@ -113,8 +113,20 @@ def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
 class Lines:
     """Stored lines with a step every ``gap``, which an attempt wrote again."""
 
-    def __init__(self, gap: int = 1, repeating: int | None = None, unsound: dict[int, int] | None = None) -> None:
-        self.gap, self.repeating, self.unsound = gap, repeating, unsound or {}
+    def __init__(
+        self,
+        gap: int = 1,
+        repeating: int | None = None,
+        unsound: dict[int, int] | None = None,
+        losses: dict[int, list[float]] | None = None,
+    ) -> None:
+        self.gap, self.repeating, self.unsound, self.losses = gap, repeating, unsound or {}, losses or {}
+
+    def first_losses(self, attempt: int, count: int) -> list[float]:
+        return self.losses.get(attempt, [])[:count]
+
+    def last_losses(self, attempt: int, step: int, count: int) -> list[float]:
+        return self.losses.get(attempt, [])[:step][-count:]
 
     def unsound_since(self, attempt: int) -> tuple[int, float] | None:
         return (self.unsound[attempt], 0.0) if attempt in self.unsound else None
@@ -137,7 +149,7 @@ def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:
 
 @table("first, given, what", [
     (1800, 1800, "resumed"), (1801, 1800, "resumed"), (1790, 1800, "resumed"), (2000, 1800, "resumed"),
-    (9, 1800, "beginning"), (0, 1800, "beginning"), (901, 1800, "earlier"), (None, 1800, None), (9, None, None),
+    (9, 1800, "uncertain"), (0, 1800, "uncertain"), (901, 1800, "earlier"), (None, 1800, None), (9, None, None),
 ])  # fmt: skip
 def test_the_first_step_shows_it(first: int | None, given: int | None, what: Resumption | None) -> None:
     attempts = [
@@ -152,8 +164,38 @@ def test_steps_that_begin_anew_with_every_epoch_show_nothing() -> None:
         attempt(1, at=0.0, last=14, first_step=0),
         attempt(2, at=60.0, last=14, first_step=0, resumed_from="/c/x.ckpt", resumed_step=14),
     ]
-    assert resumptions(attempts) == {2: "beginning"}
+    assert resumptions(attempts) == {2: "uncertain"}
     assert resumptions(attempts, Lines(repeating=1)) == {}
+
+
+FALLING = [10.0 / step for step in range(1, 31)]
+NOISY = [2.0, 2.6, 1.7, 2.4, 1.9] * 6
+
+
+@table("before, after, what", [
+    (FALLING, FALLING, "beginning"), (FALLING, [loss * 1.05 for loss in FALLING], "beginning"),
+    (FALLING, FALLING[1:], "uncertain"), (FALLING, [0.33], "recounted"), (FALLING, [0.9, 0.2, 0.4], "recounted"),
+    (FALLING, [10.0], "beginning"), (FALLING[:2], [10.0], "beginning"), (FALLING[:2], [4.0], "recounted"),
+    (FALLING, [40.0, 50.0, 60.0], "uncertain"), (FALLING, [1.9, 1.8, 2.0], "uncertain"),
+    (NOISY, NOISY, "uncertain"), (FALLING, [], "uncertain"), ([], FALLING, "uncertain"),
+])  # fmt: skip
+def test_losses_show_whether_an_attempt_that_counts_from_the_first_step_loaded_it(
+    before: list[float], after: list[float], what: Resumption
+) -> None:
+    attempts = [
+        attempt(1, at=0.0, last=30, first_step=1),
+        attempt(2, at=60.0, last=9, first_step=1, resumed_from="/c/x.pt", resumed_step=30),
+    ]
+    assert resumptions(attempts, Lines(losses={1: before, 2: after})) == {2: what}
+
+
+def test_a_script_that_counts_on_elsewhere_has_begun_again() -> None:
+    attempts = [
+        attempt(1, at=0.0, last=30, first_step=1),
+        attempt(2, at=60.0, last=60, first_step=31, resumed_from="/c/30.pt", resumed_step=30),
+        attempt(3, at=90.0, last=9, first_step=1, resumed_from="/c/60.pt", resumed_step=60),
+    ]
+    assert resumptions(attempts, Lines()) == {2: "resumed", 3: "beginning"}
 
 
 @table(("first", "gap", "steps", "what"), [

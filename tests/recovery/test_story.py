@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from gputui.recovery.costs import Cost, costs, total
+from gputui.recovery.resumptions import Resumption
 from gputui.recovery.story import tell
 from gputui.store.attempts import Attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from tests.recovery.test_history import attempt, decision, incident, move
+from tests.recovery.test_history import Lines, attempt, decision, incident, move
 from tests.tables import table
 from tests.texts import mentions
 
@@ -59,6 +60,16 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
 ])  # fmt: skip
 def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sentence: str) -> None:
     assert sentence in tell(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
+
+
+@table("went_on, told", [
+    ("beginning", "started from the beginning (step 1) although step_30.pt was given"),
+    ("uncertain", "counts its steps from 1 again, and whether it loaded step_30.pt cannot be seen"),
+    ("recounted", "resumed from step_30.pt, as its loss shows"),
+])  # fmt: skip
+def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption, told: str) -> None:
+    paragraphs = tell(run("succeeded"), [FIRST, second(first_step=1)], [], [], [], now=NOW, went_on={2: went_on})
+    assert told in paragraphs[2]
 
 
 def test_a_study_ends_its_trials_as_planned() -> None:
@@ -108,10 +119,13 @@ def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
     assert "on the CPU" in told[1]
 
 
-class Clock:
+class Clock(Lines):
     """Step s of attempt a was done at times[a, s]."""
 
-    def __init__(self, times: dict[tuple[int, int], float] | None = None) -> None:
+    def __init__(
+        self, times: dict[tuple[int, int], float] | None = None, losses: dict[int, list[float]] | None = None
+    ) -> None:
+        super().__init__(losses=losses)
         self.times = times or {}
         self.folding: set[int] = set()
         self.late = False
@@ -121,9 +135,6 @@ class Clock:
 
     def repeats(self, attempt: int, step: int) -> bool:
         return attempt in self.folding
-
-    def widest_gap(self, attempt: int) -> int | None:
-        return 1
 
     def come_with_checkpoints(self) -> bool:
         return self.late
@@ -174,6 +185,19 @@ def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
 def test_a_beginning_anew_loses_everything() -> None:
     cost = one([FIRST, second(first_step=1, resumed_from=None, resumed_step=None)], Clock(TIMES))
     assert (cost.lost_steps, cost.lost_seconds) == (39, 70.0 - 11.0)
+
+
+@table("losses, cost", [
+    ({}, Cost(None, None, None)),
+    # It began again: as without a checkpoint. It loaded it: as if it counted on.
+    ({1: [9.0, 5.0, 1.0], 2: [9.0]}, Cost(39, 59.0, pytest.approx(59 * 2 / 3600))),
+    ({1: [9.0, 5.0, 1.0], 2: [1.0]}, Cost(9, 30.0, pytest.approx(30 * 2 / 3600))),
+])  # fmt: skip
+def test_an_attempt_that_counts_from_the_first_step_costs_what_its_loss_shows(
+    losses: dict[int, list[float]], cost: Cost
+) -> None:
+    clock = Clock(line(1, 1, 39, 11.0) | line(2, 1, 69, 70.0), losses)
+    assert one([FIRST, second(first_step=1)], clock) == cost
 
 
 def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None:

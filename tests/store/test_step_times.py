@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def boundary(store: sqlite3.Connection, attempt: int, offset: int, generation: i
     store.execute("INSERT INTO metric_boundaries VALUES (1, ?, ?, ?)", (generation, offset, attempt))
 
 
-def line(store: sqlite3.Connection, attempt: int, offset: int, step: int | None, at: float | None, **more: str) -> None:
+def line(store: sqlite3.Connection, attempt: int, offset: int, step: int | None, at: float | None, **more: Any) -> None:
     store.execute(
         "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
         "VALUES (1, 0, ?, ?, ?, ?, ?)",
@@ -51,6 +52,14 @@ def test_the_first_step_and_the_last_one_kept(store: sqlite3.Connection) -> None
     assert times.last_at(2, 30) is None and times.last_at(2, 35) == 235.0
     assert times.first_at(3) is None and times.last_at(1, 0) is None
     assert StepTimes(store, "b-1").first_at(1) is None
+
+
+def test_first_and_last_losses_that_are_finite(store: sqlite3.Connection) -> None:
+    for step, loss in enumerate((9.0, "NaN", 8.0, 7.0, None, 6.0)):
+        line(store, 1, step, step, 100.0 + step, loss=loss)
+    times = StepTimes(store, "a-1")
+    assert times.first_losses(1, 3) == [9.0, 8.0, 7.0] and sorted(times.last_losses(1, 4, 2)) == [7.0, 8.0]
+    assert times.first_losses(2, 3) == []
 
 
 def test_steps_that_are_counted_within_an_epoch_come_again(store: sqlite3.Connection) -> None:

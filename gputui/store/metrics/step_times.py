@@ -169,6 +169,23 @@ class StepTimes(Struct, frozen=True):
         rows = (self._line("step", attempt, section, where, step) for section in self._sections(attempt))
         return max((row[0] for row in rows if row is not None), default=None)
 
+    def first_losses(self, attempt: int, count: int) -> list[float]:
+        """The attempt's first losses that are finite numbers, at most ``count``, of the first source with
+        one."""
+        return self._losses(attempt, count, is_newest=False)
+
+    def last_losses(self, attempt: int, step: int, count: int) -> list[float]:
+        """The same of its last losses up to a step."""
+        return self._losses(attempt, count, "AND step <= ?", step, is_newest=True)
+
+    def _losses(self, attempt: int, count: int, where: str = "", *values: Any, is_newest: bool) -> list[float]:
+        losses: list[float] = []
+        for section in self._sections(attempt):
+            is_sound = f"AND {_LOSS_IS_FINITE} {_FIRST_RANK} {where}"
+            rows = self._lines("data ->> '$.loss'", attempt, section, is_sound, *values, is_newest=is_newest)
+            losses = losses or [float(row[0]) for row in itertools.islice(rows, count)]
+        return losses
+
     def unsound_since(self, attempt: int) -> tuple[int, float] | None:
         """The step and the time since which no loss of the attempt was a finite number; None if its
         newest one was, or has none."""

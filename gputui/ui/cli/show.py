@@ -39,6 +39,7 @@ from gputui.ui.tui.layout.run_words import placement_words, tag_words
 
 _NOT_RESUMED: dict[str | None, str] = {
     "beginning": "started from the beginning although a checkpoint was given",
+    "uncertain": "counts its steps from the first again; whether it loaded its checkpoint cannot be seen",
     "earlier": "went on from an earlier step than its checkpoint's",
     "later": "loaded a later checkpoint than the one it was given",
 }
