@@ -262,11 +262,13 @@ class History:
         """The agent has looked: what it had not seen is its living attempt's, unless another run lived."""
         others = [life for other in self.runs if other is not run for life in other.lives]
         is_shared = any(end >= run.scanned_at for _, end in others)
-        run.growing = set()
+        # What the end of an attempt may have cut short stays in doubt.
+        of_ended = {one for one in run.growing if not run.is_alive or one.attempt != run.attempts}
+        run.growing = of_ended
         fresh = [one for one in dict.fromkeys(self.contents.values()) if one not in run.seen]
         for content in sorted(fresh, key=lambda one: (one.attempt, one.step)):
             run.seen[content] = self.now
-            run.growing = {content} if not content.is_known else set()
+            run.growing = of_ended | ({content} if not content.is_known else set())
             if run.is_alive and not is_shared:
                 run.line.append(content)
         run.scanned_at = self.now

@@ -300,6 +300,8 @@ def test_the_newest_that_is_whole_is_taken_and_a_format_that_cannot_be_checked_a
     rows.append(replace(rows[3], path="/c/best.pt"))
     choice = chosen(rows, ONE, wanted, **verdicts, **({"best": verdicts["s40"]} if "s40" in verdicts else {}))
     assert [name if name != "best" else "s40" for name in names(choice)] == taken
+    unsettled = [info for info in choice.refused if verdicts.get(info.path.stem) == "unknown"]
+    assert settled or all("half-written" in info.why for info in unsettled)
 
 
 def test_what_cannot_be_read_now_is_told_from_what_is_gone() -> None:

@@ -111,11 +111,15 @@ class _Validated:
         elif info.is_unknown and row.is_settled:
             why = "has a format that cannot be checked, and stopped growing"
             self.unknown.append(info._replace(valid=True, why=why))
+        elif info.is_unknown:
+            why = "has a format that cannot be checked"
+            self.unsettled.append(info._replace(valid=True, why=why))
+            why = (
+                "may be half-written: nothing shows that its attempt went on after it, and its format cannot be checked"
+            )
+            self.damaged.append(info._replace(why=why))
         else:
             self.damaged.append(info)
-            if info.is_unknown:
-                why = "has a format that cannot be checked"
-                self.unsettled.append(info._replace(valid=True, why=why))
         if not info.is_unreadable and row.verdict != "doubtful":
             verdict: Verdict = "valid" if info.valid else "unexamined" if info.is_unknown else "invalid"
             self.rows[row.path, row.seen] = replace(row, verdict=verdict, why=info.why)

@@ -95,7 +95,9 @@ class _LedgerBefore:
         is_left = known is not None and self.course.departure_reason(known) is not None
         now: dict[str, Any] = {"path": file.path, "stamp": file.stamp, "size_bytes": file.size_bytes}
         if known is not None and not scan.saves_again(known, file, is_left):
-            return replace(known, **now, modified_at=file.modified_ns / 1e9, is_settled=True, gone_at=None)
+            # What its attempt's end cut short does not grow any more either.
+            is_settled = known.is_settled or known.attempt == scan.writer
+            return replace(known, **now, modified_at=file.modified_ns / 1e9, is_settled=is_settled, gone_at=None)
         if row is not None and is_part_of(file.content, row.content):
             # Its deletion goes on, or was interrupted.
             why = "lost a part of it since it was saved"

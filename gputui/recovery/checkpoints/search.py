@@ -127,7 +127,8 @@ def trouble_of(search: CheckpointSearch, rows: Rows, number: int, step: int | No
 
 def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:
     """The ledger with the last save of an attempt that has ended judged: its end may have cut it
-    short. Whatever was saved before was left behind by a training that went on."""
+    short, unless the attempt went on. Whatever was saved before was left behind by a training that
+    did."""
     own = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
     if not own:
         return rows
@@ -148,7 +149,8 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
             why = f"{reason}; its save may have been cut short"
             return replace(row, verdict="cut", why=why)
         was_quiet = row.saved_at is not None and (row.saved_at <= (ended.ended_at or 0.0) - SETTLED_SECONDS)
-        return replace(row, is_settled=row.is_settled or was_quiet or row.path not in last)
+        is_settled = row.is_settled or was_quiet or row.path not in last or steps.has_gone_on(row)
+        return replace(row, is_settled=is_settled)
 
     return tuple(map(judged, rows))
 

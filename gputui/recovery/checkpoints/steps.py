@@ -15,6 +15,8 @@ from gputui.store.metrics.step_times import StepTimes
 
 # A line may be dated a little before the attempt's row was written.
 BEFORE_BEGIN_SECONDS = 5.0
+# Files are dated by a clock that may be a few ticks of 10 ms late.
+FILE_CLOCK_SECONDS = 0.05
 
 
 class CheckpointSteps:
@@ -58,6 +60,19 @@ class CheckpointSteps:
         """Return whether an attempt did a step after a time, allowing for the delay of lines."""
         newest = self._times.newest_line(number, math.inf, self._lines_since(number))
         return newest is not None and newest[0] > since + LINE_CLOCK_SECONDS
+
+    def has_gone_on(self, row: CheckpointRow) -> bool:
+        """Return whether the attempt that wrote a checkpoint did a step after it: by the time of the
+        file, or by its number."""
+        if self.has_stepped(row.attempt, row.seen_at if row.saved_at is None else row.saved_at):
+            return True
+        newest = self._times.newest_line(row.attempt, math.inf, self._lines_since(row.attempt))
+        number = step_in_name(PurePath(row.path), self._folder)
+        is_step = number == row.step or self._named(row) is not None
+        if newest is not None and number is not None and is_step and newest[1] > number:
+            return True
+        stated_at = self._times.stamped_at(row.attempt)
+        return stated_at is not None and row.saved_at is not None and stated_at > row.saved_at + FILE_CLOCK_SECONDS
 
     def trouble(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
         """Find the unsound loss of an attempt whose loss was no finite number in the end, whatever

@@ -45,6 +45,7 @@ from tests.agent.conftest import SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
 from tests.stores import open_store
 from tests.tables import table
+from tests.texts import mentions
 
 BEGIN = 1_700_000_000.0
 FALSE_CLOCKS = [0.0, 3600.0, -7200.0]
@@ -93,10 +94,11 @@ class Bench:
                 "INSERT INTO metric_boundaries SELECT 1, 0, count(*), ? FROM metrics WHERE source_id = 1", (number,)
             )
 
-    def step(self, *steps: int, nan_from: int = 1 << 60) -> None:
+    def step(self, *steps: int, nan_from: int = 1 << 60, is_timed: bool = True) -> None:
         for step in steps:
             self.now += 1.0
-            data = json.dumps({"step": step, "time": self.now, "loss": 1.0 if step < nan_from else "NaN"})
+            stamp = {"time": self.now} if is_timed else {}
+            data = json.dumps({"step": step, **stamp, "loss": 1.0 if step < nan_from else "NaN"})
             self.connection.execute(
                 "INSERT INTO metrics SELECT 1, 0, count(*), ?, NULL, ?, ?, ? FROM metrics WHERE source_id = 1",
                 (self.run().attempt, step, self.now, data),
@@ -298,6 +300,34 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
     choice = for_person(bench.search(), None)
     assert bool(choice.usable) is is_whole and choice.doubted is choice.unreadable is None
     assert is_whole or "cut short" in choice.refused[0].why
+    bench.connection.close()
+
+
+@table("name, number, seconds, is_timed, is_whole", [
+    ("step_20.json", 20, 0.2, False, True), ("model_20.ubj", 20, 0.2, False, True), ("last.bin", 20, 0.2, True, True),
+    # A line without a time may have been written before it was read.
+    ("last.bin", 20, 0.2, False, False), ("last.bin", 20, 1.5, False, True),
+    # Nothing came after it.
+    ("step_20.json", 20, None, True, False), ("step_21.json", 21, 0.2, False, False), ("a.bin", 20, 0.01, True, False),
+])  # fmt: skip
+def test_a_save_in_a_format_that_cannot_be_checked_is_whole_if_its_attempt_went_on(
+    name: str, number: int, seconds: float | None, is_timed: bool, is_whole: bool, workspace: Workspace
+) -> None:
+    bench = Bench(another(workspace, f"{name}{seconds}{is_timed}"))
+    bench.begin(1)
+    bench.step(9, 10)
+    bench.save("step_10.json", b"{}")
+    bench.step(19)
+    bench.step(number, is_timed=is_timed)
+    bench.save(name, b"[]")
+    if seconds is not None:
+        bench.now += seconds - 1.0
+        bench.step(21, is_timed=is_timed)
+    bench.now -= 0.9
+    bench.end()
+    choice = for_person(bench.search(), None)
+    assert next(info.path.name for info in choice.usable) == (name if is_whole else "step_10.json")
+    assert is_whole or mentions(choice.refused[0].why, "may be half-written")
     bench.connection.close()
 
 
