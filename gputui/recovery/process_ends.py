@@ -43,7 +43,7 @@ USAGE_EXIT = 2
 
 _ANNOUNCED = re.compile(r"^\S+: \S")
 # How argparse and click reject arguments; the launcher may print more lines after it.
-_REFUSED = re.compile(r"^(?:\S+: error|Error|ERROR): \S")
+_REFUSED = re.compile(r"^(?:\S+: error|[Ee]rror|ERROR): \S")
 # Boxes of the library rich, which typer, rich-click and tyro draw.
 _BOX_TOP = re.compile(r"^\s*[╭┌┏╔+][─━═-]+.*[╮┐┓╗+]\s*$")
 _BOX_BORDER = re.compile(r"^\s*[╭┌┏╔╰└┗╚+][─━═-].*[╮┐┓╗╯┘┛╝+]\s*$")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -131,10 +130,14 @@ _LIBRARY = r"\b(?i:cublas\w*|cudnn|cusolver|cusparse|curand|cufft|hip\w+|nccl|DN
 _ENDED = r"(?!.*(?i:recover|fall(?:ing|s)? ?back|retry|would|skip|ignor|continu))"
 
 _NO_SPACE = r"(?:No space left|\[Errno 28\]|\((?:os error )?28\)|Disk quota exceeded|\b(?:is|was) full\b)"
-_SHARED = r"(?:/dev/shm\b|(?i:shared memory)|</(?:torch|psm)_|\bshm\.h:)"
+_SHARED = r"(?:/dev/shm\b|(?i:shared memory)|[<'\"]/(?:torch|psm)_|\bshm\.h:)"
+_NO_SHARED = (
+    r"^(?!.*(?i:cuda|kernel|block|hardware)).*(?i:insufficient|out of|not enough|no (?:more|free)) shared memory"
+    r"|/dev/shm\b.*\btoo small\b"
+)
 _NO_THREAD = (
     rf"(?i:\b{_CANNOT} (?:start|create|spawn|launch)\b.{{0,20}}\bthreads?\b|\bthread creation fail"
-    r"|\bpthread_create(?:\(\))? fail)"
+    r"|\bpthread_create(?:\(\))? fail|thread.*\bResource temporarily unavailable)"
 )
 
 _NOT_FINITE = r"(?i:\b(?:nan|inf|infinite|infinity|non-?finite|not finite)\b)"
@@ -160,7 +163,7 @@ EXCEPTIONS: tuple[Signature, ...] = (
     _raises("shm_full", r"Error while creating shared memory segment",
             r"is killed by signal: Bus error",
             r"unable to (?:allocate|resize|mmap|write to)(?: \d+ bytes from)? (?:shared memory|file </torch_)",
-            r"unable to open shared memory object .*\(12\)", rf"^(?=.*{_SHARED}).*{_NO_SPACE}"),
+            r"unable to open shared memory object .*\(12\)", rf"^(?=.*{_SHARED}).*{_NO_SPACE}", _NO_SHARED),
     _raises("host_oom", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
             r"^(?:\w+\.)*\w*MemoryError\b", r"\Abad_alloc: std::bad_alloc\Z",
             r"\[Errno 12\] Cannot allocate memory",
@@ -280,8 +283,13 @@ _FATAL = re.compile(
     rf"^{_ENDED}(?!.*(?i:\b(?:info|debug|trace|warn(?:ing)?)\b))"
     r"[^'\"{}=]*?(?i:\b(?:error|err|fatal|critical|panicked)\b)\W+(?P<message>.*)"
 )
-_TERMINATE = re.compile(r"^terminate called after throwing an instance of '([^']+)'")
-_WHAT = re.compile(r"^\s+what\(\):\s+(.*)$")
+_TERMINATE = re.compile(
+    r"^(?:terminate called after throwing an instance of '|libc\+\+abi: terminating (?:due to|with) uncaught exception "
+    r"of type )(?P<type>(?:[^':]|::)+)(?:'|: (?P<message>.*)|$)"
+)
+# The message up to the frames of a C++ stack, or to what the interpreter prints.
+_WHAT = re.compile(r"\s+what\(\):\s+((?:(?!frame #|Fatal Python error|Aborted).*\n?)*)")
+_WHAT_LINES = 5
 
 
 def without_advice(text: str) -> str:
@@ -346,11 +354,12 @@ def match_last_lines(lines: Sequence[str], gpus: GpuUse) -> list[tuple[Signature
 
 
 def terminate_message(text: str) -> Raised | None:
-    """The C++ exception that ended a process, as the C++ runtime prints it."""
+    """The C++ exception that ended a process, as the C++ runtime prints it: GNU's with the message on
+    the lines after it, LLVM's in one line."""
     raised = None
-    lines = [*(bare(line) for line in lines_of(text)), ""]
-    for line, after in pairwise(lines):
+    lines = [bare(line) for line in lines_of(text)]
+    for at, line in enumerate(lines):
         if match := _TERMINATE.match(line):
-            message = _WHAT.match(after)
-            raised = Raised(match[1].rsplit("::", 1)[-1], message[1] if message else "")
+            what = _WHAT.match("\n".join(lines[at + 1 : at + 1 + _WHAT_LINES]))
+            raised = Raised(match["type"].rsplit("::", 1)[-1], match["message"] or (what[1] if what else ""))
     return raised
