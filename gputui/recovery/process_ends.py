@@ -23,7 +23,7 @@ from gputui.recovery.signatures import (
     terminate_message,
 )
 from gputui.recovery.stacks import fatal_where
-from gputui.recovery.tracebacks import Chain, Raised, last_chain, parse_message
+from gputui.recovery.tracebacks import Chain, Raised, last_chain, parse_message, structured
 from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands
 from gputui.runs.logs import lines_of
 
@@ -244,7 +244,7 @@ def last_message(evidence: Evidence, rank: int | None, *, since: float | None = 
         lines = [line for line in _unboxed(lines_of(tail.text)) if not is_wrapper_line(line)]
         announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
         if announced or (lines and tail in own):
-            return announced[-1] if announced else lines[-1]
+            return structured(announced[-1] if announced else lines[-1])
     return None
 
 

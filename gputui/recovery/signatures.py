@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gputui.recovery.evidence import GpuUse
 from gputui.recovery.kinds import KINDS, Tier
-from gputui.recovery.tracebacks import Chain, Raised, bare
+from gputui.recovery.tracebacks import Chain, Raised, bare, structured
 from gputui.runs.logs import lines_of
 
 # Longer messages are searched at their begin and end only, since some patterns take quadratic time.
@@ -345,7 +345,7 @@ def match_last_lines(lines: Sequence[str], gpus: GpuUse) -> list[tuple[Signature
     """The last lines of a program that handles its exceptions itself and reports them as errors, with
     the signatures of their messages."""
     matches = []
-    for line in map(bare, lines):
+    for line in map(structured, map(bare, lines)):
         message = _FATAL.match(line)
         signature = None if message is None else match_exception(Raised("Error", message["message"]), gpus)
         if signature is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ MAX_FRAMES = 30
 _PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
 _RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
+# Fields of the JSON lines of structlog, python-json-logger and loguru.
+_EXCEPTION_VALUE = '"exc_value"'
+_LEVELS, _MESSAGES = ("level", "levelname", "severity"), ("event", "message", "msg")
 # The library rich draws a box around the frames; the exception follows below it as usual.
 _BOX_HEADER = re.compile(r"^[╭+][─-]+ Traceback \(most recent call last\) [─-]+[╮+]")
 _BOX = ("│", "╰", "|", "+")
@@ -127,24 +130,55 @@ def plain(text: str) -> str:
 def _unfolded(line: str) -> list[str]:
     """The lines of the traceback in a JSON line of a structured log, each behind what stands before the
     JSON; of any other line, that line."""
-    start = line.find("{")
-    if start < 0 or _HEADER not in line:
+    if _HEADER not in line and _EXCEPTION_VALUE not in line:
         return [line]
+    before, record = _json_in(line)
+    values = [*_values(record)]
+    text = next((value for value in values if isinstance(value, str) and _HEADER in value), None)
+    if text is None:
+        # structlog's dict_tracebacks: a chain, the exception that ended it first.
+        raised = [value for value in values if isinstance(value, dict) and isinstance(value.get("exc_value"), str)]
+        text = _as_printed(raised[0]) if raised else None
+    return [line] if text is None else [before + part for part in lines_of(text)]
+
+
+def structured(line: str) -> str:
+    """The level and the message of a JSON line of a structured log; any other line as it is."""
+    _, record = _json_in(line)
+    if not isinstance(record, dict):
+        return line
+    names = ((record.get(name) for name in keys) for keys in (_LEVELS, _MESSAGES))
+    level, message = (next((value for value in values if isinstance(value, str)), "") for values in names)
+    return f"{level}: {message}" if level and message else message or line
+
+
+def _json_in(line: str) -> tuple[str, Any]:
+    """What stands before the JSON object in a line, and the object; None if there is none."""
+    start = line.find("{")
+    if start < 0:
+        return "", None
     try:
         record, _ = json.JSONDecoder().raw_decode(line, start)
     except (ValueError, RecursionError):
-        return [line]
-    text = next((text for text in _strings(record) if _HEADER in text), None)
-    return [line] if text is None else [line[:start] + part for part in lines_of(text)]
+        return "", None
+    return line[:start], record
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """The texts in a decoded JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
+def _values(value: Any) -> Iterator[Any]:
+    """A decoded JSON value and all those in it."""
+    yield value
+    if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _strings(part)
+            yield from _values(part)
+
+
+def _as_printed(raised: Mapping[str, Any]) -> str:
+    """An exception of structlog's dict_tracebacks as an interpreter prints it."""
+    frames = [frame for frame in raised.get("frames") or () if isinstance(frame, dict)]
+    steps = (
+        f'  File "{frame.get("filename")}", line {frame.get("lineno")}, in {frame.get("name")}' for frame in frames
+    )
+    return "\n".join((_HEADER, *steps, "    ", f"{raised.get('exc_type')}: {raised['exc_value']}"))
 
 
 def bare(line: str) -> str:

@@ -27,6 +27,7 @@ QUOTES = [
     "No space left on device\nOSError: [Errno 28] No space left on device (from yesterday's log)\n",
     "loss: nan\nnan\nval/perplexity inf\n", "Segmentation fault handler installed\nKilled: 0 Fatal errors: 0\n",
     "ERROR: CUDA out of memory, skipping batch\n", "Error: CUDA out of memory\n" + "step done\n" * 6,
+    '{"level": "info", "event": "CUDA out of memory is retried"}\n',
     "on_error: CUDA out of memory\n", "gpu: {'error': 'CUDA out of memory'}\n",
     "epoch 3 | took 3600 s (compile, validation, checkpoint)\n",
 ]  # fmt: skip
@@ -176,6 +177,8 @@ OBSERVER = (
      "user_exception", None, "UsageError: No API key, train.py:88 in main"),
     ("python", traceback(RETURNED.format(code=3)), {"code": 1}, "nonzero_exit", None, "code 3"),
     ("python", traceback(DIED), {"code": 1}, "killed", None, "SIGKILL"),
+    ("python", '{"event": "no file x", "level": "error"}\n', {"code": 3}, "nonzero_exit", None,
+     "(code 3: error: no file"),
     ("python", "step 1\nboom: x too large\n", {"code": 1}, "nonzero_exit", None, "(code 1: boom: x too large)"),
     ("command", "make: *** [Makefile:2: train] Error 7\n", {"code": 2}, "nonzero_exit", None, "code 7"),
     ("command", "make: *** [Makefile:2: train] Error 137\n", {"code": 2}, "killed", None, "SIGKILL"),

@@ -163,6 +163,7 @@ CUDA error at x.cu:12 code=2(cudaErrorMemoryAllocation) "cudaMalloc(&p, n)"
 ggml_backend_cuda_buffer: allocating 4096.00 MiB: cudaMalloc failed: out of memory""".splitlines()),
     *(("cuda_oom", 1, f"{text}\n") for text in """Error: CUDA out of memory. Tried to allocate 2.00 GiB
 2026-11-28 10:00:00.1 | ERROR    | __main__:main:5 - CUDA out of memory. Tried to allocate 2.00 GiB
+{"levelname": "ERROR", "message": "CUDA out of memory. Tried to allocate 2.00 GiB"}
 ERROR: LoadError: Out of GPU memory trying to allocate 1.000 GiB
 called `Result::unwrap()` on an `Err` value: DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")""".splitlines()),
     *(("cuda_oom", -6, f"terminate called after throwing an instance of {text}\n") for text in (
@@ -263,6 +264,8 @@ def test_colours_boxes_and_prefixes_hide_no_exception(output: str, tmp_path: Pat
 @table("prefix", ["", "web-1  | ", "2026-11-26 18:00:01 ERROR "])
 @table("record", [
     {"event": "failed", "exception": traceback(OOM)}, {"level": "error", "error": {"stack": ["x", traceback(OOM)]}},
+    {"event": "failed", "exception": [{"exc_type": "OutOfMemoryError", "exc_value": "Tried to allocate 2.00 GiB", "frames": [
+        {"filename": "/home/me/train.py", "lineno": 88, "name": "main"}]}]},
     {"message": "no " * 2000, "exc_info": "x\n" + traceback(OOM), "time": 3},
 ])  # fmt: skip
 def test_a_traceback_inside_of_a_json_line_is_read(record: dict[str, object], prefix: str, tmp_path: Path) -> None:
