@@ -109,13 +109,13 @@ PRINTED = [
         "_logger.info(f'Train: {epoch} [{update_idx:>4d}/{updates_per_epoch} ({100. * i:>3.0f}%)]  '\n"
         "f'Loss: {loss_now:#.3g} ({loss_avg:#.3g})  Time: {t.val:.3f}s, {rate:>7.2f}/s  LR: {lr:.3e}')",
         "Train: 2 [   4/16 ( 31%)]  Loss: 2.01 (2.1)  Time: 0.093s,  171.66/s  LR: 1.000e-03",
-        {"step": 36, "epoch": 2, "loss": 2.01, "loss_avg": 2.1, "step_time": 0.093, "samples_per_s": 171.66,
+        {"step": 4, "epoch": 2, "loss": 2.01, "loss_avg": 2.1, "step_time": 0.093, "samples_per_s": 171.66,
          "lr": 1e-3},
     ),
     (
         "print('Epoch: [%d][%d/%d] Loss %.3f' % (epoch, i, len(loader), loss))",
         "Epoch: [1][3/10] Loss 0.500",
-        {"step": 13, "epoch": 1, "loss": 0.5},
+        {"step": 3, "epoch": 1, "loss": 0.5},
     ),
     (
         "print(f'Step {step:,} of {n:,} loss {loss:.2f} tok/sec: {tok:,} acc {acc:.1%} time {t:.1f}ms, speed {h(x)}')",
@@ -128,20 +128,20 @@ PRINTED = [
     ("print(f'step {step} tok/sec: {tok:,}')", "step 3 tok/sec: 12,029", {"step": 3, "tokens_per_s": 12029}),
     (
         "entries = [f'epoch {epoch}', f'it {i}/{n}']\nentries.append(f'loss {loss:.2f}')\nprint('\\t'.join(entries))",
-        "epoch 1\tit 3/10\tloss 0.50", {"step": 13, "epoch": 1, "loss": 0.5},
+        "epoch 1\tit 3/10\tloss 0.50", {"step": 3, "epoch": 1, "loss": 0.5},
     ),
     (
         "losses, top1 = 0, 0\nlosses = AverageMeter('Loss', ':.2e')\n"
         "top1 = AverageMeter('Acc@1', use_accel, ':6.2f', Summary.AVERAGE)\n"
         "progress = ProgressMeter(len(loader), [losses, top1], prefix='Epoch: [{}]'.format(epoch))",
         "Epoch: [1][  3/10]\tLoss 5.00e-01 (6.00e-01)\tAcc@1  12.50 (  9.00)",
-        {"step": 13, "epoch": 1, "loss": 0.5, "acc_1": 12.5},
+        {"step": 3, "epoch": 1, "loss": 0.5, "acc_1": 12.5},
     ),
     (
         "print('Train Epoch: {} [{}/{} ({:.0f}%)]\\tLoss: {:.6f}'.format(\n"
         "epoch, batch_idx * len(data), len(train_loader.dataset), 100. * batch_idx / n, loss.item()))",
         "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.250000",
-        {"step": 60640, "epoch": 1, "loss": 0.25},
+        {"step": 640, "epoch": 1, "loss": 0.25},
     ),
     ("print('{{train}} step {} loss {:.2f}'.format(step, loss))", "{train} step 4 loss 0.50", {"step": 4, "loss": 0.5}),
     ("logger.info('step %d loss %.3f lr %.2e', step, loss, lr)", "step 4 loss 0.5 lr 1.00e-02",
