@@ -359,7 +359,8 @@ def main() -> int:
     if verb == "stream":
         return stream(Path.home() / folder, words[0])
     if verb == "report":
-        print(json.dumps(report(folder, json.load(sys.stdin))))  # noqa: T201
+        # An interpreter may be a site's script, which prints text of its own.
+        print(f"\n{frame(report(folder, json.load(sys.stdin)))}")  # noqa: T201
     elif verb == "signal":
         if (pid := served_by(folder)) is not None:
             os.kill(pid, int(words[0]))

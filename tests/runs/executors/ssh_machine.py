@@ -22,7 +22,8 @@ PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
 
 
 class Far:
-    """An sshd of the test's own, which greets on stdout, as do its login shells; runs lie below ``runs``."""
+    """An sshd of the test's own, which greets on stdout, as do its shells by each of their files; runs lie below
+    ``runs``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
@@ -33,7 +34,7 @@ class Far:
         (folder / "sshd_config").write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
             f"PidFile {folder}/pid\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-            f"SetEnv HOME={folder} SLURM_CONF={os.environ.get('SLURM_CONF', '')}\n"
+            f"SetEnv HOME={folder} BASH_ENV={folder}/bash_env SLURM_CONF={os.environ.get('SLURM_CONF', '')}\n"
             'ForceCommand printf "Welcome\\nNo new mail."; eval "$SSH_ORIGINAL_COMMAND"\n'
         )
         host_key = " ".join((folder / "host.pub").read_text().split()[:2])
@@ -42,7 +43,8 @@ class Far:
             f"Host kepler\n  HostName 127.0.0.1\n  Port {port}\n  User root\n  IdentityFile {folder}/user\n"
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
         )
-        (folder / ".bash_profile").write_text("echo Last login: today\n")
+        for name in (".bash_profile", ".bashrc", "bash_env"):
+            (folder / name).write_text(f"echo Hello from {name}\ncd /\n")
         self.start()
 
     def target(self) -> dict[str, Any]:

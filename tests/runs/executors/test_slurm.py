@@ -111,7 +111,7 @@ def courier(tmp_path: Path) -> SlurmCourier:
 
 @table("code, output, listed, expected", [
     (0, "4711\n", "", "4711"), (0, "4711;cluster\n", "", "4711"), (0, "Job 12 of 3\n--\n4711\nBye 2026\n", "", "4711"),
-    (0, "Submitted\n", "", None), (1, "4711\n", "", "refused"),
+    (0, "Submitted\n", "", None), (0, "4711\n2026\n", "", None), (1, "4711\n", "", "refused"),
     (1, "4711\n", "4711|PENDING|None|||N/A|gputui:T\n", "4711"),
 ])  # fmt: skip
 def test_the_job_is_found_in_whatever_sbatch_prints(

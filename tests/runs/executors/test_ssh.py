@@ -51,6 +51,15 @@ def test_a_line_that_drops_loses_nothing_and_fails_nothing(ssh: CopiedHome, far:
 
 
 @pytest.mark.long
+@table("options, status", [({}, "pass"), ({"setup": ["exit 3"]}, "fail"), ({"folder": "/proc/none"}, "fail")])
+def test_a_check_launches_a_command_there_and_leaves_nothing(far: Far, options: dict[str, Any], status: str) -> None:
+    target = {"name": "kepler", "kind": "ssh", **far.target(), "python": sys.executable, **options}
+    results = {result.name: result for result in SshExecutor().survey(target)}
+    assert results["launch"].status == status, results
+    assert not list(far.runs.glob("*/*"))
+
+
+@pytest.mark.long
 def test_the_gputui_there_tells_which_gpus_are_free(far: Far, tmp_path: Path) -> None:
     target = {"name": "kepler", "kind": "ssh", **far.target()}
 

@@ -61,6 +61,9 @@ class SlurmExecutor(CourierExecutor):
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
         """Check the commands, the controller, the partition, free GPUs, a submission, the clock and
         the environment."""
+        from gputui.runs.executors.slurm.slurm_courier import FarSlurmCourier
+        from gputui.runs.executors.ssh.rehearsal import rehearse_copy
+
         shell = LoginShell(target) if target.get("host") else TargetShell(CONFIGURATION)
 
         def ask(*argv: str) -> CommandResult:
@@ -94,6 +97,8 @@ class SlurmExecutor(CourierExecutor):
             yield judge_clock(ask(*DATE).output, time.time())
             # The environment is on a file system that the nodes share.
             yield from environment_there(shell, target)
+            if target.get("host"):
+                yield rehearse_copy(target, FarSlurmCourier)
         except UnreachableError as error:
             yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
 

@@ -168,10 +168,10 @@ def recorded_job(job: str, output: str) -> QueuedJob | None:
 
 
 def submitted_job(output: str) -> str | None:
-    """The job in the output of ``sbatch --parsable``, to which a site may add text; None if there
-    is none."""
-    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)
-    return found[-1] if found else None
+    """The job in the output of ``sbatch --parsable``, to which a site may add text; None unless
+    exactly one line looks like one."""
+    numbers = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _parse_time(text: str) -> float | None:

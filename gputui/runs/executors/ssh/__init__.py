@@ -16,7 +16,7 @@ from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors.base import CourierExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError, last_line
 from gputui.runs.executors.courier import PYTHON
-from gputui.runs.executors.ssh.connection import SshShell
+from gputui.runs.executors.ssh.connection import SshShell, script
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
@@ -50,19 +50,22 @@ class SshExecutor(CourierExecutor):
         return job_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), "CLAIM")
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """Check the connection, the clock, the programs that a run needs, and the training
-        environment."""
+        """Check the connection, the clock, the programs that a run needs, the training environment,
+        and a launch."""
+        from gputui.runs.executors.ssh.rehearsal import rehearse_launch
+
         shell = SshShell(target)
         try:
             date = shell.call(DATE)
             yield CheckResult("connection", "pass", str(target["host"]))
             yield judge_clock(date.output, time.time())
             programs = ("bash", "rsync", "setsid", "nohup", "flock")
-            missing = [name for name in programs if shell.call(["which", name]).code != 0]
+            missing = [name for name in programs if shell.call(script('command -v "$1"', name)).code != 0]
             text = f"no {', '.join(missing)}" if missing else "all there"
             yield CheckResult("programs", "fail" if missing else "pass", text)
             yield judge_gpus(shell.call(GPUS))
             yield from environment_there(shell, target)
+            yield rehearse_launch(target)
         except UnreachableError as error:
             yield CheckResult(
                 "connection", "fail", str(error), "try ssh there yourself; keys, not passwords, are needed"
@@ -83,10 +86,10 @@ def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator
     """Check the Python and torch of a run there, after the target's ``setup``. Raises
     UnreachableError."""
     python, remedy = str(target.get("python") or "python3"), "python: names the training environment's"
-    setup = ["bash", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
+    # Without ~/.bashrc, which bash reads for a command of sshd, but not for a job's script.
+    setup = ["bash", "--norc", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
     # Jobs begin after the set-up; what they wrote is asked for without it.
-    bare = ["bash", "-c", 'exec "$@"', "bash"]
-    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, bare)]
+    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, [])]
     failed = next((f"{python}: {each.words}" for each in tries if each.code != 0), None)
     text = failed or last_line(tries[0].output)
     yield CheckResult("python", "pass" if failed is None else "fail", text, remedy)

@@ -77,6 +77,12 @@ class LoginShell(SshShell):
     there = ("bash", "-lc")
 
 
+def script(text: str, *words: str) -> list[str]:
+    """The command that runs a script there, with ``words`` as its ``$1`` and so on. By sh, because
+    bash reads ~/.bashrc for a command of sshd, and $BASH_ENV for any script."""
+    return ["sh", "-c", text, "sh", *words]
+
+
 def _ssh_words(target: Mapping[str, Any]) -> list[str]:
     """The client with its options, without the host. It never asks for input and refuses a host key
     that changed."""

@@ -13,13 +13,15 @@ from gputui.runs.executors import far
 from gputui.runs.executors.commands import CommandResult, TargetRefusalError, UnreachableError
 from gputui.runs.executors.courier import PYTHON, UNUSABLE, JobStatus, python_of, serve
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
-from gputui.runs.executors.ssh.connection import SshShell
+from gputui.runs.executors.ssh.connection import SshShell, script
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
 CODE_SENT = "code.json"
+# The folder is relative to the home directory, which a login may have left.
 MAKE = (
-    'umask 077; mkdir -p "$1/attempts/$2/far" "$1/attempts/$2/nodes/0" "$1/checkpoints" "$1/code" && cd "$1" && pwd -P'
+    'umask 077; cd && mkdir -p "$1/attempts/$2/far" "$1/attempts/$2/nodes/0" "$1/checkpoints" "$1/code" && '
+    'cd "$1" && pwd -P'
 )
 
 
@@ -59,10 +61,10 @@ class SshMirror(MirrorCourier):
 
     def send(self) -> None:
         wanted = self.wanted_root
-        made = self.shell.call(["bash", "-c", MAKE, "bash", wanted, str(self.plan["attempt"])])
-        root = made.output.strip()
-        if made.code != 0 or not root.startswith("/"):
+        made = self.shell.call(script(MAKE, wanted, str(self.plan["attempt"])))
+        if made.code != 0:
             raise TargetRefusalError(f"no folder {wanted} on {self.target['name']}: {made.words}")
+        root = made.output.rstrip("\n").rpartition("\n")[2]
         write_private(self.folder / "root.json", {"path": root})
         python = python_of(self.plan)
         tried = self.shell.call([python, "-c", PYTHON])
@@ -92,7 +94,7 @@ class SshMirror(MirrorCourier):
         write_private(self.run_dir / CODE_SENT, record)
         folders = {str(parent) for name in names for parent in PurePath(name).parents}
         if gone := sorted(before - {*names, *folders}):
-            remove = ["bash", "-c", 'cd -- "$1" && xargs -0 rm -f --', "bash", there]
+            remove = script('cd -- "$1" && xargs -0 rm -f --', there)
             self.check_copied(self.shell.call(remove, "\0".join(gone)))
         self.check_copied(self.shell.send(workdir, "\0".join(names), there))
         write_private(self.run_dir / CODE_SENT, {"path": there, "names": names, "is_whole": True})
@@ -116,14 +118,13 @@ class SshMirror(MirrorCourier):
         cuts = {name: shift["cut"] for name, shift in self.shifts.items()}
         request = json.dumps({"known": self.known(), "cuts": cuts, "metrics": self.metrics_globs()})
         done = self.shell.call(self.far_program("report"), request, seconds=60.0)
-        try:
-            self.answer = json.loads(done.output)
-        except ValueError:
-            why = f"its answer is not JSON ({len(done.output)} characters)" if done.code == 0 else done.words
-            raise UnreachableError(f"no report from there: {why}") from None
-        assert self.answer is not None
-        self.apply(self.answer["grown"], self.answer["whole"])
-        self.is_behind = bool(self.answer.get("is_partial"))
+        answer = next(filter(None, map(far.framed, done.output.splitlines())), None)
+        if answer is None:
+            why = f"none in {len(done.output)} characters" if done.code == 0 else done.words
+            raise UnreachableError(f"no report from there: {why}")
+        self.answer = answer
+        self.apply(answer["grown"], answer["whole"])
+        self.is_behind = bool(answer.get("is_partial"))
 
     def unwritable(self) -> str | None:
         return None if self.answer is None else self.answer.get("unwritable")
@@ -157,10 +158,9 @@ class SshCourier(SshMirror):
     def submit(self, token: str) -> str:
         # One that was started by a courier which died over it holds the lock, and no second one
         # begins.
-        script = job_script(self.plan, self.far_folder, token)
-        put = ["bash", "-c", 'umask 077; cat > "$1/job.sh"', "bash", self.far_folder]
-        self.check_copied(self.shell.call(put, script))
-        self.check_copied(self.shell.call(["bash", "-c", START, "bash", self.far_folder]))
+        put = script('umask 077; cat > "$1/job.sh"', self.far_folder)
+        self.check_copied(self.shell.call(put, job_script(self.plan, self.far_folder, token)))
+        self.check_copied(self.shell.call(script(START, self.far_folder)))
         return token
 
     def jobs(self, token: str) -> list[JobStatus]:
