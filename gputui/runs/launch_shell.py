@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from gputui.runs.executors.commands import client_environment
+
 # The kernel's own limit is smaller with the usual stack size (execve(2)).
 MAX_ENVIRONMENT_BYTES = 2 << 20
 
@@ -38,18 +40,21 @@ _LIMITS = {
 
 class LaunchShell(Struct, frozen=True):
     """``limits`` are (soft, hard) by the names of getrlimit(2) without RLIMIT_, -1 is unlimited;
-    ``affinity`` lists CPUs. None is unknown: the command inherits the agent's."""
+    ``affinity`` lists CPUs; ``clients`` are the variables of the commands of a target. None is
+    unknown: the command inherits the agent's."""
 
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     limits: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     nice: int | None = None
     affinity: tuple[int, ...] | None = None
+    clients: Mapping[str, str] | None = None
     umask: int | None = None
 
 
 def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
     """Capture the environment and limits of this process. Raises OSError (E2BIG) for too much."""
-    environment = passed_on(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    environment = passed_on(environ)
     size = sum(len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in environment.items())
     if size > MAX_ENVIRONMENT_BYTES:
         raise OSError(
@@ -63,6 +68,7 @@ def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
         environment=environment,
         limits={name: resource.getrlimit(number) for name, number in _LIMITS.items()},
         nice=os.getpriority(os.PRIO_PROCESS, 0),
+        clients=client_environment(environ),
         affinity=tuple(sorted(os.sched_getaffinity(0))),
         umask=next(int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")),
     )

@@ -133,6 +133,8 @@ def _stopped(end: _End) -> None:
     if cause is None:
         by_kill = "killed" if attempt.stop_requested == KILL else KILLED
         cause = (by_kill if forced else "stopped") + _lost_by_stop(end)
+        if record.get("given_up"):
+            cause = _given_up_words(record)
     if (unsound := end.unsound_since()) is not None:
         record["unsound_since"] = unsound
         cause += f"; {end.unsound_remark(unsound)}"
@@ -149,6 +151,12 @@ def _stopped(end: _End) -> None:
         if following is not None:
             params = {**run.params, **following.phase.params}
             _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
+
+
+def _given_up_words(record: Mapping[str, Any]) -> str:
+    """The end of an attempt whose courier stopped asking an unreachable target."""
+    job = f"job {record['job']}" if record.get("job") else "its job"
+    return f"given up: {record['target']} did not answer ({record['given_up']}), where {job} may still run"
 
 
 def _who_stopped(connection: sqlite3.Connection, run_id: str) -> str:

@@ -183,6 +183,7 @@ def _courier_fields(
         # Limits and environment are those of the target; file permissions those of the shell here.
         "shell": None if umask is None else {"umask": umask},
         "target": dict(spec.target or {}),
+        "client_environment": None if spec.shell is None else spec.shell.clients,
         "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
         "metrics": [str(in_run(path, spec, run_dir)) for path in paths],
         "resume": resume,

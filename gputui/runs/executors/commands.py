@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 CALL_SECONDS = 30.0
+
+# The variables by which a target's commands find programs, keys and clusters. What Slurm sets in a
+# job describes that job, and would change another.
+_CLIENT_VARIABLES = re.compile(
+    r"HOME|PATH|USER|LOGNAME|SHELL|LANG|TMPDIR|SSH_AUTH_SOCK|RAY_.*|(?i:https?|all|no)_proxy"
+    r"|SLURM_(?!JOB|STEP|TASK|NODE|NTASKS|NPROCS|NNODES|CPU|MEM|GPU|TRES).*"
+)
 
 # The C library's messages for ENOSPC and EDQUOT, after which a program may print more.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
@@ -17,6 +25,10 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 class UnreachableError(Exception):
     """The target gave no valid answer: the job's state is unknown, and nothing has failed. The text
     says why."""
+
+
+class MissingProgramError(UnreachableError):
+    """A command of the target does not exist."""
 
 
 class TargetRefusalError(Exception):
@@ -39,17 +51,17 @@ class CommandResult(Struct, frozen=True):
         return last_line(text) or f"it ended with code {self.code} and said nothing"
 
 
-class TargetShell:
-    """Runs the target's commands on this machine, with a few variables of the agent's environment
-    and those in ``variables``."""
+def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment with which the commands of targets are run."""
+    return {name: value for name, value in environ.items() if _CLIENT_VARIABLES.fullmatch(name)}
 
-    def __init__(self, *variables: str) -> None:
-        self.variables = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *variables)
+
+class TargetShell:
+    """Runs the target's commands on this machine, with `client_environment` of this process."""
 
     def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
-        """Run a command with ``given`` as its input. Raises UnreachableError if it cannot be run or
-        times out."""
-        environment = {name: os.environ[name] for name in self.variables if name in os.environ}
+        """Run a command with ``given`` as its input. Raises UnreachableError if it times out
+        or cannot be run: MissingProgramError if it does not exist."""
         try:
             done = subprocess.run(
                 list(argv),
@@ -57,12 +69,14 @@ class TargetShell:
                 input=given.encode("utf-8", "surrogateescape"),
                 capture_output=True,
                 timeout=seconds,
-                env=environment,
+                env=client_environment(os.environ),
                 cwd="/",
                 check=False,
             )
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{argv[0]} did not answer within {seconds:.0f} s") from None
+        except (FileNotFoundError, PermissionError) as error:
+            raise MissingProgramError(f"{argv[0]}: {error.strerror or error}") from error
         except OSError as error:
             raise UnreachableError(f"{argv[0]}: {error.strerror or error}") from error
         output, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))

@@ -39,7 +39,13 @@ from msgspec import Struct
 
 from gputui.runs import shim
 from gputui.runs.executors import far
-from gputui.runs.executors.commands import TargetRefusalError, UnreachableError, last_line
+from gputui.runs.executors.commands import (
+    MissingProgramError,
+    TargetRefusalError,
+    UnreachableError,
+    client_environment,
+    last_line,
+)
 from gputui.runs.identity import identify
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
@@ -47,10 +53,16 @@ from gputui.runs.submission import write_private
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 LOOK_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 60.0
+# A person who stops a run waits for the next contact.
+MAX_PAUSE_OF_STOP_SECONDS = 5.0
+# After a stop at once, a target that does not answer for this long is given up.
+GIVE_UP_SECONDS = 60.0
 # A job that does not end when asked is cancelled this long after its grace.
 CANCEL_SECONDS = 15.0
 # A file of another machine may appear here a little later.
 UNSEEN_LOOKS = 3
+# Fields of attempt.json that its target does not get.
+PRIVATE_FIELDS = ("agent", "client_environment", "lock_files")
 
 # The modules of the zipapp that runs on the target, below the package gputui.
 PROGRAM_MODULES = (
@@ -121,6 +133,10 @@ class Courier(ABC):
         self.start_reported = False
         self.placed: dict[str, Any] | None = None
 
+    def reach(self) -> None:  # noqa: B027 - sending files reaches the others
+        """Ask the target whether it answers, before anything is handed to it: until then, a stop
+        needs no answer. Raises UnreachableError and MissingProgramError."""
+
     @abstractmethod
     def submit(self, token: str) -> str | None:
         """Submit the attempt so that `jobs` finds it by ``token``; returns the job, None if the
@@ -147,7 +163,7 @@ class Courier(ABC):
         """Send the target's files: on a shared file system, to the attempt's folder. Raises
         UnreachableError, TargetRefusalError and OSError."""
         self.far.mkdir(mode=0o700, exist_ok=True)
-        plan = {name: value for name, value in self.plan_to_send().items() if name not in ("agent", "lock_files")}
+        plan = {name: value for name, value in self.plan_to_send().items() if name not in PRIVATE_FIELDS}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
         write_private(self.far / "attempt.json", plan)
         (self.far / far.PROGRAM).write_bytes(zipapp())
@@ -196,7 +212,7 @@ class Courier(ABC):
         if self.stop is None or (at_once and not self.stop["at_once"]):
             self.stop = {"at": time.time(), "at_once": at_once, "asked": False}
             write_private(self.folder / "stop.json", self.stop)
-            self.due = 0.0
+            self.due, self.failures = 0.0, 0
 
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
@@ -213,9 +229,11 @@ class Courier(ABC):
                 self.contact_at, self.due = asked_at, now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
-            is_over, self.problem = False, str(error)
+            self.problem = str(error)
+            is_over = self.is_given_up(asked_at) and self.give_up()
             self.failures += 1
-            self.due = now + min(MAX_PAUSE_SECONDS, self.poll_seconds * 2 ** min(self.failures - 1, 6))
+            most = MAX_PAUSE_SECONDS if self.stop is None else MAX_PAUSE_OF_STOP_SECONDS
+            self.due = now + min(most, self.poll_seconds * 2 ** min(self.failures - 1, 6))
         except TargetRefusalError as error:
             self.end({"code": None, "signal": None, "error": str(error)})
             return True
@@ -235,7 +253,12 @@ class Courier(ABC):
         else:
             # The first answer may take minutes if much code is sent.
             self.report()
-            self.send()
+            try:
+                self.reach()
+                self.send()
+            except MissingProgramError as error:
+                where = "on the PATH of the shell that launched it"
+                raise TargetRefusalError(f"{error}; it is not {where}, or not on that of the target") from error
             ticket = {"token": secrets.token_hex(8), "at": time.time()}
             write_private(self.folder / "submit.json", ticket)
         token = str(ticket["token"])
@@ -317,7 +340,8 @@ class Courier(ABC):
         """The content of exit.json: the shim's record, if any, and what else ended the job."""
         record: dict[str, Any] = dict(ended or {"code": None, "signal": None}) | {"target": self.target["name"]}
         if self.stop is not None:
-            record["stop_requested"] = True
+            # It may have ended by itself before it was asked.
+            record["stop_requested"] = not ended_by_itself(ended)
             return record
         ended_by = record.get("ended_by") or status.ended_by
         if ended_by is None and ended is not None and ended.get("stop_requested"):
@@ -344,14 +368,30 @@ class Courier(ABC):
         """Forward a stop request: a pending job is cancelled, a running one may save first."""
         if self.stop is None or self.status is None or self.status.state == "ended":
             return
+        if ended_by_itself(read_record(self.far / "exit.json")):
+            return
         late = float(self.plan["grace_seconds"]) + CANCEL_SECONDS if not self.stop["at_once"] else CANCEL_SECONDS
-        begun = (self.far / "started.json").exists() and self.status.state in ("running", "ending")
+        begun = (self.far / "started.json").exists() and self.status.state in ("running", "suspended", "ending")
         if not begun or time.time() - float(self.stop["at"]) > late:
             self.cancel(self.status.job)
         elif not self.stop["asked"]:
             self.signal_job(self.status.job, at_once=bool(self.stop["at_once"]))
             self.stop["asked"] = True
             write_private(self.folder / "stop.json", self.stop)
+
+    def is_given_up(self, now: float) -> bool:
+        """Return whether a person stopped the run at once, and the target has not answered for
+        GIVE_UP_SECONDS since (``now`` is UTC unix seconds)."""
+        if self.stop is None or not self.stop["at_once"]:
+            return False
+        return now - max(float(self.stop["at"]), self.contact_at or 0.0) >= GIVE_UP_SECONDS
+
+    def give_up(self) -> bool:
+        """End the attempt without its target. Returns True."""
+        handle = (read_record(self.folder / "handle.json") or {}).get("job")
+        record = {**STOPPED_BEFORE, "target": self.target["name"], "given_up": self.problem, "job": handle}
+        write_private(self.folder / "exit.json", {"started_at": self.began, "ended_at": time.time(), **record})
+        return True
 
     def note_start(self, at: float | None) -> None:
         """Write started.json: this process, when the command began, and the checkpoint that the
@@ -423,4 +463,16 @@ def serve(courier: Callable[[Path], Courier]) -> None:
     """The main program of a courier: FOLDER is its only argument."""
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    courier(Path(sys.argv[1])).run()
+    folder = Path(sys.argv[1])
+    take_client_environment(json.loads((folder / "attempt.json").read_text("utf-8")))
+    courier(folder).run()
+
+
+def take_client_environment(plan: Mapping[str, Any]) -> None:
+    """Replace this process's `client_environment`, which is that of an agent that may have been
+    started long before, by the one of the shell that launched the run."""
+    launched_with = plan.get("client_environment")
+    if launched_with is not None:
+        for name in client_environment(os.environ):
+            del os.environ[name]
+        os.environ.update(launched_with)

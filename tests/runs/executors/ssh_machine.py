@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class Far:
         if self.process.returncode is not None:
             return
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.kill()
         self.process.wait()
 

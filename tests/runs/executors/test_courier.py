@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,8 +14,16 @@ from typing import Any
 import pytest
 
 from gputui.runs.executors import far
-from gputui.runs.executors.commands import UnreachableError
-from gputui.runs.executors.courier import Courier, EndedBy, JobStatus
+from gputui.runs.executors.commands import MissingProgramError, UnreachableError
+from gputui.runs.executors.courier import (
+    GIVE_UP_SECONDS,
+    MAX_PAUSE_OF_STOP_SECONDS,
+    Courier,
+    EndedBy,
+    JobStatus,
+    take_client_environment,
+)
+from gputui.runs.launch_shell import capture
 
 JOB = "7"
 MOST_TURNS = 20
@@ -45,6 +54,9 @@ class Doctored(Courier):
     def __init__(self, target: Target) -> None:
         super().__init__(target.folder)
         self.there = target
+
+    def reach(self) -> None:
+        self.jobs("")
 
     def submit(self, token: str) -> str | None:
         self.there.submitted.append(token)
@@ -136,13 +148,77 @@ def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
     assert (placed["contact_at"], placed["poll_seconds"]) == (courier.contact_at, courier.poll_seconds)
 
 
-def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    courier = Doctored(Target(folder, None))
-    monkeypatch.setattr(courier, "submit", unreachable)
-    monkeypatch.setattr(courier, "send", unreachable)
+def stop(courier: Courier, *, at_once: bool = False) -> None:
+    courier.stop = {"at": time.time(), "at_once": at_once, "asked": False}
+
+
+def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:
+    there = Target(folder, None)
+    there.is_reached = False
+    courier = Doctored(there)
     assert not turn(courier) and courier.problem is not None
-    courier.stop = {"at": 1.0, "at_once": True, "asked": False}
-    assert end_of(courier, within=1)["stop_requested"]
+    stop(courier)
+    assert end_of(courier, within=1)["stop_requested"] and not there.submitted
+
+
+def missing(*_: object) -> None:
+    raise MissingProgramError("sbatch: No such file or directory")
+
+
+def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    courier = Doctored(Target(folder, listed("running")))
+    turn(courier)
+    monkeypatch.setattr(courier, "jobs", missing)
+    assert not turn(courier) and courier.problem is not None
+    for path in courier.folder.glob("*.json"):
+        if path.name != "attempt.json":
+            path.unlink()
+    assert "sbatch" in end_of(courier, within=1)["error"]
+
+
+def test_a_stop_at_once_gives_up_a_target_that_does_not_answer(folder: Path) -> None:
+    there = Target(folder, listed("running"))
+    courier = Doctored(there)
+    turn(courier)
+    begin(courier)
+    there.is_reached = False
+    stop(courier)
+    assert not turn(courier) and courier.due < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
+    stop(courier, at_once=True)
+    assert not turn(courier)
+    assert courier.stop is not None and courier.contact_at is not None
+    courier.stop["at"] -= GIVE_UP_SECONDS
+    courier.contact_at -= GIVE_UP_SECONDS
+    record = end_of(courier, within=1)
+    assert record["stop_requested"] and (record["given_up"], record["job"]) == ("nobody answers", JOB)
+
+
+def test_one_that_ended_well_before_its_stop_arrived_has_succeeded(folder: Path) -> None:
+    courier = Doctored(Target(folder, listed("running")))
+    turn(courier)
+    begin(courier)
+    stop(courier)
+    (courier.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
+    record = end_of(courier)
+    assert record["code"] == 0 and not record["stop_requested"]
+
+
+def test_a_courier_has_the_clients_variables_of_the_launching_shell_and_none_of_the_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = {
+        "PATH": "/opt/slurm/bin",
+        "SLURM_CONF": "/etc/c",
+        "SLURM_JOB_ID": "3",
+        "SSH_AUTH_SOCK": "/s",
+        "SECRET": "x",
+    }
+    monkeypatch.setattr(os, "environ", {"PATH": "/bin", "SLURM_CLUSTERS": "old", "GPUTUI_RUN_ID": "a-1"})
+    take_client_environment({"client_environment": capture(shell).clients})
+    expected = {"PATH": "/opt/slurm/bin", "SLURM_CONF": "/etc/c", "SSH_AUTH_SOCK": "/s", "GPUTUI_RUN_ID": "a-1"}
+    assert os.environ == expected
 
 
 def test_one_that_has_ended_is_taken_off_the_target_before_the_attempt_is_over(folder: Path) -> None:

@@ -78,6 +78,44 @@ def test_a_run_has_its_own_limit_and_a_broken_set_up_is_read_in_the_log_of_its_j
 
 
 @pytest.mark.long
+def test_a_run_is_submitted_with_the_environment_of_its_own_shell(
+    slurm: SlurmHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.delenv("SLURM_CONF")
+        slurm.machine.gputui("agent", "start")
+    run_id = slurm.launch("steps=100000")
+    slurm.wait_for_step(run_id, 5)
+    slurm.finish(run_id)
+
+
+@pytest.mark.long
+@table("name, value, end", [("SLURM_CONF", "/nope/slurm.conf", "stopped"), ("PATH", "/nope", "failed")])
+def test_a_run_that_was_never_submitted_can_be_removed(
+    slurm: SlurmHome, monkeypatch: pytest.MonkeyPatch, name: str, value: str, end: str
+) -> None:
+    with monkeypatch.context() as shell:
+        shell.setenv(name, value)
+        run_id = slurm.launch()
+    if end == "stopped":
+        wait_until(lambda: slurm.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
+        slurm.machine.gputui("stop", run_id)
+    slurm.machine.wait_for(run_id, end, timeout=15.0)
+    slurm.machine.gputui("rm", run_id)
+    assert not slurm.submitted(run_id)
+
+
+@pytest.mark.long
+def test_a_suspended_run_is_shown_as_such_and_saves_when_it_is_stopped(slurm: SlurmHome) -> None:
+    run_id = slurm.launch("steps=100000", "seconds=0.05")
+    slurm.wait_for_step(run_id, 5)
+    (job,) = slurm.submitted(run_id)
+    slurm.cluster.run("scontrol", "suspend", job)
+    slurm.wait_for_place(run_id, "suspended")
+    slurm.stop(run_id)
+
+
+@pytest.mark.long
 def test_the_trials_of_a_grid_are_jobs_beside_each_other(slurm: SlurmHome) -> None:
     words = ("--grid", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
     slurm.machine.json("study", "run", slurm.profile, *words)
@@ -163,10 +201,11 @@ def test_a_person_may_give_up_a_job_that_only_its_history_calls_alive(
 
 @table("fields, expected", [
     (("PENDING", "Priority", "1767225600"), ("pending", "Priority", None)),
-    (("RUNNING", "None"), ("running", None, None)), (("SUSPENDED", "None"), ("pending", "SUSPENDED", None)),
+    (("RUNNING", "None"), ("running", None, None)), (("SUSPENDED", "None"), ("suspended", None, None)),
     (("NEW_IN_SLURM_99", "None"), ("pending", "NEW_IN_SLURM_99", None)),
     (("REQUEUE_HOLD", "held"), ("requeued", "REQUEUE_HOLD: held", None)),
     (("COMPLETED", "None"), ("ended", "COMPLETED", None)), (("CANCELLED+",), ("ended", "CANCELLED+", "cancelled")),
+    (("CANCELLED", "PartitionTimeLimit"), ("ended", "CANCELLED", "cancelled")),
     (("TIMEOUT", "TimeLimit"), ("ended", "TIMEOUT: TimeLimit", "time_limit")),
 ])  # fmt: skip
 def test_the_state_of_a_job_is_read_from_its_words(fields: tuple[str, ...], expected: tuple[str | None, ...]) -> None:

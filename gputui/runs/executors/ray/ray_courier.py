@@ -95,6 +95,9 @@ class RayCourier(MirrorCourier):
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
+    def reach(self) -> None:
+        self.api.call("GET", "/api/version")
+
     def submit(self, token: str) -> str:
         job = submission_id(self.plan, token)
         self.submit_as(job, job)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.base import CourierExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError
-from gputui.runs.executors.slurm.jobs import CONFIGURATION, batch_script, nodes_of, sbatch_time
+from gputui.runs.executors.slurm.jobs import batch_script, nodes_of, sbatch_time
 from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
 from gputui.runs.executors.ssh import DATE, environment_there, judge_clock
 from gputui.runs.executors.ssh.connection import LoginShell
@@ -64,7 +64,7 @@ class SlurmExecutor(CourierExecutor):
         from gputui.runs.executors.slurm.slurm_courier import FarSlurmCourier
         from gputui.runs.executors.ssh.rehearsal import rehearse_copy
 
-        shell = LoginShell(target) if target.get("host") else TargetShell(CONFIGURATION)
+        shell = LoginShell(target) if target.get("host") else TargetShell()
 
         def ask(*argv: str) -> CommandResult:
             return shell.call(argv, seconds=15.0)

@@ -12,8 +12,6 @@ from gputui.runs.executors.courier import EndedBy, JobStatus, python_of
 from gputui.runs.executors.far import PROGRAM
 
 WARN_SECONDS = 120
-CONFIGURATION = "SLURM_CONF"
-"""The variable that names the cluster of Slurm's commands."""
 
 
 def job_name(run_id: str, attempt: int) -> str:
@@ -92,10 +90,11 @@ SQUEUE_TIMES = "SLURM_TIME_FORMAT=%s"
 SQUEUE_FORMAT = "--format=%i|%T|%r|%S|%N|%e|%k"
 SACCT_FORMAT = "--format=JobIDRaw,State,NodeList"
 
-# The states of a living job; in all others, such as SUSPENDED, it waits.
+# The states of a living job; in all others it waits.
 _STATES = {
     "CONFIGURING": "configuring",
     **dict.fromkeys(("RUNNING", "SIGNALING", "RESIZING"), "running"),
+    **dict.fromkeys(("SUSPENDED", "STOPPED"), "suspended"),
     **dict.fromkeys(("STAGE_OUT", "COMPLETING"), "ending"),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "requeued"),
 }
@@ -130,9 +129,12 @@ class QueuedJob(NamedTuple):
         word = self.state.split(" ")[0].rstrip("+")
         reason = self.reason if self.reason not in ("None", "") else None
         if word in _ENDED_BY:
-            shown = f"{self.state}: {reason}" if reason else self.state
-            return JobStatus(self.job, "ended", shown, ended_by=_ENDED_BY[word])
-        if word not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+            ended_by = _ENDED_BY[word]
+            # Of a cancelled job it is why it waited before.
+            if ended_by == "cancelled" or reason is None:
+                return JobStatus(self.job, "ended", self.state, ended_by=ended_by)
+            return JobStatus(self.job, "ended", f"{self.state}: {reason}", ended_by=ended_by)
+        if word not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"):
             reason = f"{word}: {reason}" if reason else word
         state = _STATES.get(word, "pending")
         is_waiting = state in ("pending", "requeued")

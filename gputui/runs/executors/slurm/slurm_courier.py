@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gputui.runs.executors.commands import CommandResult, TargetRefusalError, TargetShell, UnreachableError
+from gputui.runs.executors.commands import (
+    CommandResult,
+    MissingProgramError,
+    TargetRefusalError,
+    TargetShell,
+    UnreachableError,
+)
 from gputui.runs.executors.courier import Courier, JobStatus, serve
 from gputui.runs.executors.slurm.jobs import (
-    CONFIGURATION,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     SQUEUE_TIMES,
@@ -32,8 +37,8 @@ _UNREACHABLE = (
 )  # fmt: skip
 # Messages of squeue and sacct that are answers. After any other, the job's state is unknown.
 _NO_JOB, _NO_HISTORY = "Invalid job id specified", "accounting storage is disabled"
-# The exit code of a shell for a program that is not there.
-_MISSING_PROGRAM = 127
+# The exit codes of a shell, and of env, for a program that cannot be executed or is not there.
+_MISSING_PROGRAM = (126, 127)
 SUBMIT_SECONDS = 60.0
 
 
@@ -54,6 +59,15 @@ class SlurmJobs(Courier):
         if done.code != 0 and any(words in done.errors for words in _UNREACHABLE):
             raise UnreachableError(f"{argv[0]}: {done.words}")
         return done
+
+    def reach(self) -> None:
+        name = job_name(self.plan["run_id"], self.plan["attempt"])
+        for argv in (("sbatch", "--version"), ("squeue", "--noheader", f"--name={name}")):
+            done = self.call(*argv)
+            if done.code in _MISSING_PROGRAM:
+                raise MissingProgramError(f"{argv[0]}: {done.words}")
+            if done.code != 0:
+                raise UnreachableError(f"{argv[0]}: {done.words}")
 
     def submit(self, token: str) -> str | None:
         script = batch_script(self.plan, self.far_folder, token=token)
@@ -76,7 +90,7 @@ class SlurmJobs(Courier):
             return listed[0].status()
         done = self.call("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", SACCT_FORMAT)
         if done.code != 0:
-            if _NO_HISTORY in done.errors or done.code == _MISSING_PROGRAM:
+            if _NO_HISTORY in done.errors or done.code in _MISSING_PROGRAM:
                 return None
             raise UnreachableError(f"sacct: {done.words}")
         recorded = recorded_job(job, done.output)
@@ -96,6 +110,9 @@ class SlurmJobs(Courier):
         return queued_jobs(done.output)
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
+        if self.status is not None and self.status.state == "suspended":
+            # Its processes handle no signal before; only an operator may resume it.
+            self.call("scontrol", "resume", job)
         self.call("scancel", "--batch", f"--signal={'USR2' if at_once else 'TERM'}", job)
 
     def cancel(self, job: str) -> None:
@@ -107,7 +124,7 @@ class SlurmCourier(SlurmJobs):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.shell = TargetShell(CONFIGURATION)
+        self.shell = TargetShell()
 
 
 class FarSlurmCourier(SlurmJobs, SshMirror):

@@ -89,7 +89,7 @@ def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator
     # Without ~/.bashrc, which bash reads for a command of sshd, but not for a job's script.
     setup = ["bash", "--norc", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
     # Jobs begin after the set-up; what they wrote is asked for without it.
-    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, [])]
+    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, script('exec "$@"'))]
     failed = next((f"{python}: {each.words}" for each in tries if each.code != 0), None)
     text = failed or last_line(tries[0].output)
     yield CheckResult("python", "pass" if failed is None else "fail", text, remedy)

@@ -37,7 +37,6 @@ class SshShell(TargetShell):
     there: Sequence[str] = ("sh", "-c")
 
     def __init__(self, target: Mapping[str, Any]) -> None:
-        super().__init__("SSH_AUTH_SOCK")
         self.target = target
 
     def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:

@@ -134,9 +134,10 @@ def placement_words(run: Run, now: float) -> Span:
     where, placement = clean(run.target or ""), run.placement
     if placement is None:
         return (where, "text")
+    way_out = "; gputui stop --now gives it up after a minute" if run.state == "stopping" else ""
     if placement.is_unknown(now) and placement.contact_at is not None:
         why = f" ({clean(placement.problem)})" if placement.problem else ""
-        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
+        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}{way_out}", "warn")
     words = [f"{where}: {placement.state}"]
     if placement.nodes:
         words[0] += f" on {clean(', '.join(placement.nodes))}"
@@ -149,7 +150,7 @@ def placement_words(run: Run, now: float) -> Span:
     if placement.restarts:
         words.append(f"requeued {placement.restarts} ×")
     if placement.problem:
-        words.append(clean(placement.problem))
+        words.append(clean(placement.problem) + way_out)
     return (", ".join(words), "warn" if placement.problem else "text")
 
 
