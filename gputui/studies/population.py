@@ -21,12 +21,15 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.recovery.checkpoints.resumable import newest_first
+from gputui.recovery.checkpoints.attempt_spans import spans_of
+from gputui.recovery.checkpoints.choices import choose, is_unchanged, passed_over
 from gputui.runs.checkpoint_formats import validate
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.repository import transaction
 from gputui.store import checkpoints
+from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.runs import get_run
 from gputui.store.studies import OUTSIDE, TrialRecord, TrialState, read_rungs
 from gputui.studies import pbt, rows
 from gputui.studies.journal import StudyJournal
@@ -37,8 +40,6 @@ from gputui.studies.spec import PbtSpec, StudySpec
 
 LINEAGE = "lineage"
 """The key of a trial's ``population`` with its segments, oldest first."""
-MAX_EXAMINED = 3
-"""Checkpoints of a member that are read to find a valid one."""
 
 
 class LineageSegment(Struct, frozen=True):
@@ -95,37 +96,43 @@ class Population:
             self._writer.set_rungs(trial.number, found)
             self._writer.set_trial(trial, rung=passed)
 
-    def exploit(self, spec: StudySpec, population: PbtSpec, trials: Sequence[TrialRecord], decided: int) -> None:
+    def exploit(
+        self, spec: StudySpec, population: PbtSpec, trials: Sequence[TrialRecord], decided: int, now: float
+    ) -> str | None:
         """Compare the members at the newest milestone after ``decided`` that all have passed, and
         stop the worst: they continue from checkpoints of the best. Members that have ended are
-        compared too, and can be donors."""
+        compared too, and can be donors. ``now`` is UTC unix seconds.
+
+        Returns why that is not possible, if no member has a usable checkpoint.
+        """
         connection, study_id = self._writer.connection, self._writer.study_id
         trials = [trial for trial in trials if trial.origin != OUTSIDE]
         training = [trial for trial in trials if trial.state is TrialState.RUNNING]
         if any(not trial.state.is_over and trial.state is not TrialState.RUNNING for trial in trials):
             # A member that is about to continue from a donor is compared once it trains again.
-            return
+            return None
         values: dict[int, dict[int, float]] = {trial.number: {} for trial in trials}
         for rung in read_rungs(connection, study_id):
             values[rung.number][rung.rung] = math.nan if rung.value is None else rung.value
         milestone = pbt.due_milestone([values[trial.number] for trial in training], decided)
         if milestone is None or pbt.is_last(milestone, population):
-            return
+            return None
         compared = [trial for trial in trials if trial in training or trial.state is TrialState.COMPLETE]
         # From a checkpoint of the last step nothing is left to train.
         last_useful = None if population.length is None else population.length - 1
-        found = {
-            trial.number: newest_valid_checkpoint(
-                connection, trial.run_id or "", last_useful if trial in training else milestone * population.every
+        donations = {
+            trial.number: donor_checkpoint(
+                connection, trial.run_id or "", now, last_useful if trial in training else milestone * population.every
             )
             for trial in compared
         }
-        if not any(found.values()):
-            return  # the agent has not found any yet
+        if not any(donation.checkpoint for donation in donations.values()):
+            why = next((donation.why for donation in donations.values() if donation.why), "none was saved")
+            return f"no member has a checkpoint that another could continue from after milestone {milestone} ({why})"
         members = [
             pbt.PopulationMember(
                 trial.number, trial.params, values[trial.number][milestone],
-                can_give=found[trial.number] is not None, trains=trial in training,
+                can_give=donations[trial.number].checkpoint is not None, trains=trial in training,
             )
             for trial in compared
             if milestone in values[trial.number]
@@ -134,15 +141,17 @@ class Population:
         folder = self._writer.workspace.studies / study_id / rows.PINS
         plans = []
         for exploit in exploits:
-            checkpoint = found[exploit.donor]
+            checkpoint = donations[exploit.donor].checkpoint
             pinned = None if checkpoint is None else pin(folder, exploit, milestone, Path(checkpoint.path))
-            if checkpoint is not None and pinned is not None:
+            # What was written over while it was copied may be a part of each.
+            if checkpoint is not None and pinned is not None and is_unchanged(checkpoint):
                 plan = {
                     "donor": exploit.donor, "donor_attempt": checkpoint.attempt, "milestone": milestone,
                     "step": _step(checkpoint), "params": dict(exploit.params), "from": str(pinned),
                 }  # fmt: skip
                 plans.append((next(trial for trial in training if trial.number == exploit.number), plan))
         self._store_plans(plans, milestone)
+        return None
 
     def _store_plans(self, plans: Sequence[tuple[TrialRecord, Mapping[str, Any]]], milestone: int) -> None:
         """Store the plans of members, and stop these."""
@@ -196,18 +205,32 @@ class Population:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def newest_valid_checkpoint(
-    connection: sqlite3.Connection, run_id: str, most_steps: float | None = None
-) -> CheckpointRow | None:
-    """The run's newest valid checkpoint after at most ``most_steps`` steps. Raises sqlite3.Error."""
-    written = [
-        row
-        for row in checkpoints.of_run(connection, run_id)
-        if row.is_written and row.verdict in ("unexamined", "valid")
-    ]
+class Donation(Struct, frozen=True):
+    """The checkpoint that a member can give, or which ones it cannot, and why."""
+
+    checkpoint: CheckpointRow | None = None
+    why: str = ""
+
+
+def donor_checkpoint(
+    connection: sqlite3.Connection, run_id: str, now: float, most_steps: float | None = None
+) -> Donation:
+    """The checkpoint after at most ``most_steps`` steps from which recovery would resume the run at
+    ``now`` (UTC unix seconds), without one that may still be growing. Raises sqlite3.Error."""
+    run = get_run(connection, run_id)
+    if run is None:
+        return Donation(why="its run was removed")
+    rows = [row for row in checkpoints.of_run(connection, run_id) if row.is_written]
     if most_steps is not None:
-        written = [row for row in written if (steps := _steps_before(row)) is not None and steps <= most_steps]
-    return next((row for row in newest_first(written)[:MAX_EXAMINED] if validate(Path(row.path)).valid), None)
+        rows = [row for row in rows if (steps := _steps_before(row)) is not None and steps <= most_steps]
+    choice = choose(rows, spans_of(run, read_attempts(connection, run_id), now), 1)
+    if not choice.usable:
+        return Donation(why=passed_over(choice.refused) or choice.unreadable or choice.doubted or "")
+    best = choice.usable[0]
+    (row,) = (row for row in choice.rows if (row.path, row.seen) == (str(best.path), best.seen))
+    if row.verdict == "valid" or row.is_settled:
+        return Donation(row)
+    return Donation(why=f"{row.name} {best.why}, and may be growing")
 
 
 def _step(checkpoint: CheckpointRow) -> int | None:
@@ -224,7 +247,7 @@ def _steps_before(checkpoint: CheckpointRow) -> int | None:
 
 def pin(folder: Path, exploit: pbt.Exploit, milestone: int, path: Path) -> Path | None:
     """Keep a donor's checkpoint, with its checksum and shards, in ``folder``; None if it is not
-    valid, or gone, or the disk is full. A file with its step in the name is written once and is
+    whole, or gone, or the disk is full. A file with its step in the name is written once and is
     linked; any other is copied."""
     # A member may still load the newest of the earlier pins.
     earlier = sorted(folder.glob(f"{exploit.number}-from-*"), key=lambda pinned: pinned.stat().st_mtime)
@@ -245,7 +268,8 @@ def pin(folder: Path, exploit: pbt.Exploit, milestone: int, path: Path) -> Path 
                 keep(str(file), str(target / file.name))
     except OSError:
         return None
-    return target / path.name if validate(target / path.name).valid else None
+    info = validate(target / path.name)
+    return target / path.name if info.valid or info.is_unknown else None
 
 
 def _link_or_copy(source: str, target: str) -> None:

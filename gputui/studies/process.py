@@ -49,8 +49,12 @@ from gputui.studies.run_queries import (
     warm_trials,
 )
 from gputui.studies.rungs import PassedRung, pruning_reason, rungs_passed
-from gputui.studies.spec import StudySpec, missing_library, study_spec
+from gputui.studies.spec import PbtSpec, StudySpec, missing_library, study_spec
 from gputui.studies.view import TrialView
+
+WITHOUT_DONOR_SECONDS = 60.0
+"""How long the members of a population may lack a checkpoint to continue from before the study
+pauses. The agent looks for checkpoints every ten seconds."""
 
 MAX_LAUNCHES = 2
 """Refused launches of a trial before the study pauses."""
@@ -73,6 +77,7 @@ class StudyProcess:
         self._base: RunSpec | None = None
         self._spec_json = ""
         self._opened: StudyJournal | None = None
+        self._without_donor_since: float | None = None
         self._weighed = 0  # complete trials behind the stored importances
 
     def turn(self) -> bool:
@@ -340,7 +345,9 @@ class StudyProcess:
         if move.stop_trials is not None:
             self._stop_trials(living, move.stop_trials, self._end)
         if move.over is not None:
-            return not self.writer.move(study, StudyState.FINISHED, move.over)
+            is_without_heirs = spec.pbt is not None and not any(trial.generation for trial in trials)
+            alone = "; no member has continued from another" if is_without_heirs else ""
+            return not self.writer.move(study, StudyState.FINISHED, f"{move.over}{alone}")
         if move.rerun:
             for number in move.rerun:
                 self.journal.add(trials[number].params, "rerun", parent=number)
@@ -348,8 +355,22 @@ class StudyProcess:
         elif move.launch:
             self._launch(spec, trials)
         elif spec.pbt is not None:
-            self._population().exploit(spec, spec.pbt, trials, study.milestone)
+            self._compare_members(study, spec, spec.pbt, trials)
         return True
+
+    def _compare_members(
+        self, study: StudyRecord, spec: StudySpec, population: PbtSpec, trials: Sequence[TrialRecord]
+    ) -> None:
+        """Let the worst members continue from the best; pause the study if they cannot for long."""
+        problem = self._population().exploit(spec, population, trials, study.milestone, self.now())
+        if problem is None:
+            self._without_donor_since = None
+            return
+        if self._without_donor_since is None:
+            self._without_donor_since = self.now()
+        if self.now() - self._without_donor_since >= WITHOUT_DONOR_SECONDS:
+            self._without_donor_since = None
+            self.writer.move(study, StudyState.PAUSED, f"{problem}; its trials go on alone")
 
     def _launch(self, spec: StudySpec, trials: Sequence[TrialRecord]) -> None:
         """Launch the next trial: one that waits in the journal, else a new point."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gputui.agent.commands import dispatch
 from gputui.agent.commands.request import RefusedError
 from gputui.agent.context import AgentContext
@@ -197,17 +199,22 @@ class Desk:
                 "UPDATE attempts SET last_step = ? WHERE run_id = ? AND number = ?", (step, run_id, run.attempt)
             )
 
-    def save(self, number: int, step: int, attempt: int = 1) -> Path:
-        """A whole checkpoint of a trial's run, in the ledger."""
+    def save(self, number: int, step: int, attempt: int = 1, *, is_known: bool = True, **more: Any) -> Path:
+        """A whole checkpoint of a trial's run, in the ledger, of a format that can be checked or not."""
         run_id = self.trial(number).run_id or ""
         path = self.workspace.run_dir(run_id) / "checkpoints" / f"step_{step}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("state", f"{run_id} {step}")
+        if is_known:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("state", f"{run_id} {step}")
+        else:
+            path.write_text(json.dumps({"run": run_id, "step": step}))
         (seen,) = self.connection.execute("SELECT 1 + count(*) FROM checkpoints").fetchone()
-        row = ledger_row(str(path), seen, attempt, step, content=content_of(path), verdict="valid")
+        row = ledger_row(
+            str(path), seen, attempt, step, content=content_of(path), verdict="valid" if is_known else "unexamined"
+        )
         self.connection.execute("DELETE FROM checkpoints WHERE path = ?", (str(path),))
-        checkpoints.save(self.connection, run_id, (), [row])
+        checkpoints.save(self.connection, run_id, (), [msgspec.structs.replace(row, **more)])
         return path
 
     def end(self, number: int, state: RunState, *, incident: str | None = None) -> None:

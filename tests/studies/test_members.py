@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +22,11 @@ from gputui.studies.export import StudyExportError, phased_profile
 from gputui.studies.lineage import LineageError, lineage
 from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
+from gputui.studies.process import WITHOUT_DONOR_SECONDS
 from gputui.studies.rows import PINS
 from tests.stores import open_store
 from tests.studies.desk import POPULATION, STUDY, Desk
+from tests.texts import mentions
 
 
 @pytest.fixture
@@ -41,13 +44,13 @@ def desk(workspace: Workspace, connection: sqlite3.Connection) -> Desk:
     return made
 
 
-def pass_milestone(desk: Desk, milestone: int) -> None:
+def pass_milestone(desk: Desk, milestone: int, **saved: Any) -> None:
     """All members train up to a milestone, and save a checkpoint there."""
     for trial in desk.trials:
         if trial.state is TrialState.RUNNING:
             for step in ((milestone - 1) * 10 + 5, milestone * 10 - 1, milestone * 10):
                 desk.report(trial.number, step, 0.1 * (trial.number + 1) / milestone)
-            desk.save(trial.number, milestone * 10)
+            desk.save(trial.number, milestone * 10, **saved)
 
 
 def exploit(desk: Desk, milestone: int = 1) -> None:
@@ -65,6 +68,34 @@ def test_the_worst_member_goes_on_from_a_pin_of_the_best_one(desk: Desk) -> None
     newest = desk.attempts(3)[-1]
     assert newest["params"]["rate"] == worst.params["rate"]
     assert Path(newest["from"]).parent.parent == desk.workspace.studies / STUDY / PINS
+
+
+def test_what_recovery_would_resume_from_is_given_though_its_format_cannot_be_checked(desk: Desk) -> None:
+    pass_milestone(desk, 1, is_known=False)
+    desk.process.turn()
+    desk.work()
+    assert desk.trial(3).parent == 0 and Path(desk.attempts(3)[-1]["from"]).read_text()
+
+
+@pytest.mark.parametrize(
+    "saved", [{"is_known": False, "is_settled": False}, {"verdict": "struck", "why": "came after the trouble"}]
+)
+def test_a_population_without_a_checkpoint_to_give_pauses_with_the_reason(desk: Desk, saved: dict[str, Any]) -> None:
+    pass_milestone(desk, 1, **saved)
+    desk.process.turn()
+    assert desk.study.state is StudyState.RUNNING
+    desk.wall += WITHOUT_DONOR_SECONDS
+    desk.process.turn()
+    assert desk.study.state is StudyState.PAUSED and mentions(desk.study.reason or "", "milestone 1", "step_10.pt")
+    assert desk.states() == ["running"] * 4
+
+
+def test_a_population_that_never_exchanged_anything_says_so_at_its_end(desk: Desk) -> None:
+    for trial in desk.trials:
+        desk.report(trial.number, 5, 0.1)
+        desk.end(trial.number, RunState.SUCCEEDED)
+    desk.work()
+    assert desk.study.state is StudyState.FINISHED and mentions(desk.study.reason or "", "no member has continued")
 
 
 def test_what_a_member_reached_before_it_left_its_training_counts_no_more(desk: Desk) -> None:
