@@ -151,8 +151,8 @@ def _cost(
     # After a stop the GPUs were free until a person asked for the next attempt.
     ended = attempt.ended_at if attempt.ended_at is not None else following.created_at
     idle_from = following.created_at if is_stopped else ended
-    own = max(0.0, ended - begin) * len(attempt.gpus)
-    next_one = max(0.0, end - idle_from) * len(following.gpus)
+    own = max(0.0, ended - begin) * (attempt.gpu_count or 0)
+    next_one = max(0.0, end - idle_from) * (following.gpu_count or 0)
     return Cost(steps, max(0.0, end - begin), (own + next_one) / 3600.0)
 
 

@@ -87,19 +87,45 @@ def _queued_again(move: TransitionView) -> str:
 
 
 def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
-    ranks = json_mapping(run.spec_json).get("nproc")
-    where = f"{ranks} CPU ranks" if isinstance(ranks, int) and ranks > 1 else "the CPU"
-    if attempt.gpus:
-        where = count_of(len(attempt.gpus), "GPU")
-    began = attempt.started_at if attempt.started_at is not None else attempt.created_at
-    is_over = attempt.ended_at is not None
-    lasted = duration(max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - began))
+    is_over, placement = attempt.ended_at is not None, attempt.placement
+    until = now if attempt.ended_at is None else attempt.ended_at
+    if run.target is not None and attempt.started_at is None:
+        verb = "did not begin" if is_over else "has not begun"
+        waited = duration(until - attempt.created_at)
+        return f"Attempt {attempt.number} {verb} its command on {run.target} within {waited}."
+    seconds = attempt.ran_seconds(now)
+    lasted = duration(max(0.0, until - attempt.created_at) if seconds is None else seconds)
+    if placement is not None and placement.queued_seconds >= 1:
+        lasted += f", after {duration(placement.queued_seconds)} in the queue"
     steps = " without a step in its metrics" if is_over else ""
     if attempt.first_step is not None and attempt.last_step is not None:
         steps = f" from step {attempt.first_step} to {attempt.last_step}"
     verb, so_far = ("ran", "") if is_over else ("has been running", " so far")
     resumed = _resumed(attempt, went_on)
-    return f"Attempt {attempt.number} {verb} on {where}{steps} for {lasted}{so_far}{resumed}."
+    where = _place(run, attempt)
+    return f"Attempt {attempt.number} {verb} on {where}{steps} for {lasted}{so_far}{resumed}.{_requeues(attempt)}"
+
+
+def _place(run: Run, attempt: Attempt) -> str:
+    """``2 GPUs of lab (n1, n2)``, ``4 GPUs``, ``2 CPU ranks`` or ``the CPU``."""
+    gpus = count_of(attempt.gpu_count, "GPU") if attempt.gpu_count else ""
+    if run.target is not None:
+        nodes = f" ({', '.join(attempt.placement.nodes)})" if attempt.placement and attempt.placement.nodes else ""
+        return f"{gpus} of {run.target}{nodes}" if gpus else f"{run.target}{nodes}"
+    ranks = json_mapping(run.spec_json).get("nproc")
+    return gpus or (f"{ranks} CPU ranks" if isinstance(ranks, int) and ranks > 1 else "the CPU")
+
+
+def _requeues(attempt: Attempt) -> str:
+    """How often the target put the job back into its queue, and why; "" if it did not."""
+    placement = attempt.placement
+    if placement is None or not placement.restarts:
+        return ""
+    at_limit, other = placement.limit_restarts, placement.restarts - placement.limit_restarts
+    reasons = [f"{count_of(at_limit, 'time')} at its time limit"] if at_limit else []
+    if other:
+        reasons.append(f"{count_of(other, 'time')} by the cluster, as for a job of a higher priority")
+    return f" Its job was requeued {' and '.join(reasons)}, and continued in this attempt."
 
 
 def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store.rows import json_items, named_rows, records
+from gputui.store import placements
+from gputui.store.placements import PlacementView
+from gputui.store.rows import named_rows, records
 
 Json = Any
 
@@ -20,7 +22,8 @@ Json = Any
 class Attempt(Struct, frozen=True):
     """One attempt of a run: its inputs and its end. Its command has ended at ``exited_at``, and what
     it left was examined by ``ended_at``, which is the same time then. ``executor`` has the fields of
-    its process's `runs.identity.ProcessIdentity`, None until that is known."""
+    its process's `runs.identity.ProcessIdentity`, None until that is known; ``placement`` is where a
+    target runs it, as it was reported last."""
 
     run_id: str
     number: int
@@ -42,6 +45,21 @@ class Attempt(Struct, frozen=True):
     last_step: int | None = None
     stop_requested: str | None = None
     executor: tuple[int, int, str] | None = None
+    placement: PlacementView | None = None
+
+    @property
+    def gpu_count(self) -> int | None:
+        """The number of its GPUs, on a target those that it asked for; None if that is unknown."""
+        return len(self.gpus) if self.placement is None else self.placement.gpus
+
+    def ran_seconds(self, now: float) -> float | None:
+        """How long it has run until ``now`` (UTC unix seconds), without the time in a target's queue;
+        None before it began."""
+        if self.started_at is None:
+            return None
+        if self.placement is not None:
+            return self.placement.ran_seconds
+        return max(0.0, (now if self.exited_at is None else self.exited_at) - self.started_at)
 
 
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
@@ -56,7 +74,10 @@ def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Att
 
 def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Attempt]:
     executor = "iif(shim_pid NOTNULL, json_array(shim_pid, shim_start_ticks, boot_id), NULL) AS executor"
-    return records(connection, Attempt, f"SELECT *, {executor} FROM attempts WHERE {condition}", *values)  # noqa: S608
+    query = f"SELECT *, {executor} FROM attempts WHERE {condition}"  # noqa: S608 - fixed conditions
+    attempts = records(connection, Attempt, query, *values)
+    placed = placements.of_run(connection, attempts[0].run_id) if attempts else {}
+    return [replace(attempt, placement=placed.get(attempt.number)) for attempt in attempts] if placed else attempts
 
 
 class FellowStay(Struct, frozen=True):
@@ -84,11 +105,7 @@ def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[Fe
 
 def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
     """Total duration of the ended attempts; None if none has ended."""
-    ended = [
-        max(0.0, attempt.ended_at - (attempt.ended_at if attempt.started_at is None else attempt.started_at))
-        for attempt in attempts
-        if attempt.ended_at is not None
-    ]
+    ended = [attempt.ran_seconds(attempt.ended_at) or 0.0 for attempt in attempts if attempt.ended_at is not None]
     return sum(ended) if ended else None
 
 
@@ -194,23 +211,24 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
     """The resources of a run up to ``now`` (UTC unix seconds)."""
     rows = named_rows(
         connection,
-        "SELECT a.number, a.gpus, a.started_at, a.ended_at, sum(e.energy_joules) AS joules, "
+        "SELECT a.number, sum(e.energy_joules) AS joules, "
         "count(e.energy_joules) AS measured, coalesce(sum(e.settled), 0) AS settled FROM attempts AS a "
         "LEFT JOIN attempt_energy AS e ON e.run_id = a.run_id AND e.attempt = a.number "
         "WHERE a.run_id = ? GROUP BY a.number ORDER BY a.number",
         [run_id],
     )
     costs = []
-    for row in rows:
-        gpu_count, begin, ended_at = len(json_items(row["gpus"])), row["started_at"], row["ended_at"]
-        seconds = hours = None
-        if begin is not None:
-            seconds = max(0.0, (now if ended_at is None else ended_at) - begin)
-            stays = fellows(connection, run_id, row["number"])
+    for attempt, row in zip(read_attempts(connection, run_id), rows, strict=True):
+        gpu_count, begin, seconds, hours = attempt.gpu_count, attempt.started_at, attempt.ran_seconds(now), None
+        if begin is not None and seconds is not None and gpu_count is not None:
+            stays = fellows(connection, run_id, attempt.number)
             others = [(stay.begin, now if stay.end is None else stay.end) for stay in stays]
             hours = gpu_count * own_seconds(begin, begin + seconds, others) / SECONDS_PER_HOUR
-        is_final = ended_at is not None and row["settled"] >= gpu_count
-        costs.append(AttemptCost(row["number"], gpu_count, seconds, hours, row["joules"], row["measured"], is_final))
+        # The energy of a target's GPUs is never known.
+        is_settled = attempt.placement is not None or row["settled"] >= len(attempt.gpus)
+        is_final = attempt.ended_at is not None and is_settled
+        measured = (row["joules"], row["measured"], is_final)
+        costs.append(AttemptCost(attempt.number, gpu_count or 0, seconds, hours, *measured))
     return total(costs)
 
 

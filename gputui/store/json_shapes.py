@@ -202,6 +202,7 @@ def _attempt_shape(
         "state": attempt.state,
         "params": dict(attempt.params),
         "gpus": list(attempt.gpus),
+        "placement": None if attempt.placement is None else _placement_shape(attempt.placement),
         "started_at": iso(attempt.started_at),
         "ended_at": iso(attempt.ended_at),
         "exit": {"code": attempt.exit_code, "signal": attempt.exit_signal} if ended else None,

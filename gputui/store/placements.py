@@ -24,7 +24,9 @@ _MAX_TEXT = 300
 class PlacementView(Struct, frozen=True):
     """``reason`` is the target's message about the state, ``problem`` why the last contact failed.
     ``limit_at`` is when the target will end the attempt, ``contact_at`` when the last successful
-    contact began: what the attempt wrote until then is here. Times are UTC unix seconds."""
+    contact began: what the attempt wrote until then is here. ``gpus`` were asked for, on all nodes
+    together; the job waited for ``queued_seconds`` and ran for ``ran_seconds``; ``limit_restarts``
+    of its ``restarts`` were at its time limit. Times are UTC unix seconds."""
 
     state: PlacementState
     job: str | None = None
@@ -33,6 +35,10 @@ class PlacementView(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     limit_at: float | None = None
     restarts: int = 0
+    limit_restarts: int = 0
+    gpus: int | None = None
+    queued_seconds: float = 0.0
+    ran_seconds: float = 0.0
     contact_at: float | None = None
     poll_seconds: float = 0.0
     problem: str | None = None
@@ -46,6 +52,11 @@ class PlacementView(Struct, frozen=True):
             raise ValueError(str(error)) from error
         texts = {name: _shown(getattr(placement, name)) for name in ("job", "reason", "problem")}
         return replace(placement, **texts, nodes=tuple(node[:_MAX_TEXT] for node in placement.nodes))
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if its job was handed over, and does not run."""
+        return self.state in ("pending", "requeued", "suspended")
 
     def is_seen_running(self, now: float) -> bool:
         """Return whether a recent contact says that the attempt runs."""
@@ -70,6 +81,13 @@ def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> Placement
     """The stored placement, or None. Raises sqlite3.Error."""
     query = "SELECT * FROM placements WHERE run_id = ? AND attempt = ?"
     return next(iter(records(connection, PlacementView, query, run_id, attempt)), None)
+
+
+def of_run(connection: sqlite3.Connection, run_id: str) -> dict[int, PlacementView]:
+    """The placements of a run's attempts, by their numbers. Raises sqlite3.Error."""
+    numbers = [row[0] for row in connection.execute("SELECT attempt FROM placements WHERE run_id = ?", (run_id,))]
+    found = ((number, read(connection, run_id, number)) for number in numbers)
+    return {number: placement for number, placement in found if placement is not None}
 
 
 def _shown(text: str | None) -> str | None:

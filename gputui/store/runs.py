@@ -113,11 +113,19 @@ class Run(Struct, frozen=True):
         return is_renamed(self.run_id, self.name)
 
     def trained_seconds(self, now: float) -> float | None:
-        """Total duration of its attempts; None before the first one."""
+        """Total duration of its attempts, without the time in a target's queue; None before the first
+        one."""
         if self.ended_at is not None or self.attempt_started_at is None or self.attempt_state not in _ALIVE:
             return self.ended_seconds
+        if self.placement is not None:
+            return (self.ended_seconds or 0.0) + self.placement.ran_seconds
         until = now if self.attempt_exited_at is None else min(now, self.attempt_exited_at)
         return (self.ended_seconds or 0.0) + max(0.0, until - self.attempt_started_at)
+
+    @property
+    def gpu_total(self) -> int | None:
+        """The number of its GPUs, on a target those that it asked for; None if that is unknown."""
+        return len(self.gpus) if self.placement is None else self.placement.gpus
 
     def seen_until(self, now: float) -> float:
         """The time up to which its files are known here: on a target, until the last contact. A step
@@ -159,8 +167,9 @@ SELECT r.*, r.spec AS spec_json,
     a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
     {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
     (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
-    (SELECT sum(max(0.0, ended_at - coalesce(started_at, ended_at))) FROM attempts WHERE run_id = r.run_id
-        AND ended_at IS NOT NULL) AS ended_seconds,
+    (SELECT sum(iif(q.run_id IS NULL, max(0.0, e.ended_at - coalesce(e.started_at, e.ended_at)), q.ran_seconds))
+        FROM attempts AS e LEFT JOIN placements AS q ON q.run_id = e.run_id AND q.attempt = e.number
+        WHERE e.run_id = r.run_id AND e.ended_at IS NOT NULL) AS ended_seconds,
     CASE r.state WHEN 'starting' THEN (
         SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
         WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1)

@@ -772,9 +772,10 @@ CREATE TABLE trial_rungs (
 ) STRICT, WITHOUT ROWID;
 
 -- Where an attempt is, where that is not this machine, as its executor reported it last. `state` is submitting, pending,
--- configuring, running, ending, requeued or ended; `reason` and `problem` are the target's own words, `problem` why the
+-- configuring, running, suspended, ending, requeued or ended; `reason` and `problem` are the target's own words, `problem` why the
 -- last try to reach it failed. `limit_at` is when the target ends it; `contact_at` when the last successful contact began,
--- up to which its files are known. Times are UTC unix seconds.
+-- up to which its files are known. `gpus` were asked for, on all nodes together; `queued_seconds` and `ran_seconds` are how
+-- long its job waited and ran, and `limit_restarts` those of its `restarts` for its time limit. Times are UTC unix seconds.
 CREATE TABLE placements (
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     attempt INTEGER NOT NULL,
@@ -785,6 +786,10 @@ CREATE TABLE placements (
     nodes TEXT NOT NULL DEFAULT '[]',
     limit_at REAL,
     restarts INTEGER NOT NULL DEFAULT 0,
+    limit_restarts INTEGER NOT NULL DEFAULT 0,
+    gpus INTEGER,
+    queued_seconds REAL NOT NULL DEFAULT 0,
+    ran_seconds REAL NOT NULL DEFAULT 0,
     contact_at REAL,
     poll_seconds REAL NOT NULL,
     problem TEXT,

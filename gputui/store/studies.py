@@ -291,6 +291,8 @@ def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -
         "behind AS (SELECT begin, end, coalesce(max(end) OVER (PARTITION BY gpu ORDER BY begin, end "
         "  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin) AS covered FROM stays) "
         "SELECT coalesce(sum(max(0, end - max(begin, covered))), 0) "
+        "+ (SELECT coalesce(sum(p.gpus * p.ran_seconds), 0) FROM runs AS r JOIN placements AS p USING (run_id) "
+        "  WHERE r.study_id = ?2) "
         "+ coalesce((SELECT removed_gpu_seconds FROM studies WHERE study_id = ?2), 0) FROM behind",
         (now, study_id),
     ).fetchone()

@@ -127,7 +127,9 @@ def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
     counts with the last of the runs that shared it."""
     gpu_seconds = 0.0
     for attempt in read_attempts(connection, run_id):
-        if attempt.started_at is not None and attempt.ended_at is not None:
+        if attempt.placement is not None:
+            gpu_seconds += (attempt.gpu_count or 0) * attempt.placement.ran_seconds
+        elif attempt.started_at is not None and attempt.ended_at is not None:
             sharing = fellows(connection, run_id, attempt.number)
             others = [(other.begin, math.inf if other.end is None else other.end) for other in sharing]
             gpu_seconds += len(attempt.gpus) * alone_seconds(attempt.started_at, attempt.ended_at, others)

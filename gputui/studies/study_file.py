@@ -298,14 +298,12 @@ def _rules(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterato
     what = "only trials with one GPU share it; write gpus_per_trial: 1"
     yield spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1, of_one_gpu, what
 
-    if spec.target is None:
-        what = "its trials use no GPU; give trials or wall"
-        yield budget.gpu_hours is not None and not uses_gpus, gpu_hours, what
-    else:
+    what = "its trials use no GPU; give trials or wall"
+    yield budget.gpu_hours is not None and not uses_gpus, gpu_hours, what
+    if spec.target is not None:
         what = "a target needs parallel: N (with --grid: --parallel N), the number of trials at a time: the GPUs of a "
         yield spec.parallel is None, ("target",), f"{what}target are not known here"
         yield spec.trials_per_gpu > 1, of_one_gpu, "a target chooses the GPUs of each trial; remove the line"
-        yield budget.gpu_hours is not None, gpu_hours, "not counted on a target; give trials or wall"
         what = "members continue from each other's checkpoints, which are kept on this machine only"
         yield spec.pbt is not None, ("pbt",), what
 

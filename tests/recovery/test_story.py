@@ -8,11 +8,13 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.recovery.costs import Cost, costs, total
 from gputui.recovery.resumptions import Resumption
 from gputui.recovery.story import tell
 from gputui.store.attempts import Attempt
+from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.recovery.test_history import Lines, attempt, decision, incident, move
@@ -70,6 +72,24 @@ def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sente
 def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption, told: str) -> None:
     paragraphs = tell(run("succeeded"), [FIRST, second(first_step=1)], [], [], [], now=NOW, went_on={2: went_on})
     assert told in paragraphs[2]
+
+
+PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
+
+
+@table("started_at, placement, said", [
+    (3.0, PLACED, "ran on 2 GPUs of lab (n1) from step 1 to 9 for 1 min, after 2 min in the queue."),
+    (3.0, replace(PLACED, gpus=0, queued_seconds=0.0), "ran on lab (n1) from step 1 to 9 for 1 min."),
+    (3.0, None, "ran on lab from"),
+    (None, PLACED, "did not begin its command on lab within 50 s."),
+    (3.0, replace(PLACED, restarts=3, limit_restarts=2), "requeued 2 times at its time limit and 1 time by the"),
+])  # fmt: skip
+def test_where_an_attempt_of_a_target_ran_and_how_long(
+    started_at: float | None, placement: PlacementView | None, said: str
+) -> None:
+    placed = attempt(1, at=2.0, last=9, state="succeeded", started_at=started_at, ended_at=52.0, placement=placement)
+    told = tell(run("succeeded", target="lab"), [placed], [], [], [], now=NOW)
+    assert said in told[1] and "CPU" not in told[1]
 
 
 def test_a_study_ends_its_trials_as_planned() -> None:

@@ -156,6 +156,7 @@ def test_a_mistake_is_named_where_it_stands(text: str, where: str, folder: Path,
     ("parallel: 2\ntarget: lab\npbt: {members: 4, every: 10}", "8 pbt"),
     ("parallel: 2\ntarget: far\ngpus_per_trial: 1\ntrials_per_gpu: 2", "9 trials_per_gpu"),
     ("seed: 1\nbudget: {gpu_hours: 4}\nparallel: 2\ntarget: lab", "7 budget.gpu_hours"),
+    ("gpus_per_trial: 1\nbudget: {gpu_hours: 4}\nparallel: 2\ntarget: lab", ""),
 ])  # fmt: skip
 def test_a_study_on_a_target_has_what_a_target_can_keep(
     more: str, where: str, folder: Path, workspace: Workspace

@@ -193,7 +193,7 @@ def _succeeded(end: _End) -> None:
     cause = "finished"
     if attempt.started_at is not None:
         # The time between its attempts does not count.
-        trained = (run.ended_seconds or 0.0) + max(0.0, ended_at - attempt.started_at)
+        trained = (run.ended_seconds or 0.0) + (attempt.ran_seconds(ended_at) or 0.0)
         cause += f" after {units.duration(trained)}"
     if attempt.number > 1:
         cause += f" in {attempt.number} attempts"

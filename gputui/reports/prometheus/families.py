@@ -224,7 +224,7 @@ def _runs(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     )  # fmt: skip
     text = "Number of the newest attempt."
     yield _gauge("run_attempt", text, _RUN, [(who, run.attempt) for who, run in runs])
-    yield _gauge("run_gpus", "GPUs that it holds.", _RUN, [(who, len(run.gpus)) for who, run in runs])
+    yield _gauge("run_gpus", "GPUs that it holds.", _RUN, [(who, run.gpu_total or 0) for who, run in runs])
     query = "SELECT kind, count(*) FROM incidents WHERE run_id = ? GROUP BY kind"
     yield _counter(
         "run_incidents", "Incidents of the run.", (*_RUN, "kind"),

@@ -147,7 +147,7 @@ class RunFacts(Struct, frozen=True):
 
     @property
     def gpu_count(self) -> int:
-        return len(self.run.gpus)
+        return self.run.gpu_total or 0
 
     @property
     def ranks(self) -> int:

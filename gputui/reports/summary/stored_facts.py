@@ -62,7 +62,7 @@ def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8
 def _scale(run: Run) -> tuple[str, bool, int]:
     """The values that must be equal to compare scaling, and the number of ranks."""
     spec = known_spec(run)
-    return scaling_key(run, spec), bool(run.gpus), len(run.gpus) or _processes(run, spec)
+    return scaling_key(run, spec), bool(run.gpu_total), run.gpu_total or _processes(run, spec)
 
 
 def _has_speed(connection: sqlite3.Connection, run: Run) -> bool:

@@ -127,6 +127,7 @@ class Courier(ABC):
         self.is_behind = False
         self.unseen = 0
         self.nodes: tuple[str, ...] = ()
+        self.clock = JobClock.of(read_record(folder / "placement.json"))
         self.due = 0.0
         self.has_end = False  # the record of an end is here, which brought the next contact forward
         self.stop: dict[str, Any] | None = read_record(folder / "stop.json")
@@ -275,7 +276,8 @@ class Courier(ABC):
                 write_private(self.folder / ("submit.json" if handle is None else "handle.json"), record)
             listed = self.jobs(token)
         self.fetch()
-        self.status = self.status_of(self.chosen_job(handle, listed), listed)
+        before, self.status = self.status, self.status_of(self.chosen_job(handle, listed), listed)
+        self.clock.count(None if before is None else before.state, time.time())
         self.nodes = self.status.nodes or self.nodes
         self.pass_stop_on()
         return self.check_end(token)
@@ -408,6 +410,8 @@ class Courier(ABC):
     def report(self) -> None:
         """Write placement.json if it has changed."""
         status = self.status or JobStatus("", "submitting")
+        starts = [*map(json.loads, text_of(self.far / "starts.jsonl").splitlines())]
+        ends = [*(start.get("exit") for start in starts), read_record(self.far / "exit.json")]
         is_requeued = status.state == "pending" and self.claimed() is not None
         record = {
             "job": status.job or None,
@@ -416,7 +420,11 @@ class Courier(ABC):
             "expected_start": status.expected_start,
             "nodes": list(status.nodes),
             "limit_at": status.limit_at,
-            "restarts": text_of(self.far / "starts.jsonl").count("\n"),
+            "restarts": len(starts),
+            "limit_restarts": sum(start.get("why") == far.TIME_LIMIT for start in starts),
+            "gpus": self.plan["asks"]["gpus"] * self.plan.get("nodes", 1),
+            "queued_seconds": self.clock.queued_seconds,
+            "ran_seconds": max(self.clock.ran_seconds, sum(map(recorded_seconds, ends))),
             "contact_at": self.contact_at,
             "poll_seconds": self.poll_seconds,
             "problem": self.problem,
@@ -436,6 +444,39 @@ class Courier(ABC):
             {"started_at": self.began, "ended_at": time.time(), "stop_requested": False, **record},
         )
         return True
+
+
+class JobClock(Struct):
+    """How long a job has waited and run by the states that its target reported, up to the contact at
+    ``until`` (UTC unix seconds)."""
+
+    queued_seconds: float = 0.0
+    ran_seconds: float = 0.0
+    until: float | None = None
+
+    @classmethod
+    def of(cls, placed: Mapping[str, Any] | None) -> JobClock:
+        """The clock as a former courier of the attempt left it in placement.json."""
+        if placed is None:
+            return cls()
+        clock = cls(placed["queued_seconds"], placed["ran_seconds"], placed["contact_at"])
+        clock.count(placed["state"], time.time())
+        return clock
+
+    def count(self, state: str | None, now: float) -> None:
+        """Add the time since the last contact, when the job was in a state."""
+        elapsed = 0.0 if self.until is None else max(0.0, now - self.until)
+        if state in ("pending", "requeued"):
+            self.queued_seconds += elapsed
+        elif state in ("configuring", "running", "ending"):
+            self.ran_seconds += elapsed
+        self.until = now
+
+
+def recorded_seconds(exit_record: Mapping[str, Any] | None) -> float:
+    """How long a start of a job ran by the shim's record; 0 without one."""
+    begin, end = ((exit_record or {}).get(name) for name in ("started_at", "ended_at"))
+    return max(0.0, end - begin) if isinstance(begin, float) and isinstance(end, float) else 0.0
 
 
 def ended_by_itself(exit_record: Mapping[str, Any] | None) -> bool:

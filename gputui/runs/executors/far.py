@@ -62,6 +62,8 @@ PROGRAM = "far.pyz"
 OVER = "over"
 # File in an attempt's folder: the checkpoint that was chosen there, as ``path``, null for none.
 RESUMED = "resumed.json"
+# File in an attempt's folder: the job was requeued at its time limit.
+TIME_LIMIT = "time_limit"
 
 
 def unwritable(folder: Path) -> str | None:
@@ -305,7 +307,10 @@ class Body:
     def begin_again(self, before: dict[str, Any] | None) -> None:
         """Record and remove the previous start's records, and resume from its newest checkpoint."""
         with (self.folder / "starts.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"again_at": time.time(), "exit": before}) + "\n")
+            mark = self.folder / TIME_LIMIT
+            why = {"why": TIME_LIMIT} if mark.exists() else {}
+            mark.unlink(missing_ok=True)
+            file.write(json.dumps({"again_at": time.time(), "exit": before, **why}) + "\n")
         plan = read_record(self.folder / "attempt.json")
         if plan is not None:
             own = [{"attempt": plan["attempt"], "until": None, "failed": False}]
@@ -321,6 +326,7 @@ class Body:
         # Nothing is left to do at the end of the job, which would otherwise hold its node for
         # KillWait.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        (self.folder / TIME_LIMIT).touch()
         try:
             done = subprocess.run(self.requeue, stdin=subprocess.DEVNULL, timeout=REQUEUE_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

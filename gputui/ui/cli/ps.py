@@ -80,7 +80,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool) -> 
         "TAGS": tag_words(run),
         "STATE": run.state,
         "ATTEMPT": str(run.attempt or "–"),
-        "GPUS": str(len(run.gpus)) if run.gpus else "–",
+        "GPUS": str(run.gpu_total or "–"),
         "STEP": "–" if progress.step is None else units.count(progress.step) + total,
         **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),
         "TIME": units.duration(run.trained_seconds(now)),

@@ -179,7 +179,7 @@ def _cells(found: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]:
     return (
         str(attempt.number),
         attempt.state,
-        units.duration((attempt.ended_at or now) - attempt.started_at) if attempt.started_at else "–",
+        units.duration(attempt.ran_seconds(now)),
         steps(attempt.first_step, attempt.last_step),
         "; ".join(filter(None, (not_resumed, cause))),
     )

@@ -26,7 +26,7 @@ from gputui.ui.cli.context import (
     say,
     typed_moment,
 )
-from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row
+from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row, waiting_trials
 
 
 @click.group("study")
@@ -142,7 +142,11 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         say(f"optuna-dashboard {shape['storage']}")
         best = {one["number"] for one in shape["best"]}
         trials = read_trials(connection, found.study_id, moment)
-        rows = [trial_row(trial, is_best=trial.number in best) for trial in trials]
+        waiting = waiting_trials(connection, found.study_id, time.time()) if moment is None else {}
+        rows = [
+            trial_row(trial, is_best=trial.number in best, waits_for=waiting.get(trial.run_id or ""))
+            for trial in trials
+        ]
         print_table(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows)
 
 

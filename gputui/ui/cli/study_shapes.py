@@ -16,6 +16,7 @@ import msgspec
 from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.store.json_shapes import iso, number_or_word
+from gputui.store.runs import read_runs
 from gputui.store.studies import (
     RungValue,
     StudyRecord,
@@ -52,8 +53,18 @@ def study_row(
     return study.study_id, study.state, progress, str(pruned), value, took, study.remark
 
 
-def trial_row(trial: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
-    """Number, run, state, rung, values, point and a remark of a trial in a list."""
+def waiting_trials(connection: sqlite3.Connection, study_id: str, now: float) -> dict[str, str]:
+    """What each run of a study that waits in a queue waits for, by its id."""
+    # Lists of studies need no words of runs.
+    from gputui.ui.tui.layout.run_words import waiting_words
+
+    runs = (run for run in read_runs(connection, active_only=True) if run.study_id == study_id)
+    return {run.run_id: words for run in runs if (words := waiting_words(run, now))}
+
+
+def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None) -> tuple[str, ...]:
+    """Number, run, state, rung, values, point and a remark of a trial in a list. ``waits_for`` is
+    what its run waits for in a queue."""
     # Lists of studies need no profiles.
     from gputui.studies.launch import point_words
 
@@ -69,12 +80,14 @@ def trial_row(trial: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
         remarks.append(f"from {parent} after milestone {trial.generation}")
     if trial.wish == "keep" and not trial.state.is_over:
         remarks.append("kept")
+    if waits_for:
+        remarks.append(waits_for)
     if trial.reason:
         remarks.append(trial.reason)
     return (
         f"{'★' if is_best else ' '} {trial.number}",
         trial.run_id or units.UNKNOWN,
-        trial.state.word,
+        "waiting" if waits_for and trial.state is TrialState.RUNNING else trial.state.word,
         units.UNKNOWN if trial.rung is None else str(trial.rung),
         ", ".join(map(units.metric_value, trial.values or (trial.shown_value,))),
         point_words(trial.params),
@@ -87,7 +100,7 @@ def study_shape(
 ) -> dict[str, Any]:
     """A study of ``gputui study list --json``, with the number of trials in each state. ``best``
     has one trial, or the Pareto front of several objectives; ``sampler`` and ``pruner`` are null
-    for a population, ``gpu_hours`` on a target."""
+    for a population."""
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     return _study_shape(study, study_spec(study), trials, hours)
@@ -102,13 +115,19 @@ def show_shape(
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     rungs = rungs_by_trial(connection, study.study_id, at)
+    waiting = waiting_trials(connection, study.study_id, now) if at is None else {}
     return {
         **_study_shape(study, spec, trials, hours),
         "space": [asdict(dimension) for dimension in spec.space],
         "storage": str(workspace.studies / study.study_id / JOURNAL_FILE),
         "source": study.source,
         "trials": [
-            {**_trial_shape(trial), "rungs": [_rung_shape(rung) for rung in rungs[trial.number]]} for trial in trials
+            {
+                **_trial_shape(trial),
+                "waits_for": waiting.get(trial.run_id or ""),
+                "rungs": [_rung_shape(rung) for rung in rungs[trial.number]],
+            }
+            for trial in trials
         ],
     }
 
@@ -159,7 +178,7 @@ def _study_shape(
         "budget": asdict(spec.budget),
         "trials": {state.value: states[state] for state in TrialState},
         "target": None if spec.target is None else spec.target["name"],
-        "gpu_hours": None if spec.target is not None else gpu_hours,
+        "gpu_hours": gpu_hours,
         "best": [_trial_shape(one) for one in ranked(trials, objectives, most=1)],
     }
 

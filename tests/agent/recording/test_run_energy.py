@@ -8,7 +8,10 @@ import sqlite3
 import pytest
 
 from gputui.agent.recording.run_energy import settle
+from gputui.store import placements
 from gputui.store.attempts import run_cost
+from gputui.store.placements import PlacementView
+from gputui.store.runs import get_run
 from gputui.store.studies import study_gpu_hours
 from tests.agent.conftest import NOW as START
 from tests.agent.conftest import add_run
@@ -103,3 +106,14 @@ def test_of_a_gpu_that_two_trials_share_each_is_charged_its_part(connection: sql
     assert [cost.energy_joules for cost in costs] == [pytest.approx(400.0 * 1500)] * 2
     assert [cost.gpu_hours for cost in costs] == [pytest.approx(1500 / 3600)] * 2
     assert study_gpu_hours(connection, "s", START + 9000) == pytest.approx(3000 / 3600)
+
+
+def test_a_job_of_a_target_costs_the_gpus_that_it_asked_for_while_it_ran(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE runs SET target = 'lab', study_id = 's', trial = 0, attempt = 1, ended_at = ?", (START,))
+    attempt(connection, 1, START, START + 7200, gpus=0)
+    placements.write(connection, "a-1", 1, PlacementView("ended", gpus=4, queued_seconds=3600, ran_seconds=1800))
+    cost = run_cost(connection, "a-1", START + 9000)
+    assert (cost.gpu_hours, cost.energy_joules, cost.attempts[0].is_final) == (2.0, None, True)
+    assert study_gpu_hours(connection, "s", START + 9000) == 2.0
+    run = get_run(connection, "a-1")
+    assert run is not None and (run.trained_seconds(START + 9000), run.gpu_total) == (1800.0, 4)

@@ -20,6 +20,7 @@ from gputui.runs.executors.courier import (
     MAX_PAUSE_OF_STOP_SECONDS,
     Courier,
     EndedBy,
+    JobClock,
     JobStatus,
     take_client_environment,
 )
@@ -81,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir(parents=True)
     plan = {
         "attempt": 1, "run_id": "a-1", "argv": ["true"], "target": {"name": "lab", "kind": "slurm"},
-        "output": "output.log", "grace_seconds": 5.0,
+        "output": "output.log", "grace_seconds": 5.0, "asks": {"gpus": 2, "ranks": 2},
     }  # fmt: skip
     (made / "attempt.json").write_text(json.dumps(plan))
     return made
@@ -150,6 +151,29 @@ def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
 
 def stop(courier: Courier, *, at_once: bool = False) -> None:
     courier.stop = {"at": time.time(), "at_once": at_once, "asked": False}
+
+
+def test_the_time_in_the_queue_is_not_the_time_that_a_job_ran() -> None:
+    clock = JobClock()
+    for at, state in enumerate((None, "pending", "configuring", "running", "suspended", "requeued", "running"), 1):
+        clock.count(state, 10.0 * at)
+    # A contact after the clock was set back.
+    clock.count("running", 0.0)
+    assert (clock.queued_seconds, clock.ran_seconds) == (20.0, 30.0)
+
+
+def test_a_report_counts_gpus_and_at_least_the_time_that_the_starts_of_a_job_recorded(folder: Path) -> None:
+    courier = Doctored(Target(folder, listed("running")))
+    turn(courier)
+    begin(courier)
+    exits = [{"started_at": 1.0, "ended_at": 31.0}, None, {"started_at": 40.0, "ended_at": 50.0}]
+    whys: list[dict[str, str]] = [{"why": far.TIME_LIMIT}, {}, {}]
+    starts = [json.dumps({"again_at": 1.0, "exit": record, **why}) for record, why in zip(exits, whys, strict=True)]
+    (courier.far / "starts.jsonl").write_text("\n".join(starts))
+    turn(courier)
+    placed = json.loads((folder / "placement.json").read_text())
+    names = ("gpus", "restarts", "limit_restarts", "ran_seconds")
+    assert [placed[name] for name in names] == [2, 3, 1, 40.0]
 
 
 def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:

@@ -42,7 +42,11 @@ def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(
     slurm.wait_for_step(run_id, saved + 5)
     wait_until(lambda: slurm.placement(run_id).get("restarts") == 1, WAIT_SECONDS, "the count of restarts")
     slurm.finish(run_id)
-    assert slurm.submitted(run_id) == [job] and len(slurm.shown(run_id)["attempts"]) == 1
+    (attempt,) = slurm.shown(run_id)["attempts"]
+    assert slurm.submitted(run_id) == [job] and attempt["placement"]["limit_restarts"] == 1
+    assert attempt["placement"]["queued_seconds"] > 0 and attempt["placement"]["ran_seconds"] > 0
+    story = " ".join(slurm.machine.gputui("explain", run_id).split())
+    assert "requeued 1 time at its time limit" in story and "ran on lab (localhost)" in story
 
 
 @pytest.mark.long
@@ -74,7 +78,7 @@ def test_a_run_has_its_own_limit_and_a_broken_set_up_is_read_in_the_log_of_its_j
     (job,) = slurm.submitted(run_id)
     assert slurm.cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%l").strip() == "7:00"
     assert "no module named cuda" in slurm.machine.gputui("logs", run_id)
-    assert "no module named cuda" in slurm.machine.gputui("explain", run_id)
+    assert "no module named cuda" in " ".join(slurm.machine.gputui("explain", run_id).split())
 
 
 @pytest.mark.long
@@ -84,9 +88,12 @@ def test_a_run_is_submitted_with_the_environment_of_its_own_shell(
     with monkeypatch.context() as earlier:
         earlier.delenv("SLURM_CONF")
         slurm.machine.gputui("agent", "start")
-    run_id = slurm.launch("steps=100000")
+    words = ("--on", "lab", "--gpus", "2", "--set", "steps=100000")
+    run_id = str(slurm.machine.json("run", slurm.profile, *words)["id"])
     slurm.wait_for_step(run_id, 5)
     slurm.finish(run_id)
+    assert slurm.shown(run_id)["gpu_hours"] > 0
+    assert "ran on 2 GPUs of lab" in slurm.machine.gputui("explain", run_id)
 
 
 @pytest.mark.long

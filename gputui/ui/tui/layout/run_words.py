@@ -47,7 +47,7 @@ def outlook(row: RunRow, now: float) -> Span:
             bad = "" if run.unsound_since is None else f"loss not finite since step {count(run.unsound_since)}"
             return (" · ".join(filter(None, (ended, bad, took))), "warn" if bad else "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
-    if run.placement is not None and not run.placement.is_seen_running(now):
+    if run.placement is not None and run.state != "stopping" and not run.placement.is_seen_running(now):
         return placement_words(run, now)
     if run.waiting_for and run.state != "stopping":
         return (clean(run.waiting_for), "text")
@@ -101,8 +101,11 @@ def stop_words(row: RunRow, now: float) -> Span:
     stop = row.run.stop
     if stop is None:
         return ("waits for its exit", "text")
+    placement = row.run.placement
+    problem = None if placement is None or not placement.problem else clean(placement.problem)
     if stop.is_kill:
-        return (f"being killed for {_since(now - stop.since)}", "warn")
+        why = "" if problem is None else f" · {problem} · given up after a minute of that"
+        return (f"being killed for {_since(now - stop.since)}{why}", "warn")
     may_save = " (it may save a checkpoint)" if stop.has_checkpoints else ""
     parts = [f"{_since(now - stop.since)}: waits for its exit{may_save}"]
     is_seen = stop.saved_step is not None or not stop.has_checkpoints or row.run.target is None
@@ -117,6 +120,9 @@ def stop_words(row: RunRow, now: float) -> Span:
     if stop.grace_seconds is not None:
         left = stop.since + stop.grace_seconds - now
         parts.append(f"killed in {_since(left)}" if left > 0 else "being killed")
+    if problem is not None:
+        parts.append(f"{problem} · gputui stop --now gives {clean(row.run.target or 'it')} up after a minute")
+        style = "warn"
     return (" · ".join(parts), style)
 
 
@@ -129,15 +135,24 @@ def unsaved_words(step: int | None, stop: StopRequest) -> str:
     return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"
 
 
+def waiting_words(run: Run, now: float) -> str:
+    """What an active run waits for in a queue, here or on its target; "" if it waits for nothing."""
+    if run.state in ("queued", "recovering"):
+        return clean(run.waiting_for or run.reason or "in the queue")
+    is_placed = run.state in ("starting", "running") and run.placement is not None
+    if is_placed and run.placement is not None and run.placement.is_waiting:
+        return placement_words(run, now)[0]
+    return ""
+
+
 def placement_words(run: Run, now: float) -> Span:
     """``lab: pending (Priority), expected 14:30``, or ``lab: unknown since 14:02 (…)``."""
     where, placement = clean(run.target or ""), run.placement
     if placement is None:
         return (where, "text")
-    way_out = "; gputui stop --now gives it up after a minute" if run.state == "stopping" else ""
     if placement.is_unknown(now) and placement.contact_at is not None:
         why = f" ({clean(placement.problem)})" if placement.problem else ""
-        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}{way_out}", "warn")
+        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
     words = [f"{where}: {placement.state}"]
     if placement.nodes:
         words[0] += f" on {clean(', '.join(placement.nodes))}"
@@ -150,7 +165,7 @@ def placement_words(run: Run, now: float) -> Span:
     if placement.restarts:
         words.append(f"requeued {placement.restarts} ×")
     if placement.problem:
-        words.append(clean(placement.problem) + way_out)
+        words.append(clean(placement.problem))
     return (", ".join(words), "warn" if placement.problem else "text")
 
 

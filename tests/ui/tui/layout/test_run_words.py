@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.store import checkpoints
-from gputui.store.placements import PlacementView
+from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.snapshot import Progress, RunRow
-from gputui.ui.tui.layout.run_words import outlook, silent_seconds, unsaved_words
+from gputui.ui.tui.layout.run_words import outlook, silent_seconds, unsaved_words, waiting_words
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions
@@ -95,6 +95,24 @@ def test_a_step_that_was_not_fetched_yet_is_not_missing(
     assert found.startswith(words) if words is not None else "no step" not in found
     stopping = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 9, 35.0), placement=placed)
     assert ("no step" in outlook(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
+
+
+@table("is_kill, words", [(False, "gputui stop --now"), (True, "given up")])
+def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is_kill: bool, words: str) -> None:
+    placed = PlacementView("running", contact_at=NOW - 300, problem="no route")
+    run = replace(RUN, target="lab", state=RunState.STOPPING, placement=placed)
+    told = outlook(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
+    assert "no route" in told and words in told
+
+
+@table("state, placed, words", [
+    ("queued", None, "waits for GPUs"), ("running", "pending", "lab: pending (Priority)"), ("running", "running", ""),
+    ("running", "suspended", "lab: suspended (Priority)"), ("succeeded", "pending", ""),
+])  # fmt: skip
+def test_what_a_run_waits_for_in_a_queue(state: str, placed: PlacementState | None, words: str) -> None:
+    place = None if placed is None else PlacementView(placed, reason="Priority", contact_at=NOW)
+    run = replace(RUN, state=RunState(state), target="lab", placement=place, waiting_for="waits for GPUs")
+    assert waiting_words(run, NOW) == words
 
 
 def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> None:
