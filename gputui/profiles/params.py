@@ -165,7 +165,20 @@ class Parameter(Struct, frozen=True):
         return float(word)
 
     def _error(self, given: Scalar, expected: str | None = None) -> UnfitValueError:
-        return UnfitValueError(self.name, f"expected {expected or self.expected}, found {shown_value(given)}")
+        what = f"expected {expected or self.expected}, found {shown_value(given)}"
+        if expected is None and self.is_whole_by_default and _FLOAT.fullmatch(str(given).strip()):
+            what += f"; {self.by_example}"
+        return UnfitValueError(self.name, what)
+
+    @property
+    def is_whole_by_default(self) -> bool:
+        """True if nothing but its default says that it takes whole numbers."""
+        return self.kind == "int" and not self.choices and self.multiple_of is None
+
+    @property
+    def by_example(self) -> str:
+        """How a parameter that ``is_whole_by_default`` becomes one that takes any number."""
+        return f"its default {self.default} is a whole number; {self.default}.0 in the profile takes any number"
 
 
 def split_assignments(items: Iterable[str]) -> dict[str, str]:

@@ -59,7 +59,8 @@ class Attempt(Struct, frozen=True):
             return None
         if self.placement is not None:
             return self.placement.ran_seconds
-        return max(0.0, (now if self.exited_at is None else self.exited_at) - self.started_at)
+        end = self.ended_at if self.exited_at is None else self.exited_at
+        return max(0.0, (now if end is None else end) - self.started_at)
 
 
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:

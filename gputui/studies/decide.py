@@ -20,6 +20,8 @@ from gputui.studies.spec import Budget, Constraints, Objective, StudySpec
 Verb = Literal["resume", "restart"]
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""
+REPEATED_ONCE = ("user_exception", "nonzero_exit", "unknown")
+"""Kinds of incident that the point most likely causes: its run is repeated once for them."""
 HEADROOM = 1.1
 """How much more GPU memory than the largest earlier trial a trial may use."""
 
@@ -271,10 +273,13 @@ def trials_on_gpu(limit: int, total_bytes: int | None, foreign_bytes: int | None
 
 def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, params: Mapping[str, Any]) -> RunSpec:
     """The specification of a trial's run: the study's, with the point's parameters. Recovery does
-    not change tuned values or the number of GPUs, and does not restart a diverged trial."""
+    not change tuned values or the number of GPUs, does not restart a diverged trial, and restarts one
+    that crashed once, unless the profile has ladders of its own for that."""
     recovery = dict(base.recovery)
     if recovery.get("policy") != "off":
-        recovery["ladders"] = {**(recovery.get("ladders") or {}), "nan_loss": ["stop"], "loss_spike": ["stop"]}
+        once = {kind: ["restart"] for kind in REPEATED_ONCE}
+        diverged = {"nan_loss": ["stop"], "loss_spike": ["stop"]}
+        recovery["ladders"] = {**once, **(recovery.get("ladders") or {}), **diverged}
     return replace(
         base,
         params={**base.params, **params},

@@ -12,18 +12,19 @@ from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.store.metrics.queries import metric_names
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, StudyState, TrialRecord, TrialState
-from gputui.studies.decide import RunEnd, living
+from gputui.studies.decide import OUT_OF_MEMORY, RunEnd, living
 from gputui.studies.run_queries import CourseReader, has_stepped, last_incident, objective_values
 from gputui.studies.spec import PrunerSpec, StudySpec
 
 SAME_ERRORS = 2
 """The study ends after so many trials with the same error before their first step, if no trial went
 better."""
-SAME_DIVERGED = 4
-"""As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16
-begins so."""
-DIVERGED = "diverged"
-"""The cause of a trial whose loss or objective is not a number."""
+SAME_OF_SPACE = 4
+"""As SAME_ERRORS, of trials that diverged or ran out of memory; where half of the space does, one
+study of 16 begins so."""
+OF_SPACE = {"diverged": "diverged", "out_of_memory": "ran out of memory"}
+"""The causes by which a part of the space fails, in words: the loss or the objective is not a
+number, or the point does not fit the machine."""
 
 
 class StudyEnd(NamedTuple):
@@ -47,9 +48,9 @@ def common_failure(
     cause = _shared_cause(connection, spec, own)
     if cause is None:
         return None
-    if cause == DIVERGED:
-        what = f"{SAME_DIVERGED} trials in a row diverged and none was complete"
-        reason = f"{what}: give smaller ranges, or fix the script (gputui logs {failed.run_id})"
+    if cause in OF_SPACE:
+        what = f"{SAME_OF_SPACE} trials in a row {OF_SPACE[cause]} and none was complete"
+        reason = f"{what}: give smaller ranges, or fix the script (gputui explain {failed.run_id})"
     else:
         explain = f"gputui explain {failed.run_id}"
         reason = f"{SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
@@ -58,9 +59,11 @@ def common_failure(
 
 def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, own: Sequence[TrialRecord]) -> str | None:
     """The cause by which every trial fails; None while one works or may work."""
-    if any(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in own):
+    # One that violates a constraint has its values.
+    if any(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or trial.values for trial in own):
         return None
-    over = sorted((trial for trial in own if trial.state is TrialState.FAILED), key=lambda trial: trial.ended_at or 0.0)
+    failures = (trial for trial in own if trial.state in (TrialState.FAILED, TrialState.INFEASIBLE))
+    over = sorted(failures, key=lambda trial: trial.ended_at or 0.0)
     causes = [_cause(connection, spec, trial) for trial in over]
     if not same_cause(causes):
         return None
@@ -78,14 +81,16 @@ def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) 
     kind, fingerprint = last_incident(connection, trial.run_id) or (None, None)
     values = _values(connection, spec, trial)
     if kind in NUMERIC_INCIDENTS or any(value is not None and not math.isfinite(value) for value in values):
-        return DIVERGED
+        return "diverged"
+    if kind in OUT_OF_MEMORY:
+        return "out_of_memory"
     return None if has_stepped(connection, trial.run_id) else fingerprint
 
 
 def same_cause(causes: Sequence[str | None]) -> bool:
     """Return whether every trial fails alike. ``causes`` are those of all that are over, in the
-    order of their ends: DIVERGED, the fingerprint of an incident before the first step, or None."""
-    wanted = SAME_DIVERGED if causes[-1] == DIVERGED else SAME_ERRORS
+    order of their ends: one of OF_SPACE, the fingerprint of an incident before the first step, or None."""
+    wanted = SAME_OF_SPACE if causes[-1] in OF_SPACE else SAME_ERRORS
     return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
 
 

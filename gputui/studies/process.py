@@ -295,7 +295,7 @@ class StudyProcess:
             return
         self._end(trial, verdict)
         self.courses.forget(trial.number)
-        if study.state is StudyState.RUNNING and verdict.state is TrialState.FAILED:
+        if study.state is StudyState.RUNNING and verdict.state in (TrialState.FAILED, TrialState.INFEASIBLE):
             common = common_failure(self.connection, spec, self.view.read(), trial, end)
             if common is not None:
                 self.writer.move(study, *common)

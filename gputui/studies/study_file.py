@@ -333,7 +333,8 @@ def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[Cro
                 yield CrossFinding((*place, "values", number), why)
         return
     if dimension.kind == "float" and parameter.kind == "int":
-        yield CrossFinding((*place, "type"), "the parameter takes whole numbers; write type: int")
+        why = parameter.by_example if parameter.is_whole_by_default else "the parameter takes whole numbers"
+        yield CrossFinding((*place, "type"), f"{why}; or write type: int here")
         return
     for key, bound in zip(("min", "max"), dimension.bounds, strict=True):
         if why := _unfit(parameter, int(bound) if dimension.kind == "int" else bound):
@@ -358,13 +359,16 @@ def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iter
 # --- a grid of the command line ---------------------------------------------------------------------------------------
 
 
-def grid_source(profile: Profile, values: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> str:
-    """The text of a study's file: a grid over typed values of a profile's parameters. ``settings``
-    are other keys; those that are None are left out. Raises ParameterError with every value that a
-    parameter cannot have."""
+def grid_source(
+    profile: Profile, values: Mapping[str, Sequence[str]], fixed: Mapping[str, str], settings: Mapping[str, Any]
+) -> str:
+    """The text of a study's file: a grid over typed values of a profile's parameters, with one value
+    of each that is ``fixed``. ``settings`` are other keys; those that are None are left out. Raises
+    ParameterError with every value that a parameter cannot have."""
     space: dict[str, list[Scalar]] = {}
+    params: dict[str, Scalar] = {}
     problems: list[str] = []
-    for name, texts in values.items():
+    for name, texts in (*values.items(), *((name, [text]) for name, text in fixed.items())):
         parameter = profile.parameters.get(name)
         if parameter is None:
             problems.append(f"{name}: {unknown_parameter(name, profile.parameters)}")
@@ -375,13 +379,18 @@ def grid_source(profile: Profile, values: Mapping[str, Sequence[str]], settings:
                 parsed.append(parameter.parse(text))
             except ParameterError as error:
                 problems += error.problems
-        space[name] = list(dict.fromkeys(parsed))
+        if name in values:
+            space[name] = list(dict.fromkeys(parsed))
+        else:
+            params.update((name, value) for value in parsed)
+    problems += [f"{name}: given to --grid and to --set" for name in values.keys() & fixed.keys()]
     if problems:
         raise ParameterError(problems)
     data = {
         "name": f"{profile.name}-grid",
         "profile": str(profile.path.resolve()),
         "space": space,
+        **({"params": params} if params else {}),
         "sampler": "grid",
         **{key: value for key, value in settings.items() if value is not None},
     }

@@ -30,7 +30,7 @@ from gputui.studies.decide import (
     trial_spec,
     trials_on_gpu,
 )
-from gputui.studies.failures import DIVERGED, SAME_DIVERGED, same_cause
+from gputui.studies.failures import SAME_OF_SPACE, same_cause
 from gputui.studies.pbt import first_point, perturbed
 from gputui.studies.rungs import ObjectiveCourse, ObjectivePoint, objective_value
 from gputui.studies.samplers import distribution
@@ -224,9 +224,9 @@ def test_as_many_share_as_fit(most: int, total: int | None, foreign: int | None,
 
 
 def test_two_alike_before_any_step_or_a_few_without_a_number_are_enough() -> None:
-    enough = ["aa", "baa", "d" * SAME_DIVERGED, "a" + "d" * SAME_DIVERGED, "daa"]
-    for causes in (*enough, "a", "ab", "-bb", "--", "d", "dd", "-" + "d" * SAME_DIVERGED):
-        given = [{"d": DIVERGED, "-": None}.get(cause, cause) for cause in causes]
+    enough = ["aa", "baa", "d" * SAME_OF_SPACE, "a" + "d" * SAME_OF_SPACE, "daa"]
+    for causes in (*enough, "a", "ab", "-bb", "--", "d", "dd", "-" + "d" * SAME_OF_SPACE):
+        given = [{"d": "diverged", "-": None}.get(cause, cause) for cause in causes]
         assert same_cause(given) is (causes in enough), causes
 
 
@@ -267,6 +267,12 @@ def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
     made = trial_spec(base, study(), "s-1", 3, {"lr": 0.1})
     assert (made.study_id, made.trial, made.tuned, made.params["lr"]) == ("s-1", 3, ("lr",), 0.1)
     assert made.priority < base.priority and made.gpus.min_count is None
+    own = trial_spec(replace(BASE, recovery={"ladders": {"unknown": ["restart", "restart"]}}), study(), "s-1", 0, {})
+    assert [len(policy_from(own.recovery).ladder(kind)) for kind in ("nonzero_exit", "unknown", "nan_loss")] == [
+        2,
+        3,
+        1,
+    ]
     off = trial_spec(replace(BASE, recovery={"policy": "off"}), study(), "s-1", 0, {})
     assert not policy_from(off.recovery).enabled
     assert RunSpec.from_json(made.to_json()) == made

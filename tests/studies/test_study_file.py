@@ -10,7 +10,7 @@ import pytest
 from gputui.core.config import Workspace, shipped_studies
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.params import ParameterError
+from gputui.profiles.params import Parameter, ParameterError
 from gputui.profiles.profile_file import load
 from gputui.profiles.targets import find_target
 from gputui.store.studies import StudyRecord, StudyState
@@ -204,11 +204,25 @@ def test_a_point_has_only_the_parameters_that_apply_to_it(folder: Path, workspac
 def test_a_typed_grid_is_a_study_whose_values_are_those_of_the_parameters(folder: Path, workspace: Workspace) -> None:
     profile = load(folder / "net.yaml")
     values = {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}
-    spec = read(grid_source(profile, values, {"objective": {"metric": "loss"}, "parallel": None}), folder, workspace)
+    settings = {"objective": {"metric": "loss"}, "parallel": None}
+    spec = read(grid_source(profile, values, {"steps": "200"}, settings), folder, workspace)
+    assert spec.params == {"steps": 200}
     assert spec.grid() == [{"lr": lr, "batch_size": size} for lr in (0.1, 0.05) for size in (8, 16)]
     with pytest.raises(ParameterError) as caught:
-        grid_source(profile, {"lrr": ["1"], "batch_size": ["x"]}, {})
-    assert len(caught.value.problems) == 2
+        grid_source(profile, {"lrr": ["1"], "batch_size": ["x"], "lr": ["1"]}, {"steps": "x", "lr": "1"}, {})
+    assert len(caught.value.problems) == 4
+
+
+def test_a_default_that_is_a_whole_number_by_chance_is_named_with_its_remedy(
+    folder: Path, workspace: Workspace
+) -> None:
+    (folder / "net.yaml").write_text(PROFILE.replace("lr: 0.1", "lr: 1"))
+    with pytest.raises(ProfileError) as caught:
+        read(STUDY, folder, workspace)
+    assert "1.0" in str(caught.value)
+    with pytest.raises(ParameterError) as unfit:
+        Parameter("lr", 1).parse("0.1")
+    assert "1.0" in str(unfit.value)
 
 
 def test_a_grid_ends_where_its_steps_do() -> None:

@@ -17,7 +17,7 @@ from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import rows
-from gputui.studies.failures import SAME_DIVERGED
+from gputui.studies.failures import SAME_OF_SPACE
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from gputui.ui.cli.study_shapes import show_shape
 from tests.stores import open_store
@@ -184,17 +184,20 @@ def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("good", [None, 1])
-@pytest.mark.parametrize("incident", [None, "nan_loss"])
-def test_a_study_whose_first_trials_have_no_number_ends(begin: Begin, good: int | None, incident: str | None) -> None:
+@pytest.mark.parametrize("incident", [None, "nan_loss", "cuda_oom", "host_oom"])
+def test_a_study_ends_whose_first_trials_all_diverge_or_do_not_fit(
+    begin: Begin, good: int | None, incident: str | None
+) -> None:
     desk = begin(replace(RANDOM, budget=Budget(trials=7), pruner=PrunerSpec("none"), parallel=1))
     while not desk.study.state.is_over:
         desk.work()
         number = len(desk.trials) - 1
         if desk.states()[-1] == "running":
-            desk.report(number, 99, 0.5 if number == good else math.nan)
+            if number == good or incident in (None, "nan_loss"):
+                desk.report(number, 99, 0.5 if number == good else math.nan)
             failure = None if number == good else incident
             desk.end(number, RunState.FAILED if failure else RunState.SUCCEEDED, incident=failure)
-    assert len(desk.trials) == (SAME_DIVERGED if good is None else 7)
+    assert len(desk.trials) == (SAME_OF_SPACE if good is None else 7)
     assert desk.study.state is (StudyState.FAILED if good is None else StudyState.FINISHED)
 
 

@@ -41,6 +41,7 @@ def command() -> None:
 @command.command("run")
 @click.argument("file", metavar="FILE|PROFILE")
 @click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Of a profile: run each combination of these values.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="With --grid: a value of every trial.")
 @click.option("--metric", help="With --grid: what is compared.  [default: loss]")
 @click.option("--maximize", is_flag=True, help="With --grid: larger is better.")
 @click.option("--over", type=click.Choice(("best", "last")), help="With --grid: which value counts.  [default: best]")
@@ -65,6 +66,7 @@ def run(
     if options["grid"]:
         found = load_grid(session, file, target, **options)
     elif given := next((name for name, value in options.items() if value), None):
+        given = "set" if given == "changes" else given
         fail(f"--{given} goes with --grid; a study's file has it as a key", Exit.USAGE)
     else:
         found = load_file(session, file, target)

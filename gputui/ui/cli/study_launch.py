@@ -60,14 +60,19 @@ def load_grid(session: Session, wanted: str, target: str | None, **options: Any)
     settings = {"name": options["name"], "objective": objective, "parallel": options["parallel"], "target": target}
     try:
         given = {key: text.split(",") for key, text in split_assignments(options["grid"]).items()}
-        source = grid_source(profile, given, settings)
+        source = grid_source(profile, given, split_assignments(options["changes"]), settings)
         return read_study(source, Path("--grid"), session.workspace, Path.cwd())
     except ParameterError as error:
         launch_spec.refuse(list(error.problems), Exit.USAGE)
     except ProfileError as error:
         # The file is not the person's own: its lines say nothing.
-        problems = [replace(one, file=one.key.removeprefix("space."), line=None, key="") for one in error.problems]
+        problems = [replace(one, file=_parameter(one.key), line=None, key="") for one in error.problems]
         launch_spec.refuse([str(one).removeprefix(": ") for one in problems], Exit.USAGE)
+
+
+def _parameter(key: str) -> str:
+    """The parameter of a key of a study's file, else the key."""
+    return key.removeprefix("space.").removeprefix("params.")
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:

@@ -52,6 +52,7 @@ def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> N
     plan = shape(workspace, *words, "--dry-run")
     assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
     assert "--parallel" in refused(workspace, *words[:-2], code=2)
+    assert "--set" in refused(workspace, *words[:3], "--set", "lr=1", code=2)
     assert f"\nfrom {workspace.targets}" in said(workspace, "target", "list")
     assert "gone" in refused(workspace, *words[:6], "gone", code=2)
 
