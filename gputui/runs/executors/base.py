@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs import shim
@@ -115,6 +116,30 @@ class CourierExecutor(Executor):
             text = f"launcher {spec.launcher} needs a port that is known before the machine is"
             return [CheckResult("launcher", "fail", text, "use torchrun, or python")]
         return []
+
+    @abstractmethod
+    def preview_script(self, spec: RunSpec, launch: Launch) -> str:
+        """The exact script or request that would start the launch on the target."""
+
+    def preview(self, spec: RunSpec, launch: Launch) -> str:
+        script = self.preview_script(spec, launch).rstrip("\n")
+        return "\n".join([script, "", *self.command_comments(spec, launch)])
+
+    def command_comments(self, spec: RunSpec, launch: Launch) -> list[str]:
+        """Comment lines with the command that the script runs in the end, and the paths that are
+        other ones there; RUN is the run's folder on the target."""
+        from gputui.runs.executors.courier import python_of
+        from gputui.runs.executors.mirror import moved
+
+        plan, run_dir = self.preview_plan(spec, launch), launch.env["GPUTUI_RUN_DIR"]
+        paths: dict[str, str] = {}
+        if not self.sees_checkpoints(spec.target or {}):
+            paths = {run_dir: "RUN"}
+            if not PurePath(launch.cwd).is_relative_to(run_dir):
+                paths[launch.cwd] = "RUN/code"
+        there = moved({"argv": list(launch.argv), "cwd": launch.cwd}, paths, python_of(plan))
+        lines = [f"# It runs {shlex.join(there['argv'])}", f"# in {there['cwd']}"]
+        return lines + [f"# {here} is {other} there" for here, other in paths.items()]
 
     def preview_plan(self, spec: RunSpec, launch: Launch) -> dict[str, Any]:
         """The part of attempt.json that a preview shows."""

@@ -19,6 +19,7 @@ from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
 from gputui.ui.tui.layout.run_words import (
+    has_ended_there,
     outlook,
     placement_words,
     silent_seconds,
@@ -78,7 +79,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool) -> 
         "RUN": run.run_id,
         "NAME": run.name if run.is_renamed else "",
         "TAGS": tag_words(run),
-        "STATE": run.state,
+        "STATE": "ending" if has_ended_there(run) else run.state,
         "ATTEMPT": str(run.attempt or "–"),
         "GPUS": str(run.gpu_total or "–"),
         "STEP": "–" if progress.step is None else units.count(progress.step) + total,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -273,3 +275,17 @@ def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> No
         assert f"#SBATCH {line}\n" in text and f"#SBATCH {line}\n" in checked
     assert "#SBATCH --gres=gpu:a100:2\n" in text and "#SBATCH --gres=gpu:a100:1\n" in checked
     assert "\nmodule load cuda\n" in text and "far.pyz" in text
+    assert f"{machine.folder}/steps.py --steps 50" in text
+
+
+@table(
+    "options", [{"kind": "slurm", "host": "k"}, {"kind": "ssh", "host": "k"}, {"kind": "ray", "address": "http://k"}]
+)
+def test_the_dry_run_shows_the_command_with_the_paths_of_the_target(machine: Machine, options: dict[str, str]) -> None:
+    machine.workspace.targets.write_text(json.dumps({"lab": options}))
+    profile = machine.profile()
+    subprocess.run(["git", "init", "-q", str(machine.folder)], check=True, timeout=20)
+    lines = machine.gputui("run", profile, "--on", "lab", "--dry-run").splitlines()
+    (command,) = [line for line in lines if line.startswith("#") and "steps.py" in line]
+    assert "RUN/code/steps.py --steps 50" in command and str(machine.folder) not in command.replace(sys.executable, "")
+    assert f"# {machine.folder} is RUN/code there" in lines

@@ -48,7 +48,7 @@ class RayExecutor(CourierExecutor):
         if not target.get("shared"):
             remove_there(folder, target)
 
-    def preview(self, spec: RunSpec, launch: Launch) -> str:
+    def preview_script(self, spec: RunSpec, launch: Launch) -> str:
         return preview(self.preview_plan(spec, launch), self.preview_folder(spec, launch))
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:

@@ -55,7 +55,7 @@ class SlurmExecutor(CourierExecutor):
         if target.get("host"):
             remove_there(folder, target)
 
-    def preview(self, spec: RunSpec, launch: Launch) -> str:
+    def preview_script(self, spec: RunSpec, launch: Launch) -> str:
         return batch_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), token="TOKEN")  # noqa: S106
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:

@@ -44,7 +44,7 @@ class SshExecutor(CourierExecutor):
 
         remove_there(folder, target)
 
-    def preview(self, spec: RunSpec, launch: Launch) -> str:
+    def preview_script(self, spec: RunSpec, launch: Launch) -> str:
         from gputui.runs.executors.ssh.ssh_courier import job_script
 
         return job_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), "CLAIM")

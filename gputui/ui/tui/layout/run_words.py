@@ -135,6 +135,11 @@ def unsaved_words(step: int | None, stop: StopRequest) -> str:
     return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"
 
 
+def has_ended_there(run: Run) -> bool:
+    """True if the job of a run's attempt has ended on its target, and its end is not examined yet."""
+    return run.state in ("starting", "running") and run.placement is not None and run.placement.state == "ended"
+
+
 def waiting_words(run: Run, now: float) -> str:
     """What an active run waits for in a queue, here or on its target; "" if it waits for nothing."""
     if run.state in ("queued", "recovering"):
@@ -154,6 +159,8 @@ def placement_words(run: Run, now: float) -> Span:
         why = f" ({clean(placement.problem)})" if placement.problem else ""
         return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
     words = [f"{where}: {placement.state}"]
+    if has_ended_there(run):
+        words = [f"{where}: its end is being examined, its job ended"]
     if placement.nodes:
         words[0] += f" on {clean(', '.join(placement.nodes))}"
     if placement.reason:

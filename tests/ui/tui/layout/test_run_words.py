@@ -11,7 +11,14 @@ from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.snapshot import Progress, RunRow
-from gputui.ui.tui.layout.run_words import outlook, silent_seconds, unsaved_words, waiting_words
+from gputui.ui.tui.layout.run_words import (
+    has_ended_there,
+    outlook,
+    placement_words,
+    silent_seconds,
+    unsaved_words,
+    waiting_words,
+)
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions
@@ -103,6 +110,14 @@ def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is
     run = replace(RUN, target="lab", state=RunState.STOPPING, placement=placed)
     told = outlook(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
     assert "no route" in told and words in told
+
+
+@table("state, is_ending", [("running", True), ("starting", True), ("failed", False)])
+def test_a_run_whose_job_has_ended_does_not_run(state: str, is_ending: bool) -> None:
+    place = PlacementView("ended", reason="FAILED", nodes=("n1",), contact_at=NOW)
+    run = replace(RUN, state=RunState(state), target="lab", placement=place)
+    assert has_ended_there(run) == is_ending
+    assert ("being examined" in placement_words(run, NOW)[0]) == is_ending
 
 
 @table("state, placed, words", [
