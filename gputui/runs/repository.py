@@ -152,6 +152,11 @@ def replace_next_attempt(
     drop_next_attempt(connection, run_id)
 
 
+def set_spec(connection: sqlite3.Connection, run_id: str, spec: RunSpec) -> None:
+    """Replace the specification of the run's next attempts, which has no secrets."""
+    update(connection, "runs", {"run_id": run_id}, spec=json.dumps(spec.to_json()))
+
+
 def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None) -> None:
     """Set the number of GPUs of the run's next attempts; None for that of its specification."""
     update(connection, "runs", {"run_id": run_id}, gpu_count=count)

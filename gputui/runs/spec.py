@@ -1,5 +1,5 @@
 """A run's specification: its resolved profile, frozen at the launch. Recovery changes parameters
-only, which are stored per attempt."""
+only, which are stored per attempt; a person who starts it again may change its target's options."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.redaction import redact_spec
-from gputui.runs.spec import Scalar, spec_of
-from gputui.runs.submission import SPEC_FILE
+from gputui.runs.spec import Scalar, SpecError, spec_of
+from gputui.runs.submission import SPEC_FILE, read_spec, write_spec
 from gputui.store import commands
 from gputui.store.events import EventKind, Severity
 from gputui.store.run_states import RunState
@@ -219,6 +219,8 @@ def _none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
 
 def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar], point: _StartingPoint) -> Result:
     """Queue a run that is over."""
+    if "ticket" in request.args:
+        _renew_target(request, target)
     connection, run_id, verb, actor = request.connection, target.run_id, request.command.verb, request.actor
     repository.replace_next_attempt(connection, run_id, params=params, resume_from=point.path)
     repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=request.context.now())
@@ -232,6 +234,22 @@ def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar]
         "resume_step": point.step,
         "passed_over": point.skips or None,
     }
+
+
+def _renew_target(request: CommandRequest, target: Run) -> None:
+    """Take the options of a run's target, and the environment of its commands, from the ticket of the
+    command that starts it again. Raises RefusedError."""
+    ticket, asked = request.ticket()
+    path = request.context.workspace.run_dir(target.run_id) / SPEC_FILE
+    try:
+        before = read_spec(path)
+        spec = replace(before, target=asked.target, shell=asked.shell)
+        write_spec(path, spec)
+    except (OSError, SpecError) as error:
+        raise RefusedError(f"cannot change {path}: {error}") from error
+    request.undo.callback(write_spec, path, before)
+    repository.set_spec(request.connection, target.run_id, redact_spec(spec))
+    request.afterwards.append(partial(ticket.unlink, missing_ok=True))
 
 
 def remove(request: CommandRequest) -> Result:

@@ -17,7 +17,7 @@ from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.cli.context import Exit, Session, fail, json_option
-from gputui.ui.cli.run_verbs import act
+from gputui.ui.cli.run_verbs import act, again_on_target
 
 _FORCE = "--force resumes it as it is"
 
@@ -26,11 +26,20 @@ _FORCE = "--force resumes it as it is"
 @click.argument("run")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
+@click.option("--time", "time_limit", metavar="TIME", help="Of a run on a target: the job's limit, such as 8h.")
+@click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--force", is_flag=True, help="Also a complete run, or a trial that its study has ended.")
 @json_option
 @click.pass_obj
 def command(
-    session: Session, run: str, changes: tuple[str, ...], named: str | None, force: bool, as_json: bool
+    session: Session,
+    run: str,
+    changes: tuple[str, ...],
+    named: str | None,
+    time_limit: str | None,
+    wait: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Continue a run that is over from the newest checkpoint of its training that validates."""
     if named == "":
@@ -42,8 +51,17 @@ def command(
         rows = checkpoints.of_run(connection, view.run_id)
     spec = known_spec(view)
     path = None if named is None else named_path(named, rows, None if spec is None else spec.target)
-    given = {} if path is None else {"from": path}
-    act(session, "resume", view.run_id, as_json, set=_changed_params(view, changes), **given)
+    job = {} if time_limit is None else {"time": time_limit}
+    given: dict[str, Any] = {"set": _changed_params(view, changes), **again_on_target(session, view, job)}
+    if path is not None:
+        given["from"] = path
+    if not wait:
+        act(session, "resume", view.run_id, as_json, **given)
+        return
+    from gputui.ui.cli.wait import wait_until_over
+
+    session.command("resume", view.run_id, **given)
+    raise SystemExit(wait_until_over(session, view.run_id, as_json))
 
 
 def _refuse_complete(run: Run) -> None:

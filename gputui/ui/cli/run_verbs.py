@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -9,13 +10,18 @@ from pathlib import PurePath
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from gputui.runs.checkpoint_names import is_step_named, step_words
+from gputui.runs.executors.commands import client_environment
 from gputui.runs.identity import ProcessIdentity, is_alive
+from gputui.runs.launch_shell import LaunchShell
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec, write_ticket
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Session, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.layout.run_words import stop_words
 
@@ -75,13 +81,35 @@ def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
     return f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run all the same" if is_alive(shim) else ""
 
 
+def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[str, str]:
+    """The argument of a command that starts a run on a target again: with this shell's environment
+    for the target's commands, and a job's options. Ends the command for an option that the run
+    cannot have."""
+    if run.target is None and job:
+        fail(f"--{next(iter(job))} is for a run on a target, and {run.run_id} runs here", Exit.USAGE)
+    if run.target is None or not run.state.is_over:
+        return {}
+    from gputui.profiles.targets import TargetOptionError, with_job_options
+
+    try:
+        spec = read_spec(session.workspace.run_dir(run.run_id) / SPEC_FILE)
+        target = with_job_options(spec.target or {}, job)
+    except (SpecError, TargetOptionError) as error:
+        fail(str(error), Exit.REFUSED if isinstance(error, SpecError) else Exit.USAGE)
+    shell = replace(spec.shell or LaunchShell(), clients=client_environment(os.environ))
+    with session.writing():
+        return {"ticket": write_ticket(session.workspace, replace(spec, target=target, shell=shell))}
+
+
 @click.command("restart")
 @click.argument("run")
 @json_option
 @click.pass_obj
 def restart(session: Session, run: str, as_json: bool) -> None:
     """Begin a run again from the start, with the parameters as launched."""
-    act(session, "restart", run, as_json)
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run, only=True)
+    act(session, "restart", view.run_id, as_json, **again_on_target(session, view, {}))
 
 
 @click.command("rm")

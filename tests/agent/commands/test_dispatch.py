@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch, runs
 from gputui.agent.context import AgentContext
@@ -24,8 +25,9 @@ from gputui.recovery.checkpoints.choices import CheckpointChoice
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.labels import Labels, read_labels
+from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.spec import CheckpointSpec, RunSpec
-from gputui.runs.submission import submit_run
+from gputui.runs.submission import SPEC_FILE, read_spec, submit_run, ticket_path, write_ticket
 from gputui.store import commands, queue
 from gputui.store.database import open_commander
 from gputui.store.runs import get_run
@@ -192,6 +194,22 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
     assert answered(supervisor, command_id).state == "done"
     [resume_from] = supervisor.context.connection.execute("SELECT resume_from FROM runs").fetchone()
     assert resume_from.endswith("step_1.pt")
+
+
+def test_a_start_again_changes_the_target_and_the_shell_and_nothing_else(supervisor: Supervisor) -> None:
+    launch(supervisor, replace(SPEC, target={"name": "lab", "kind": "slurm", "time": "1h"}))
+    dispatch.answer_all(supervisor)
+    move(supervisor, "stopped")
+    workspace, path = supervisor.context.workspace, supervisor.context.workspace.run_dir("demo-1") / SPEC_FILE
+    before = read_spec(path)
+    shell = LaunchShell(clients={"SLURM_JWT": "another-secret"})
+    asked = replace(before, target={**(before.target or {}), "time": "2h"}, shell=shell, program=("other.py",))
+    ticket = write_ticket(workspace, asked)
+    assert ask(supervisor, "restart", "demo-1", {"ticket": ticket}).state == "done"
+    assert read_spec(path) == replace(before, target=asked.target, shell=shell)
+    [text] = supervisor.context.connection.execute("SELECT spec FROM runs").fetchone()
+    assert json.loads(text)["target"]["time"] == "2h" and "secret" not in text
+    assert not ticket_path(workspace, ticket).exists()
 
 
 def test_a_launch_whose_asker_died_is_refused(supervisor: Supervisor) -> None:

@@ -115,6 +115,28 @@ def test_a_run_that_was_never_submitted_can_be_removed(
 
 
 @pytest.mark.long
+def test_a_run_that_is_started_again_has_the_environment_and_the_limit_of_then(
+    slurm: SlurmHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as shell:
+        shell.setenv("PATH", "/nope")
+        run_id = slurm.launch("steps=100000")
+    slurm.machine.wait_for(run_id, "failed", timeout=15.0)
+    slurm.machine.gputui("restart", run_id)
+    slurm.wait_for_step(run_id, 5, attempt=2)
+    slurm.machine.gputui("stop", run_id)
+    slurm.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
+    assert "--time" in slurm.machine.gputui("resume", run_id, "--time", "soon", code=2)
+    waiting = slurm.machine.start("resume", run_id, "--time", "9m", "--wait")
+    slurm.wait_for_step(run_id, 5, attempt=3)
+    job = slurm.submitted(run_id)[-1]
+    assert slurm.cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%l").strip() == "9:00"
+    (slurm.there(run_id) / "enough").touch()
+    output, errors = waiting.communicate(timeout=WAIT_SECONDS)
+    assert waiting.returncode == 0 and "succeeded" in output, output + errors
+
+
+@pytest.mark.long
 def test_a_suspended_run_is_shown_as_such_and_saves_when_it_is_stopped(slurm: SlurmHome) -> None:
     run_id = slurm.launch("steps=100000", "seconds=0.05")
     slurm.wait_for_step(run_id, 5)

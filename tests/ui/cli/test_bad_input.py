@@ -79,6 +79,7 @@ REFUSED: list[tuple[tuple[str, ...], int, str]] = [
     (("explain", "nobody-1"), 3, "nobody-1"), (("metrics", "nobody-1"), 3, "nobody-1"),
     (("metrics", RUN, "lss"), 3, "no metric"), (("metrics", RUN, "--export", "loss.pdf"), 2, ".csv, .svg or .png"),
     (("metrics", RUN, "--export", "no/loss.svg"), 3, os.strerror(errno.ENOENT)),
+    (("resume", RUN, "--time", "8h"), 2, "--time"),
     (("resume", RUN, "--set", "batch=3"), 2, "did you mean batch_size"), (("resume", RUN, "--from", ""), 2, "--from"),
     (("policy", "try", "--incident", "cudaoom"), 2, "cuda_oom"), (("policy", "show", "standrad"), 2, "standard"),
     ((*KILLED, "--policy", "xyz"), 2, "known are"), (("policy", "try"), 2, "--incident"),
