@@ -20,10 +20,10 @@ from gputui.store import json_shapes
 from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
 from gputui.store.hardware import read_gpus
 from gputui.ui.cli import service
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
 
 
-@click.group("agent")
+@click.group("agent", cls=Group)
 def command() -> None:
     """The process in the background that records and supervises."""
 
@@ -31,7 +31,7 @@ def command() -> None:
 command.add_command(service.command)
 
 
-@command.command("start")
+@command.command("start", changes=True)
 @click.pass_obj
 def start(session: Session) -> None:
     """Start the agent if none runs."""
@@ -40,7 +40,7 @@ def start(session: Session) -> None:
     say(f"agent running, pid {identity.process.pid}" if identity else "agent started")
 
 
-@command.command("stop")
+@command.command("stop", changes=True)
 @click.pass_obj
 def stop(session: Session) -> None:
     """End the agent; runs continue.
@@ -58,7 +58,7 @@ def stop(session: Session) -> None:
     say("agent stopped; runs continue" if ended else "no agent runs")
 
 
-@command.command("status")
+@command.command("status", changes=False)
 @json_option
 @click.pass_obj
 def status(session: Session, as_json: bool) -> None:
@@ -92,7 +92,7 @@ def _record(session: Session, connection: sqlite3.Connection | None) -> RecordSt
     return record_status(connection, retention, problem)
 
 
-@command.command("orphans")
+@command.command("orphans", changes=lambda options: options["kill"])
 @click.option("--kill", is_flag=True, help="End them: SIGTERM, and SIGKILL after 5 s.")
 @json_option
 @click.pass_obj
@@ -162,13 +162,13 @@ def prometheus() -> None:
     """
 
 
-@prometheus.command("rules")
+@prometheus.command("rules", changes=False)
 def rules() -> None:
     """Print alert rules, for rule_files: in prometheus.yml."""
     click.echo(files("gputui.reports.prometheus").joinpath("rules.yaml").read_text("utf-8"), nl=False)
 
 
-@prometheus.command("dashboard")
+@prometheus.command("dashboard", changes=False)
 def dashboard() -> None:
     """Print a dashboard to import into Grafana."""
     click.echo(files("gputui.reports.prometheus").joinpath("dashboard.json").read_text("utf-8"), nl=False)

@@ -89,7 +89,7 @@ def state_words(alert: AlertView, now: float) -> str:
     return "active"
 
 
-@command.command("ack")
+@command.command("ack", changes=True)
 @click.argument("ids", nargs=-1, type=int, metavar="[ALERT]…")
 @click.option("--all", "everything", is_flag=True, help="All active ones.")
 @json_option
@@ -102,7 +102,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
-@command.command("silence")
+@command.command("silence", changes=True)
 @click.argument("what", metavar="ALERT|RULE")
 @click.option("--for", "how_long", default="1h", show_default=True, metavar="TIME", help="30min, 2h, 1d; 0 ends it.")
 @json_option
@@ -122,7 +122,7 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
-@command.command("rules")
+@command.command("rules", changes=False)
 @click.argument("profile", required=False)
 @json_option
 @click.pass_obj
@@ -133,7 +133,7 @@ def rules(session: Session, profile: str | None, as_json: bool) -> None:
     show_rules(session, profile, as_json)
 
 
-@command.command("test")
+@command.command("test", changes=True)
 @json_option
 @click.pass_obj
 def test(session: Session, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from gputui.core import units
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.reports.summary.facts import RunFacts
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def command() -> None:
     """Measure what this machine makes of a profile."""
 
 
-@command.command("scaling")
+@command.command("scaling", changes=True)
 @click.argument("profile")
 @click.option("--gpus", metavar="1,2,4", help="Numbers of GPUs to compare.")
 @click.option("--processes", metavar="1,2", help="Numbers of CPU processes instead, on a machine without GPUs.")

@@ -13,7 +13,7 @@ from gputui.core.redaction import Redactor
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
-from gputui.ui.cli.context import Exit, Session, print_json, say
+from gputui.ui.cli.context import Exit, Session, print_json, say, verb
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
@@ -22,7 +22,7 @@ GPUS_CHECK = "gpus"
 _MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 
 
-@click.command("check")
+@verb("check", changes=False)
 @click.argument("profile")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")

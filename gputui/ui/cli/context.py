@@ -7,7 +7,7 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -43,7 +43,41 @@ def report_progress(doing: str) -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 
 
-class JsonGroup(click.Group):
+Changes = bool | Callable[[Mapping[str, Any]], bool]
+"""Whether a command changes anything: runs, queue, agent, this machine or a server. A function of the options' values
+where it depends on them. To write a file that the person names, such as a report, is no change."""
+
+
+class Verb(click.Command):
+    """A command that must say whether it changes anything; ``--readonly`` refuses those that do."""
+
+    def __init__(self, *args: Any, changes: Changes, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.changes = changes
+
+    def does_change(self, options: Mapping[str, Any]) -> bool:
+        return self.changes if isinstance(self.changes, bool) else self.changes(options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        session = ctx.find_object(Session)
+        if session is not None and session.is_readonly and self.does_change(ctx.params):
+            fail(f"{ctx.command_path} changes something, which --readonly refuses", Exit.REFUSED)
+        return super().invoke(ctx)
+
+
+def verb(name: str, *, changes: Changes, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:
+    """Make a function a command of its own; a `Group` does the same for its subcommands."""
+    return click.command(name, cls=Verb, changes=changes, **settings)
+
+
+class Group(click.Group):
+    """A group of commands that say whether they change anything."""
+
+    command_class = Verb
+    group_class = type
+
+
+class JsonGroup(Group):
     """A command group whose own ``--json`` also applies to its subcommand."""
 
     def resolve_command(
@@ -58,6 +92,7 @@ class Session(Struct, frozen=True):
     """The workspace of one command, with access to its store and agent."""
 
     workspace: Workspace
+    is_readonly: bool = False
 
     def reader(self) -> sqlite3.Connection:
         """A read-only connection; ends the command if there is none. Warns of a stopped agent."""
@@ -80,7 +115,11 @@ class Session(Struct, frozen=True):
             click.echo("gputui: no agent runs, so nothing is supervised or recorded; gputui agent start", err=True)
 
     def need_agent(self) -> None:
-        """Start an agent if none runs; ends the command if that fails."""
+        """Start an agent if none runs; ends the command if that fails. A read-only command goes on without."""
+        if self.is_readonly:
+            if read_identity(self.workspace) is None:
+                click.echo("gputui: no agent runs, and --readonly starts none: this may be old", err=True)
+            return
         try:
             ensure_agent(self.workspace, report=report_progress)
         except AgentUnreachableError as error:

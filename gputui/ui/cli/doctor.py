@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gputui.ui.cli.context import Exit, Session, fail, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json, say, verb
 
 if TYPE_CHECKING:
     from gputui.profiles.doctor.examine import Interpreter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "– SKIP"}
 
 
-@click.command("doctor")
+@verb("doctor", changes=lambda options: options["bandwidth"])
 @click.argument("profile", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
 @click.option("--bandwidth", is_flag=True, help="Measure copies and all-reduce too, on the free GPUs (slow).")

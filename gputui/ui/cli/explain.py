@@ -21,14 +21,14 @@ from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, say
+from gputui.ui.cli.context import Exit, Session, fail, say, verb
 from gputui.ui.tui.layout.words import dated_clock
 
 WIDTH = 100
 MAX_ALERTS = 8
 
 
-@click.command("explain")
+@verb("explain", changes=False)
 @click.argument("run", required=False)
 @click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
 @click.pass_obj

@@ -13,10 +13,10 @@ from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format, absolute_target
 from gputui.store.metrics import queries
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, say
+from gputui.ui.cli.context import Exit, Session, fail, say, verb
 
 
-@click.command("export")
+@verb("export", changes=lambda options: options["follow"] or FORMATS[options["name"]].is_address)
 @click.argument("run")
 @click.argument("names", nargs=-1)
 @click.option("--to", "name", type=click.Choice(tuple(FORMATS)), required=True, help="Which form.")

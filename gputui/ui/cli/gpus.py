@@ -15,7 +15,7 @@ from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.process_words import process_words
 
@@ -23,7 +23,7 @@ FIRST_SAMPLE_SECONDS = 10.0
 XID_SECONDS = 86_400.0
 
 
-@click.command("gpus")
+@verb("gpus", changes=lambda options: options["clear"] is not None)
 @json_option
 @click.option("--clear", metavar="GPU", help="Let runs have a GPU again that is in quarantine (index or UUID).")
 @click.option(

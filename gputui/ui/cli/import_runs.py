@@ -11,13 +11,13 @@ from gputui.metrics.trackers import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store.run_states import RunState
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.run import submit
 
 MAX_RUNS = 50
 
 
-@click.command("import")
+@verb("import", changes=True)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", help="What the run is called (else as the folder, or the W&B run).")
 @json_option

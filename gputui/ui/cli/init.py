@@ -12,10 +12,10 @@ from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
-from gputui.ui.cli.context import Exit, fail, say
+from gputui.ui.cli.context import Exit, fail, say, verb
 
 
-@click.command("init", context_settings={"ignore_unknown_options": True})
+@verb("init", changes=True, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
 @click.option("--preset", type=click.Choice([*PRESETS]), help="What the script is built on, where that cannot be seen.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it.")

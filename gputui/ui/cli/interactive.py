@@ -16,7 +16,7 @@ from gputui.store.database import StoreError
 from gputui.ui.cli.context import Exit, Session, fail, typed_moment
 
 
-def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None = None) -> int:
+def open_screen(session: Session, *, demo: bool, at: str | None = None) -> int:
     """Open the screen, at the present or at the moment ``at``. Needs a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("the screen needs a terminal; gputui --once and gputui --record work without one", Exit.USAGE)
@@ -24,16 +24,19 @@ def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None 
         # Textual draws on the standard error output.
         fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", Exit.USAGE)
     if demo:
-        return open_demo(readonly=readonly, settings=session.workspace.settings, at=at)
+        return open_demo(readonly=session.is_readonly, settings=session.workspace.settings, at=at)
     moment_at = None if at is None else typed_moment(at)
-    return show(session.workspace, readonly=readonly, demo=False, moment_at=moment_at)
+    if session.is_readonly and not session.workspace.database.exists():
+        fail(f"nothing was recorded in {session.workspace.state}, and --readonly starts no agent", Exit.REFUSED)
+    return show(session.workspace, readonly=session.is_readonly, demo=False, moment_at=moment_at)
 
 
 def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float | None = None) -> int:
-    try:
-        workspace.create()
-    except OSError as error:
-        fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", Exit.UNREACHABLE)
+    if not readonly:
+        try:
+            workspace.create()
+        except OSError as error:
+            fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", Exit.UNREACHABLE)
     # Imported modules are no garbage; collecting now would only delay the first frame.
     gc.disable()
     from gputui.ui.tui.data.feed import Feed

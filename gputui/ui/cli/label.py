@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from gputui.runs.labels import LabelError, checked_note, checked_tag
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_result
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_result, verb
 
 
-@click.command("label")
+@verb("label", changes=True)
 @click.argument("run")
 @click.option("--name", help="Another name. The run's id stays; every command takes either.")
 @click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag.")

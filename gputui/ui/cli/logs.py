@@ -16,7 +16,7 @@ from gputui.runs.log_lines import stop_report
 from gputui.runs.logs import RankLog, read_window, shown_logs, tail_text
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
-from gputui.ui.cli.context import Exit, Session, fail
+from gputui.ui.cli.context import Exit, Session, fail, verb
 
 TAIL_BYTES = 256 << 10
 WINDOW_BYTES = 256 << 10
@@ -24,7 +24,7 @@ FOLLOW_SECONDS = 0.2
 STOP_BYTES = 8 << 10
 
 
-@click.command("logs")
+@verb("logs", changes=False)
 @click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow over attempts until the run ends.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank (else everything).")

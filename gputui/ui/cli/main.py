@@ -107,7 +107,7 @@ class VerbGroup(click.Group):
 )
 @click.option("--rotate", metavar="SIZE", help="Start a new file at this size and keep ten: 100MB (--record).")
 @click.option("--demo", is_flag=True, help="Eight simulated GPUs and a week of past runs, in a home that is removed.")
-@click.option("--readonly", is_flag=True, help="Read only: no launch, no stop.")
+@click.option("--readonly", is_flag=True, help="Change nothing: whatever would is refused (exit code 3).")
 @click.version_option(VERSION, prog_name="gputui")
 @click.pass_context
 def command(
@@ -133,9 +133,11 @@ def command(
     Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent
     unreachable, 130 interrupted.
     """
-    ctx.obj = Session(locate(home, checkout=own_checkout()))
+    ctx.obj = Session(locate(home, checkout=own_checkout()), is_readonly=readonly)
     if ctx.invoked_subcommand is not None:
         return
+    if record and readonly:
+        fail("--record writes what it reads, which --readonly refuses", Exit.REFUSED)
     if record:
         from gputui.ui.cli.record import record as record_in_foreground
 
@@ -149,12 +151,12 @@ def command(
             fail("--once and --demo do not go together: the demo needs a terminal", Exit.USAGE)
         from gputui.ui.cli.once import once as print_once
 
-        sys.exit(print_once(ctx.obj, at=at, as_json=as_json, readonly=readonly))
+        sys.exit(print_once(ctx.obj, at=at, as_json=as_json))
     if as_json:
         fail("--json goes with --record and --once", Exit.USAGE)
     from gputui.ui.cli.interactive import open_screen
 
-    sys.exit(open_screen(ctx.obj, demo=demo, readonly=readonly, at=at))
+    sys.exit(open_screen(ctx.obj, demo=demo, at=at))
 
 
 def entry() -> None:

@@ -20,7 +20,7 @@ from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, print_json_list, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json_list, print_table, say, verb
 from gputui.ui.tui.layout.panels import by_interest
 
 PLOT_HEIGHT = 20
@@ -29,7 +29,7 @@ FILE_BINS = 2000
 _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
 
 
-@click.command("metrics")
+@verb("metrics", changes=False)
 @click.argument("run")
 @click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Every point, machine-readable.")

@@ -35,7 +35,7 @@ LEAST_WIDTH = 40
 _READS = 3
 
 
-def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> int:
+def once(session: Session, *, at: str | None, as_json: bool) -> int:
     """Print one frame of the overview, now or at the moment ``at``; returns the exit code.
 
     Without ``at`` an agent is started if none runs, so that the values are current; it ends by
@@ -43,7 +43,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
     """
     moment = None if at is None else Moment(typed_moment(at))
     notice = None
-    if moment is None and not readonly:
+    if moment is None and not session.is_readonly:
         try:
             ensure_agent(session.workspace, report=report_progress)
         except AgentStoppedError as error:
@@ -53,7 +53,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
                 fail(str(error), Exit.UNREACHABLE)
             notice = f"The agent does not start: {str(error).rstrip('.')}."
     with closing(session.reader()) as connection:
-        if moment is None and notice is None and not readonly:
+        if moment is None and notice is None and not session.is_readonly:
             _await_sample(connection)
         snapshot = _read(session, connection, moment)
     is_running = read_identity(session.workspace) is not None
@@ -67,7 +67,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
         coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         characters = characters_for("auto", os.environ)
         click.echo(as_text(lines, characters=characters, is_coloured=coloured), nl=False, color=True)
-    return Exit.OK if notice is None or readonly else Exit.UNREACHABLE
+    return Exit.OK if notice is None or session.is_readonly else Exit.UNREACHABLE
 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:

@@ -42,7 +42,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
 
 
-@command.command("show")
+@command.command("show", changes=False)
 @click.argument("what", metavar="[NAME|PROFILE|RUN]", default="standard")
 @json_option
 @click.pass_obj
@@ -86,7 +86,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
         print_table(("ACTION", "", ""), table)
 
 
-@command.command("try")
+@command.command("try", changes=False)
 @click.option("--incident", "kind", required=True, metavar="KIND", help="The trouble that the run meets.")
 @click.option("--profile", metavar="PROFILE", help="A new run of this profile.")
 @click.option("--run", "run", metavar="RUN", help="A new run like this one.")

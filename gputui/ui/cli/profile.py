@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import ProfileEntry
 
 
-@click.group("profile")
+@click.group("profile", cls=Group)
 def command() -> None:
     """Descriptions of what a run starts."""
 
 
-@command.command("list")
+@command.command("list", changes=False)
 @json_option
 @click.pass_obj
 def list_(session: Session, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def _remark(entry: ProfileEntry) -> str:
     return (entry.profile.form.description if entry.profile is not None else None) or ""
 
 
-@command.command("export")
+@command.command("export", changes=False)
 @click.argument("profile")
 @click.option("--to", "system", type=click.Choice(tuple(MANIFESTS)), required=True, help="System.")
 @click.option("--out", type=click.Path(path_type=Path), help="File; else standard output.")

@@ -13,7 +13,7 @@ from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
 from gputui.store.runs import read_runs
 from gputui.store.studies import read_studies
-from gputui.ui.cli.context import Session, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Session, json_option, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
@@ -30,7 +30,7 @@ from gputui.ui.tui.layout.run_words import (
 )
 
 
-@click.command("ps")
+@verb("ps", changes=False)
 @json_option
 @click.option("--active", is_flag=True, help="Only runs that are not over.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag.")

@@ -96,7 +96,7 @@ def pause_line(pause: queue.QueuePause, now: float) -> str:
     return f"the queue was paused by {pause.actor} {since} ago: nothing new starts; gputui queue resume opens it"
 
 
-@command.command("pause")
+@command.command("pause", changes=True)
 @json_option
 @click.pass_obj
 def pause_queue(session: Session, as_json: bool) -> None:
@@ -105,7 +105,7 @@ def pause_queue(session: Session, as_json: bool) -> None:
     print_result(result, "the queue is paused; gputui queue resume opens it", as_json)
 
 
-@command.command("resume")
+@command.command("resume", changes=True)
 @json_option
 @click.pass_obj
 def resume_queue(session: Session, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def resume_queue(session: Session, as_json: bool) -> None:
     print_result(session.command("queue_resume", None), "the queue is open", as_json)
 
 
-@command.command("move")
+@command.command("move", changes=True)
 @click.argument("run")
 @click.option("--first", is_flag=True, help="Before all others that wait.")
 @click.option("--last", is_flag=True, help="Behind all others that wait.")

@@ -16,13 +16,13 @@ from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, json_option
+from gputui.ui.cli.context import Exit, Session, fail, json_option, verb
 from gputui.ui.cli.run_verbs import act, again_on_target
 
 _FORCE = "--force resumes it as it is"
 
 
-@click.command("resume")
+@verb("resume", changes=True)
 @click.argument("run")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")

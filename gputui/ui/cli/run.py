@@ -15,7 +15,7 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DECISION_SECONDS = 1.0
 """How long to wait for the agent to decide whether a new run starts."""
 
 
-@click.command("run")
+@verb("run", changes=lambda options: not options["dry_run"])
 @click.argument("profile")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")

@@ -21,7 +21,7 @@ from gputui.runs.submission import SPEC_FILE, read_spec, write_ticket
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.layout.run_words import stop_words
 
@@ -53,7 +53,7 @@ def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
     return f"{result.get('id', run_id)} {state}{start}{follow}"
 
 
-@click.command("stop")
+@verb("stop", changes=True)
 @click.argument("run")
 @click.option("--now", is_flag=True, help="Kill at once.")
 @json_option
@@ -101,7 +101,7 @@ def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[
         return {"ticket": write_ticket(session.workspace, replace(spec, target=target, shell=shell))}
 
 
-@click.command("restart")
+@verb("restart", changes=True)
 @click.argument("run")
 @json_option
 @click.pass_obj
@@ -112,7 +112,7 @@ def restart(session: Session, run: str, as_json: bool) -> None:
     act(session, "restart", view.run_id, as_json, **again_on_target(session, view, {}))
 
 
-@click.command("rm")
+@verb("rm", changes=True)
 @click.argument("run")
 @json_option
 @click.pass_obj

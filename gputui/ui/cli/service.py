@@ -14,18 +14,18 @@ from gputui.core.config import Workspace, locate
 from gputui.core.files import replaced
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
 from gputui.runs.identity import actor
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, say
 
 SYSTEMCTL_SECONDS = 30.0
 LINGER = Path("/var/lib/systemd/linger")
 
 
-@click.group("service")
+@click.group("service", cls=Group)
 def command() -> None:
     """Record always, by a systemd unit of this user."""
 
 
-@command.command("install")
+@command.command("install", changes=lambda options: not options["print_only"])
 @click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples.")
 @click.option("--print", "print_only", is_flag=True, help="Print the unit, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -63,7 +63,7 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
         )
 
 
-@command.command("uninstall")
+@command.command("uninstall", changes=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def uninstall(_session: Session, yes: bool) -> None:
@@ -86,7 +86,7 @@ def uninstall(_session: Session, yes: bool) -> None:
     say("removed; runs continue, and recorded data is kept")
 
 
-@command.command("status")
+@command.command("status", changes=False)
 @json_option
 @click.pass_obj
 def status(session: Session, as_json: bool) -> None:

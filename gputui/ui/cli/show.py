@@ -31,7 +31,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
@@ -63,7 +63,7 @@ class RunDetails(Struct, frozen=True):
     metrics_problem: str | None
 
 
-@click.command("show")
+@verb("show", changes=False)
 @click.argument("run", required=False)
 @click.option("--diff", "with_diff", is_flag=True, help="How the code that ran differed from its git commit.")
 @click.option("--against", metavar="RUN", help="With --diff: how it differed from the code of that run.")

@@ -17,6 +17,7 @@ from gputui.store.studies import StudyLookupError, StudyRecord, find_study, read
 from gputui.studies.spec import missing_library, study_spec
 from gputui.ui.cli.context import (
     Exit,
+    Group,
     Session,
     fail,
     json_option,
@@ -29,7 +30,7 @@ from gputui.ui.cli.context import (
 from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row, waiting_trials
 
 
-@click.group("study")
+@click.group("study", cls=Group)
 def command() -> None:
     """Many runs of one profile, to find good parameters.
 
@@ -38,7 +39,7 @@ def command() -> None:
     """
 
 
-@command.command("run")
+@command.command("run", changes=lambda options: not options["dry_run"])
 @click.argument("file", metavar="FILE|PROFILE")
 @click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Of a profile: run each combination of these values.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="With --grid: a value of every trial.")
@@ -76,7 +77,7 @@ def run(
     raise SystemExit(launch(session, found.spec, found.profile, found.source, wait=wait, as_json=as_json))
 
 
-@command.command("check")
+@command.command("check", changes=False)
 @click.argument("file")
 @click.option("--dry-run", is_flag=True, help="Show the first ten trials, and the time expected from earlier runs.")
 @json_option
@@ -96,7 +97,7 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
         print_result({"name": spec.name, "profile": spec.profile, "valid": True}, text, as_json)
 
 
-@command.command("list")
+@command.command("list", changes=False)
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
 @json_option
 @click.pass_obj
@@ -117,7 +118,7 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
     print_table(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows)
 
 
-@command.command("show")
+@command.command("show", changes=False)
 @click.argument("study", required=False)
 @click.option("--source", is_flag=True, help="Only the study's file.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
@@ -152,7 +153,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         print_table(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows)
 
 
-@command.command("pause")
+@command.command("pause", changes=True)
 @click.argument("study")
 @json_option
 @click.pass_obj
@@ -161,7 +162,7 @@ def pause(session: Session, study: str, as_json: bool) -> None:
     _act(session, "study_pause", study, as_json)
 
 
-@command.command("resume")
+@command.command("resume", changes=True)
 @click.argument("study")
 @json_option
 @click.pass_obj
@@ -170,7 +171,7 @@ def resume(session: Session, study: str, as_json: bool) -> None:
     _act(session, "study_resume", study, as_json)
 
 
-@command.command("stop")
+@command.command("stop", changes=True)
 @click.argument("study")
 @json_option
 @click.pass_obj
@@ -179,7 +180,7 @@ def stop(session: Session, study: str, as_json: bool) -> None:
     _act(session, "study_stop", study, as_json)
 
 
-@command.command("extend")
+@command.command("extend", changes=True)
 @click.argument("study")
 @click.option("--trials", type=click.IntRange(1), help="So many trials more.")
 @click.option("--gpu-hours", type=click.FloatRange(0, min_open=True), help="So many GPU-hours more.")
@@ -198,7 +199,7 @@ def extend(
     _act(session, "study_extend", study, as_json, trials=trials, gpu_hours=gpu_hours, wall_seconds=seconds)
 
 
-@command.command("enqueue")
+@command.command("enqueue", changes=True)
 @click.argument("study")
 @click.option("--set", "values", multiple=True, required=True, metavar="KEY=VALUE", help="A tuned parameter's value.")
 @json_option
@@ -216,7 +217,7 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     _act(session, "study_enqueue", study, as_json, set=given)
 
 
-@command.command("prune")
+@command.command("prune", changes=True)
 @click.argument("study")
 @click.argument("trial", type=click.IntRange(0))
 @json_option
@@ -226,7 +227,7 @@ def prune(session: Session, study: str, trial: int, as_json: bool) -> None:
     _act(session, "study_prune", study, as_json, trial=trial)
 
 
-@command.command("keep")
+@command.command("keep", changes=True)
 @click.argument("study")
 @click.argument("trial", type=click.IntRange(0))
 @click.option("--undo", is_flag=True, help="Leave it to the pruner again.")
@@ -237,7 +238,7 @@ def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) ->
     _act(session, "study_keep", study, as_json, trial=trial, keep=not undo)
 
 
-@command.command("export")
+@command.command("export", changes=False)
 @click.argument("study")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--lineage", is_flag=True, help="The course of a population's best member as a profile with phases.")
@@ -268,7 +269,7 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
     print_result(shape, text, as_json)
 
 
-@command.command("report")
+@command.command("report", changes=False)
 @click.argument("study", required=False)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="A folder: a page, and with pictures.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")

@@ -6,15 +6,15 @@ import click
 
 from gputui.ui.cli import launch_spec
 from gputui.ui.cli.check import result_line
-from gputui.ui.cli.context import Exit, Session, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, json_option, print_json, print_table, say
 
 
-@click.group("target")
+@click.group("target", cls=Group)
 def command() -> None:
     """Other machines and clusters where runs may run."""
 
 
-@command.command("list")
+@command.command("list", changes=False)
 @json_option
 @click.pass_obj
 def list_(session: Session, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def list_(session: Session, as_json: bool) -> None:
         say(f"from {session.workspace.targets}")
 
 
-@command.command("check")
+@command.command("check", changes=False)
 @click.argument("name")
 @json_option
 @click.pass_obj

@@ -61,6 +61,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 
 STARTING = "Starting the agent…"
 GONE = "The agent is gone; starting it again…"
+NOT_STARTED = "No agent runs, and a read-only screen starts none: nothing is recorded."
 
 
 class SnapshotRead(Message):
@@ -230,10 +231,12 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.exit(0)
 
 
-def keep_agent(workspace: Workspace, tell: Callable[[str | None], object], stop: threading.Event) -> None:
+def keep_agent(
+    workspace: Workspace, tell: Callable[[str | None], object], stop: threading.Event, *, is_readonly: bool = False
+) -> None:
     """Start an agent when none runs, with growing pauses between failures, until ``stop``; the agent ends by itself.
 
-    ``tell`` is called with the sentence to show, None if all is well.
+    ``tell`` is called with the sentence to show, None if all is well. A read-only screen starts none and only tells.
     """
     said: str | None = None
 
@@ -252,6 +255,10 @@ def keep_agent(workspace: Workspace, tell: Callable[[str | None], object], stop:
                 say(AgentStoppedError(identity.process.pid).sentence if is_stopped(identity.process) else None)
                 stop.wait(LOOK_SECONDS)
                 continue
+            if is_readonly:
+                say(NOT_STARTED)
+                stop.wait(LOOK_SECONDS)
+                continue
             say(words)
             try:
                 ensure_agent(workspace, report=lambda doing: say(f"The agent is {doing} …"))
@@ -262,6 +269,9 @@ def keep_agent(workspace: Workspace, tell: Callable[[str | None], object], stop:
                 stop.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
+    if is_readonly:
+        keep()
+        return
     try:
         workspace.create()
         with view_presence(workspace):
@@ -274,12 +284,13 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
     """Show the screen until it is left; returns the exit code. ``feed`` is running, and is stopped then."""
     settings, trouble = load(workspace.settings)
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
-                    settings=settings, settings_path=workspace.settings)  # fmt: skip
+                    settings=settings, settings_path=None if readonly else workspace.settings)  # fmt: skip
     if trouble is not None:
         app.message = (trouble, "warning")
     stop = threading.Event()
     told = workspace, lambda text: app.call_later(app.agent_is, text), stop
-    threading.Thread(target=keep_agent, args=told, name="agent keeper", daemon=True).start()
+    options = {"is_readonly": readonly and not demo}
+    threading.Thread(target=keep_agent, args=told, kwargs=options, name="agent keeper", daemon=True).start()
     try:
         # Textual's mouse support reports every motion; `terminal.features` has ours.
         code = app.run(mouse=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,7 @@ from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, has_views
 from gputui.runs.identity import ProcessIdentity
 from gputui.ui.tui import app as module
-from gputui.ui.tui.app import GONE, STARTING, keep_agent
+from gputui.ui.tui.app import GONE, NOT_STARTED, STARTING, keep_agent
 from tests.conftest import wait_until
 from tests.texts import mentions
 
@@ -65,6 +66,19 @@ def keep(agents: Agents, workspace: Workspace) -> Iterator[Callable[[], threadin
 
     yield start
     stop.set()
+
+
+def test_a_read_only_screen_starts_no_agent_and_leaves_no_trace(agents: Agents, workspace: Workspace) -> None:
+    shutil.rmtree(workspace.state)
+    stop = threading.Event()
+    keeper = threading.Thread(target=keep_agent, args=(workspace, agents.told.put, stop), kwargs={"is_readonly": True})
+    keeper.start()
+    assert agents.next_word() == NOT_STARTED
+    agents.identity = ALIVE
+    assert agents.next_word() is None
+    stop.set()
+    keeper.join()
+    assert agents.starts == 0 and not workspace.state.exists()
 
 
 def test_an_agent_that_lives_is_left_alone_and_the_presence_ends_with_the_keeper(
