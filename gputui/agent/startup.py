@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
 import resource
 import shutil
+import signal
 import sqlite3
 import sys
 import time
@@ -17,11 +19,12 @@ from typing import TextIO
 
 from gputui.agent.agent_lock import AgentLock, AgentRunningError
 from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions
-from gputui.agent.recording.output import FileOutput, record_line, record_shape
+from gputui.agent.recording.attached import POLL_SECONDS, StoredSamples, follow
+from gputui.agent.recording.output import FileOutput, Shape, record_line, record_shape
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clip
-from gputui.runs.agent_process import AgentUnreachableError, has_views, spawn_agent, stop_agent
+from gputui.runs.agent_process import AgentUnreachableError, has_views, read_identity, spawn_agent, stop_agent
 from gputui.store.database import StoreError, suspect_mark
 from gputui.store.runs import active_run_count
 
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 
 TAKE_OVER_SECONDS = 15.0
 REPORT_SECONDS = 60.0
+# The agent calls once a second, a second recorder more often.
+REWRITE_SECONDS = 0.9
 SWITCH_SECONDS = 0.0005
 
 
@@ -64,25 +69,30 @@ def record(
     """Run the agent in the foreground: record until stopped, print its state, and return the exit
     code.
 
-    It replaces a running agent, and starts one in the background if runs are alive when it ends.
-    ``samples`` is a second destination of samples beside the database. Raises RecordError.
+    It replaces an agent in the background, and starts one if runs are alive when it ends. Beside another recorder it
+    only reads what that one records, and records on when it ends. ``samples`` is a second destination of samples
+    beside the database. Raises RecordError.
     """
+    ends_at = math.inf if duration_seconds is None else time.monotonic() + duration_seconds
+    reporter = _Reporter(as_json, output)
     try:
         workspace.create()
         if samples is not None:
             samples.start()
-        lock = _take_over(workspace)
+        while (lock := _take_over(workspace)) is None:
+            if not _attach(workspace, reporter, samples, ends_at):
+                return 0
     except OSError as error:
         text = f"cannot write {error.filename or workspace.state}: {error.strerror}"
         raise RecordError(f"{text}; choose another --home or --output") from error
     options = AgentOptions(
         recording=True,
         interval_seconds=interval_seconds,
-        duration_seconds=duration_seconds,
+        duration_seconds=None if duration_seconds is None else max(0.0, ends_at - time.monotonic()),
         linger_seconds=0.0,
         output=samples,
     )
-    code = _run(workspace, options, lock, _Reporter(as_json, output))
+    code = _run(workspace, options, lock, reporter)
     if workspace.database.exists():
         with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
             is_needed = active_run_count(connection) > 0 or has_views(workspace)
@@ -94,17 +104,52 @@ def record(
     return code
 
 
-def _take_over(workspace: Workspace) -> AgentLock:
+def _take_over(workspace: Workspace) -> AgentLock | None:
+    """The lock, which an agent in the background hands over; None if a recorder holds it."""
     deadline = time.monotonic() + TAKE_OVER_SECONDS
     while True:
         try:
             return AgentLock.take(workspace.agent_lock)
         except AgentRunningError as error:
+            identity = read_identity(workspace)
+            if identity is not None and identity.recording:
+                return None
             if time.monotonic() > deadline:
                 text = f"{error}, and does not hand over; its log is {workspace.agent_log}"
                 raise RecordError(text) from error
             stop_agent(workspace)
             time.sleep(0.05)
+
+
+def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | None, ends_at: float) -> bool:
+    """Serve the outputs of this recorder beside another one; returns whether it is to record on,
+    because that one has ended. Raises RecordError."""
+    identity = read_identity(workspace)
+    if identity is None or not identity.ready:
+        time.sleep(POLL_SECONDS)
+        return True
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: signals.append(received))
+    pid = identity.process.pid
+    words = f"pid {pid} records here already; this one serves its outputs beside it, and records on when that ends"
+    print(f"gputui: {words}", file=sys.stderr)  # noqa: T201
+    try:
+        has_ended = follow(
+            workspace,
+            identity.process,
+            is_over=lambda: bool(signals) or reporter.is_gone or time.monotonic() >= ends_at,
+            show=reporter.show_stored,
+            samples=samples,
+        )
+    except (StoreError, sqlite3.Error) as error:
+        raise RecordError(str(error)) from error
+    if has_ended and workspace.agent_stopped.exists():
+        print("gputui: gputui agent stop has ended the recording", file=sys.stderr)  # noqa: T201
+        has_ended = False
+    if not has_ended and samples is not None:
+        samples.close()
+    return has_ended
 
 
 def _run(
@@ -189,14 +234,32 @@ class _Reporter:
         self._output = output
         self._rewrites = not as_json and output.isatty()
         self._next_at = 0.0
+        self.is_gone = False
+        """True if nobody reads the output any more."""
 
     def __call__(self, agent: Agent) -> None:
         context, recorder = agent.context, agent.context.recorder
-        now = context.monotonic()
-        if now < self._next_at or recorder.host is None or recorder.inventory is None:
+        if recorder.host is None or recorder.inventory is None or not self._is_due():
             return
-        self._next_at = now + (0.0 if self._rewrites else REPORT_SECONDS)
-        shape = record_shape(recorder, active_run_count(context.connection), context.now())
+        indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
+        runs, problem = active_run_count(context.connection), recorder.inventory.problem
+        self._print(record_shape(indices, recorder.fast.values(), recorder.host, problem, runs, context.now()))
+        if self.is_gone:
+            agent.stopping = True
+
+    def show_stored(self, stored: StoredSamples) -> None:
+        """As for an agent, of another recorder's samples."""
+        if self._is_due():
+            self._print(stored.shape())
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + (REWRITE_SECONDS if self._rewrites else REPORT_SECONDS)
+        return True
+
+    def _print(self, shape: Shape) -> None:
         line = json.dumps(shape) if self._as_json else record_line(shape)
         end = "\n"
         if self._rewrites:
@@ -205,4 +268,4 @@ class _Reporter:
         try:
             print(line, end=end, file=self._output, flush=True)
         except BrokenPipeError:
-            agent.stopping = True
+            self.is_gone = True

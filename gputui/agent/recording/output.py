@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 
 from msgspec.structs import asdict
 
-from gputui.agent.recording.recorder import Message, Recorder
+from gputui.agent.recording.recorder import Message
 from gputui.core import units
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.machine.aggregate import totals
@@ -166,11 +166,16 @@ class FileOutput:
 Shape = dict[str, Any]
 
 
-def record_shape(recorder: Recorder, active_runs: int, now: float) -> Shape:
-    """The machine's current state. Keys contain the unit; an unknown value is None."""
-    indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
-    gpus = totals(recorder.fast.values(), indices)
-    host = recorder.host
+def record_shape(
+    indices: Mapping[str, int],
+    samples: Iterable[GpuSample],
+    host: HostSample | None,
+    gpu_problem: str | None,
+    active_runs: int,
+    now: float,
+) -> Shape:
+    """The machine's current state: its newest samples. Keys contain the unit; an unknown value is None."""
+    gpus = totals(samples, indices)
     return {
         "time": iso(now),
         "gpus": gpus.gpu_count,
@@ -181,7 +186,7 @@ def record_shape(recorder: Recorder, active_runs: int, now: float) -> Shape:
         "power_watts": gpus.power_watts,
         "hottest_gpu": gpus.hottest_index,
         "hottest_celsius": gpus.hottest_celsius,
-        "gpu_problem": recorder.inventory.problem if recorder.inventory else None,
+        "gpu_problem": gpu_problem,
         "cpu_percent": host.cpu_percent if host else None,
         "host_memory_used_bytes": host.memory_used_bytes if host else None,
         "host_memory_total_bytes": host.memory_total_bytes if host else None,

@@ -10,6 +10,7 @@ from gputui.ui.cli.context import Exit, Session, fail
 
 if TYPE_CHECKING:
     from gputui.agent.recording.output import FileOutput, Format
+    from gputui.reports.prometheus.server import Address
 
 MIN_ROTATED_BYTES = 64 << 10
 
@@ -25,9 +26,9 @@ def record(
 ) -> int:
     """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on;
     ``output`` is a file for every sample, rotated at the size ``rotate``."""
-    samples = _output_file(output, rotate)
+    samples = output_file(output, rotate)
     if prometheus is not None:
-        _expose(session, prometheus)
+        _expose(session, address_of(prometheus))
     from gputui.agent.startup import RecordError
     from gputui.agent.startup import record as run_recorder
 
@@ -50,7 +51,8 @@ def record(
     return code
 
 
-def _output_file(output: Path | None, rotate: str | None) -> FileOutput | None:
+def output_file(output: Path | None, rotate: str | None) -> FileOutput | None:
+    """The file for every sample, not opened yet; ends the command if it cannot be one."""
     from gputui.agent.recording.output import FileOutput
     from gputui.core.yaml_forms.quantities import parse_size
 
@@ -70,21 +72,25 @@ def _output_file(output: Path | None, rotate: str | None) -> FileOutput | None:
     return FileOutput(output.absolute(), form, size)
 
 
-def _expose(session: Session, text: str) -> None:
-    """Serve metrics, and print the address on standard error."""
-    from gputui.reports.prometheus.server import AddressError, parse_address, serve
+def address_of(text: str) -> Address:
+    """The address of ``--prometheus``; ends the command if it is none."""
+    from gputui.reports.prometheus.server import AddressError, parse_address
 
     try:
-        address = parse_address(text)
+        return parse_address(text)
     except AddressError as error:
         fail(f"--prometheus: {error}", Exit.USAGE)
+
+
+def _expose(session: Session, address: Address) -> None:
+    """Serve metrics, and print the address on standard error."""
+    from gputui.reports.prometheus.server import AddressError, serve
+
     try:
-        found = serve(session.workspace.database, address)
+        actual = serve(session.workspace.database, address)
     except AddressError as error:
         fail(f"--prometheus: {error}; choose another port", Exit.REFUSED)
-    if not found.is_loopback:
-        print(  # noqa: T201
-            f"gputui: anyone who can reach {found.host} can read the recorded data; 127.0.0.1 keeps it on this machine",
-            file=sys.stderr,
-        )
-    print(f"gputui: metrics for Prometheus on http://{found.host}:{found.port}/metrics", file=sys.stderr)  # noqa: T201
+    if not actual.is_loopback:
+        words = f"anyone who can reach {actual.host} can read the recorded data; 127.0.0.1 keeps it on this machine"
+        print(f"gputui: {words}", file=sys.stderr)  # noqa: T201
+    print(f"gputui: metrics for Prometheus on http://{actual.host}:{actual.port}/metrics", file=sys.stderr)  # noqa: T201

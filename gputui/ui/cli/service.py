@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from gputui.core.files import replaced
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
 from gputui.runs.identity import actor
 from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, say
+from gputui.ui.cli.record import address_of, output_file
 
 SYSTEMCTL_SECONDS = 30.0
 LINGER = Path("/var/lib/systemd/linger")
@@ -27,12 +29,34 @@ def command() -> None:
 
 @command.command("install", changes=lambda options: not options["print_only"])
 @click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples.")
+@click.option("--prometheus", metavar="HOST:PORT", help="Let Prometheus scrape what is recorded there.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write every sample to FILE.ndjson or FILE.csv too.",
+)
+@click.option("--rotate", metavar="SIZE", help="Start a new file at this size and keep ten: 100MB.")
 @click.option("--print", "print_only", is_flag=True, help="Print the unit, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def install(session: Session, interval: float, print_only: bool, yes: bool) -> None:
+def install(
+    session: Session,
+    interval: float,
+    prometheus: str | None,
+    output: Path | None,
+    rotate: str | None,
+    print_only: bool,
+    yes: bool,
+) -> None:
     """Show the unit, write it, and start it, now and at each boot."""
-    text, path = _unit(session.workspace, interval), unit_path(os.environ)
+    options = ["--interval", f"{interval:g}"]
+    if prometheus is not None:
+        address_of(prometheus)
+        options += ["--prometheus", prometheus]
+    if output_file(output, rotate) is not None and output is not None:
+        options += ["--output", str(output.absolute()), *(() if rotate is None else ("--rotate", rotate))]
+    text, path = _unit(session.workspace, options), unit_path(os.environ)
     if print_only:
         click.echo(text, nl=False)
         return
@@ -95,7 +119,7 @@ def status(session: Session, as_json: bool) -> None:
     is_installed = path.exists()
     enabled = _systemctl("is-enabled", NAME)[0] if is_installed else None
     active = _systemctl("is-active", NAME)[0] if is_installed else None
-    is_for_home = is_installed and _command_line(_read(path)) == _command_line(_unit(session.workspace, 1.0))
+    is_for_home = is_installed and _command_line(_read(path)) == _command_line(_unit(session.workspace, ()))
     if as_json:
         print_json(
             {
@@ -117,7 +141,7 @@ def status(session: Session, as_json: bool) -> None:
             say(f"it ends with your last logout; for always: loginctl enable-linger {actor()}")
 
 
-def _unit(workspace: Workspace, interval: float) -> str:
+def _unit(workspace: Workspace, options: Sequence[str]) -> str:
     words = [sys.executable, "-m", "gputui"]
     environment = {"PATH": os.environ.get("PATH", os.defpath)}
     if workspace != locate(None, {"HOME": os.environ.get("HOME", "")}):
@@ -126,11 +150,11 @@ def _unit(workspace: Workspace, interval: float) -> str:
         else:
             environment["XDG_CONFIG_HOME"] = str(workspace.profiles.parent.parent)
             environment["XDG_STATE_HOME"] = str(workspace.state.parent)
-    return unit_text([*words, "--record", "--interval", f"{interval:g}"], environment)
+    return unit_text([*words, "--record", *options], environment)
 
 
 def _command_line(text: str) -> str:
-    """The recorder and its home in a unit, without the interval."""
+    """The recorder and its home in a unit, without its options."""
     line = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
     return line.partition('"--record"')[0]
 

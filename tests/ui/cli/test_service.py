@@ -51,6 +51,16 @@ def test_print_changes_nothing(desk: Desk) -> None:
     assert not desk.unit.exists() and not desk.asked.exists()
 
 
+def test_the_unit_has_the_outputs_and_refuses_what_the_recorder_would(desk: Desk, tmp_path: Path) -> None:
+    file = tmp_path / "samples.csv"
+    options = ("--prometheus", "127.0.0.1:9464", "--output", str(file), "--rotate", "100MB")
+    assert desk.run("install", "--yes", *options).exit_code == 0
+    assert " ".join(f'"{word}"' for word in ("--interval", "1", *options)) in desk.unit.read_text()
+    assert json.loads(desk.run("status", "--json").output)["for_this_home"]
+    for words in (("--prometheus", "nowhere"), ("--output", "samples.txt"), ("--rotate", "1GiB")):
+        assert desk.run("install", "--print", *words).exit_code == 2, words
+
+
 def test_it_is_shown_before_anybody_is_asked_and_no_is_no(desk: Desk) -> None:
     result = desk.run("install", answer="n\n")
     assert result.exit_code == 3
