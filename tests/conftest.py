@@ -143,6 +143,9 @@ def private_environment(inheritance: None, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("TZ", "UTC")
     # What the tests start is this tree's code, whichever tree is installed.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    # The Python of runs is this one, not whichever the developer's shell has.
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     yield
 
 

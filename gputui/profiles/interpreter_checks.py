@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gputui.profiles.probe import DEADLINE_SECONDS, InterpreterAnswer, ProbeError, ask_interpreter
-from gputui.runs.checks import CheckResult
+from gputui.runs.checks import CheckResult, graded
 from gputui.runs.command import substitute, values_for
 from gputui.runs.launch_shell import passed_on
 from gputui.runs.launchers import LAUNCHERS
@@ -41,13 +41,20 @@ def check_interpreter(
     except ProbeError as error:
         remedy = "set python: in the profile to the training environment's interpreter"
         return [CheckResult("interpreter", "fail", f"{spec.python} {error}", remedy)]
-    results = [CheckResult("interpreter", "pass", f"Python {answer.python} at {spec.python}")]
+    results = [chosen_interpreter(spec, f"Python {answer.python} at ")]
     results.append(_torch(spec, answer, simulated_gpus))
     results += _launcher(spec, answer)
     results += _grace(spec, answer)
     if module:
         results.append(_module(spec, module, answer))
     return results
+
+
+def chosen_interpreter(spec: RunSpec, version: str = "") -> CheckResult:
+    """The interpreter that was taken, and why; a warning where nobody chose it."""
+    remedy = "activate the training's environment, or set python: in the profile"
+    detail = f"{version}{spec.python_words or spec.python}"
+    return graded("interpreter", detail, remedy, warns=spec.python_origin == "gputui")
 
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:

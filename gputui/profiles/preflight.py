@@ -17,7 +17,7 @@ from gputui.core.redaction import redact_params
 from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import nearest, nearest_file
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
-from gputui.profiles.interpreter_checks import check_interpreter
+from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
@@ -134,7 +134,7 @@ def _interpreter(spec: RunSpec) -> CheckResult:
     if spec.python is None:
         return CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")
     if "/" in spec.python and shutil.which(spec.python) is not None:
-        return CheckResult("interpreter", "pass", spec.python)
+        return chosen_interpreter(spec)
     state = "is not a program that can be run" if Path(spec.python).exists() else "does not exist"
     remedy = "set python: in the profile to the training environment's interpreter"
     return CheckResult("interpreter", "fail", f"{spec.python} {state}", remedy)

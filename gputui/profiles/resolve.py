@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,9 +25,11 @@ from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import format_value, substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, PythonOrigin, RunSpec, Scalar
 
 RUN_DIR = "{run_dir}"
+INSTALLED = Path(__file__).resolve().parents[2]
+OWN_PACKAGE = "trainer"
 
 
 class ResolveError(ValueError):
@@ -74,12 +76,14 @@ def resolve(
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
     workdir = working_directory(profile, env)
+    python = _python(profile, workdir, env, target)
     return RunSpec(
         name=profile.name,
         launcher=form.launcher,
         program=_program(profile, env),
         workdir=workdir,
-        python=(target or {}).get("python") or _python(profile, workdir, env),
+        python=None if python is None else python.path,
+        python_origin=None if python is None or target is not None else python.origin,
         profile_path=str(profile.folder / profile.path.resolve().name),
         nproc=_processes(form, gpus, is_overridden=gpus_override is not None),
         gpus=gpus,
@@ -171,11 +175,22 @@ def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
     return ("-m", form.module or "")
 
 
-def _python(profile: Profile, workdir: str, environ: Mapping[str, str]) -> str | None:
+class Interpreter(NamedTuple):
+    """The Python of a run, and why it was taken."""
+
+    path: str
+    origin: PythonOrigin
+
+
+def _python(
+    profile: Profile, workdir: str, environ: Mapping[str, str], target: Mapping[str, Any] | None
+) -> Interpreter | None:
     """The interpreter of the run; None where the command names its own program."""
+    if target is not None and target.get("python"):
+        return Interpreter(target["python"], "profile")
     if LAUNCHERS[profile.form.launcher].takes_command:
         return None
-    return interpreter(profile.form.python, workdir, profile.folder, environ)
+    return interpreter_of(profile, workdir, environ)
 
 
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
@@ -189,26 +204,53 @@ def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
         return False
 
 
-def interpreter(python: str | None, workdir: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """The Python that runs the training.
+def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -> Interpreter:
+    """The Python of a profile's runs: the one that it names, else that of the person's shell.
 
-    This is the profile's ``python``: a path (from the working directory, else from the profile's
-    folder) or a name on $PATH. Without it, it is the active virtual environment's, else the one
-    that runs gputui. Links are not followed: a virtual environment is recognised by the path of its
+    A name is a path (from the working directory, else from the profile's folder) or a program on
+    $PATH. Links are not followed: a virtual environment is recognised by the path of its
     interpreter.
     """
-    if python is None:
-        active = environ.get("VIRTUAL_ENV")
-        candidate = Path(active) / "bin" / "python" if active else None
-        return str(candidate) if candidate is not None and candidate.exists() else sys.executable
-    path = _home(python, environ)
+    form, folder = profile.form, profile.folder
+    if form.python is None:
+        return shell_interpreter(environ, is_own_program=_is_own_program(profile))
+    path = _home(form.python, environ)
     if "/" not in path:
-        return shutil.which(path, path=environ.get("PATH")) or path
-    if path.startswith("/"):
-        return path
-    bases = [str(folder)] if workdir.startswith(RUN_DIR) else [workdir, str(folder)]
-    candidates = [os.path.normpath(Path(base) / path) for base in bases]
-    return next((candidate for candidate in candidates if Path(candidate).exists()), candidates[0])
+        path = shutil.which(path, path=environ.get("PATH")) or path
+    elif not path.startswith("/"):
+        bases = [str(folder)] if workdir.startswith(RUN_DIR) else [workdir, str(folder)]
+        candidates = [os.path.normpath(Path(base) / path) for base in bases]
+        path = next((candidate for candidate in candidates if Path(candidate).exists()), candidates[0])
+    return Interpreter(path, "profile")
+
+
+def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = False) -> Interpreter:
+    """The Python that a person's shell would start: that of the active environment, else the first
+    one on $PATH, such as a pyenv shim, which is used as it is.
+
+    gputui's own is the last choice, unless the program comes with gputui (``is_own_program``).
+    """
+    origins: tuple[PythonOrigin, ...] = ("VIRTUAL_ENV", "CONDA_PREFIX")
+    for name in origins:
+        folder = environ.get(name)
+        if folder and (python := Path(folder, "bin", "python")).exists():
+            return Interpreter(str(python), name)
+    if is_own_program:
+        return Interpreter(sys.executable, "trainer")
+    first = shutil.which("python", path=environ.get("PATH", ""))
+    if first is None or Path(first).parent.resolve() == Path(sys.executable).parent.resolve():
+        return Interpreter(sys.executable, "gputui")
+    return Interpreter(str(Path(first).absolute()), "PATH")
+
+
+def _is_own_program(profile: Profile) -> bool:
+    """Return whether the profile runs what comes with gputui and is installed with it: the trainer,
+    or the script of a shipped profile."""
+    if profile.folder == shipped_profiles().resolve():
+        return True
+    module = profile.form.module or ""
+    near = [root for root in _module_roots(profile.folder) if _holds_module(root, module)]
+    return module.partition(".")[0] == OWN_PACKAGE and near in ([], [INSTALLED])
 
 
 def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
@@ -225,15 +267,17 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
         return path if path.startswith(RUN_DIR) else os.path.normpath(folder / path)
     is_shipped = folder == shipped_profiles().resolve()
     if form.module is not None:
-        around = [folder.parent] if folder.name == "profiles" else []
-        for root in [folder, *around]:
+        for root in _module_roots(folder):
             if _holds_module(root, form.module):
                 return str(root)
-        installed = Path(__file__).resolve().parents[2]
-        is_foreign = interpreter(form.python, RUN_DIR, folder, environ) != sys.executable
-        if is_shipped and is_foreign and _holds_module(installed, form.module):
-            return str(installed)
+        is_foreign = interpreter_of(profile, RUN_DIR, environ).path != sys.executable
+        if is_shipped and is_foreign and _holds_module(INSTALLED, form.module):
+            return str(INSTALLED)
     return RUN_DIR if is_shipped else str(folder)
+
+
+def _module_roots(folder: Path) -> list[Path]:
+    return [folder, folder.parent] if folder.name == "profiles" else [folder]
 
 
 def _holds_module(root: Path, module: str) -> bool:

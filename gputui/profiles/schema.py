@@ -168,7 +168,9 @@ class ProfileForm(Model):
     script: Text | None = Field(None, description="the script, relative to the profile's folder")
     module: ModuleName | None = Field(None, description="a module instead, as with python -m")
     command: Annotated[Arguments, Field(min_length=1)] | None = Field(None, description="the whole command instead")
-    python: Text | None = Field(None, description="the interpreter, a path or a name; else the active environment's")
+    python: Text | None = Field(
+        None, description="the interpreter, a path or a name; else [that of your shell](#environment)"
+    )
     workdir: Text | None = Field(
         None, description="the working directory, relative to the profile's folder; may begin with {run_dir}"
     )

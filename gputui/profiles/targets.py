@@ -73,13 +73,13 @@ def with_job_options(target: Mapping[str, Any], given: Mapping[str, str]) -> dic
 
 def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterator[CheckResult]:
     """Check step by step whether a target can be used, with the interpreter of a profile."""
-    from gputui.profiles.resolve import interpreter, working_directory
+    from gputui.profiles.resolve import interpreter_of, shell_interpreter, working_directory
 
-    python, workdir, folder = None, "", Path()
-    if profile is not None:
-        python, folder = profile.form.python, profile.folder
-        workdir = working_directory(profile, os.environ)
-    python = target.get("python") or interpreter(python, workdir, folder, os.environ)
+    python = target.get("python")
+    if not python and profile is None:
+        python = shell_interpreter(os.environ).path
+    elif not python and profile is not None:
+        python = interpreter_of(profile, working_directory(profile, os.environ), os.environ).path
     return Executors().of(target).survey({**target, "python": python})
 
 

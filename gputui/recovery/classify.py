@@ -108,6 +108,9 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         primary = replace(primary, kind=SHARED_OOM)
     detail = _detail(primary, evidence, hide)
     says = KINDS[primary.kind].says.format(who=_who(primary, evidence))
+    python = ""
+    if primary.kind == "import_error" and evidence.python is not None:
+        python = f"; it was started by {evidence.python}"
     in_text = _AT_STEP.search(primary.text)
     observed = (each.step for each in evidence.observed if each.kind == primary.kind)
     step = next(observed, None)
@@ -118,7 +121,7 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         kind=primary.kind,
         rank=primary.rank,
         step=step,
-        summary=_line(f"{says} ({detail})" if detail else says, hide),
+        summary=_line((f"{says} ({detail})" if detail else says) + python, hide),
         fingerprint=fingerprint(primary.kind, hide(primary.text)),
         evidence_lines=tuple(_line(text, hide) for _, text in lines),
         gpu=primary.gpu,

@@ -146,6 +146,7 @@ class Evidence(Struct, frozen=True):
     ``exit`` is None if the executor left no record; ``rebooted``: the machine was, since its start;
     ``last_step`` is that of the metrics, whose line states the time ``last_step_at``. ``problems``
     are unreadable files. ``shared_with`` are runs that used its GPU shortly before the end.
+    ``python`` is the interpreter, and why it was taken.
     """
 
     exit: ExitRecord | None = None
@@ -161,6 +162,7 @@ class Evidence(Struct, frozen=True):
     problems: tuple[str, ...] = msgspec.field(default=())
     shared_with: tuple[str, ...] = ()
     gpus: GpuUse = GpuUse()
+    python: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         shape: dict[str, Any] = msgspec.to_builtins(self)

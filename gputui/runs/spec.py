@@ -70,6 +70,19 @@ class CheckpointSpec(Struct, frozen=True):
     resume: tuple[str, ...] = ()
 
 
+PythonOrigin = Literal["profile", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "trainer", "gputui"]
+
+PYTHON_ORIGINS: Mapping[PythonOrigin, str] = {
+    "profile": "which the profile names",
+    "VIRTUAL_ENV": "of the active virtual environment (VIRTUAL_ENV)",
+    "CONDA_PREFIX": "of the active conda environment (CONDA_PREFIX)",
+    "PATH": "the first python on PATH",
+    "trainer": "gputui's own, with the trainer that it runs",
+    "gputui": "gputui's own, because no environment was active and PATH had no other python",
+}
+"""Why an interpreter was taken, as the end of a sentence that names its path."""
+
+
 class Phase(Struct, frozen=True):
     """Parameters up to the checkpoint of step ``until``, None for the last phase."""
 
@@ -91,6 +104,8 @@ class RunSpec(Struct, frozen=True):
     program: tuple[str, ...]
     workdir: str
     python: str | None = None
+    # None on a target, and where the command names its own program.
+    python_origin: PythonOrigin | None = None
     profile_path: str | None = None
     nproc: int = 1
     gpus: GpuRequest = msgspec.field(default_factory=GpuRequest)
@@ -135,6 +150,13 @@ class RunSpec(Struct, frozen=True):
         """Number of ranks on that many GPUs of this machine, at the profile's ranks per GPU."""
         asked = len(self.gpus.uuids) or self.gpus.count
         return max(1, self.nproc * gpus // asked) if asked and gpus else self.nproc
+
+    @property
+    def python_words(self) -> str | None:
+        """The interpreter, and why it was taken: ``/env/bin/python, the first python on PATH``."""
+        if self.python is None or self.python_origin is None:
+            return None
+        return f"{self.python}, {PYTHON_ORIGINS[self.python_origin]}"
 
     def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
         """The parameter with a ``role`` (one of ROLE_NAMES), or None if this profile has none."""

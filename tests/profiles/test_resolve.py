@@ -11,6 +11,7 @@ import pytest
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles import resolve as resolving
 from gputui.profiles.describe import preview_launch
+from gputui.profiles.interpreter_checks import chosen_interpreter
 from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
@@ -131,7 +132,7 @@ def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_instal
     shipped = site / "gputui" / "shipped_profiles"
     shipped.mkdir(parents=True)
     monkeypatch.setattr(resolving, "shipped_profiles", lambda: shipped)
-    monkeypatch.setattr(resolving, "__file__", str(site / "gputui" / "profiles" / "resolve.py"))
+    monkeypatch.setattr(resolving, "INSTALLED", site)
     for text in ("module: trainer", "script: plain.py"):
         assert spec_of(shipped, text).workdir == "{run_dir}"
     make_program(tmp_path / "venv" / "bin" / "python")
@@ -139,12 +140,53 @@ def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_instal
     assert spec_of(shipped, "module: trainer", environ=environ).workdir == str(site)
 
 
-def test_which_interpreter(project: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    active = {"VIRTUAL_ENV": str(venv)}
-    assert spec_of(project, "script: a.py", environ=active).python == sys.executable
-    python = make_program(venv / "bin" / "python")
-    assert spec_of(project, "script: a.py", environ=active).python == str(python)
+OWN = str(Path(sys.executable).parent)
+
+
+@table(
+    ("environ", "python", "origin"),
+    [
+        # Folders of {tmp}; of shims/ the python is a script, gone/ has none.
+        ({"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda", "PATH": "shims"}, "venv/bin/python", "VIRTUAL_ENV"),
+        ({"VIRTUAL_ENV": "gone", "CONDA_PREFIX": "conda", "PATH": OWN}, "conda/bin/python", "CONDA_PREFIX"),
+        ({"VIRTUAL_ENV": "", "CONDA_PREFIX": "gone", "PATH": "gone:shims:conda/bin"}, "shims/python", "PATH"),
+        ({"VIRTUAL_ENV": OWN.removesuffix("/bin"), "PATH": "shims"}, sys.executable, "VIRTUAL_ENV"),
+        # gputui's own, by each of its names.
+        ({"PATH": f"{OWN}:shims"}, sys.executable, "gputui"), ({"PATH": "linked:shims"}, sys.executable, "gputui"),
+        ({"PATH": "gone"}, sys.executable, "gputui"), ({}, sys.executable, "gputui"),
+    ],
+)  # fmt: skip
+def test_which_interpreter_without_a_key(
+    project: Path, tmp_path: Path, environ: dict[str, str], python: str, origin: str
+) -> None:
+    for place in ("venv/bin", "conda/bin", "shims"):
+        make_program(tmp_path / place / "python")
+    (tmp_path / "linked").symlink_to(OWN)
+    absolute = {
+        name: ":".join(str(tmp_path / part) if part else "" for part in value.split(":"))
+        for name, value in environ.items()
+    }
+    spec = spec_of(project, "script: a.py", environ=absolute)
+    assert (spec.python, spec.python_origin) == (str(tmp_path / python), origin)
+    check = chosen_interpreter(spec)
+    assert check.status == ("warn" if origin == "gputui" else "pass") and str(spec.python) in check.detail
+
+
+def test_the_trainer_runs_on_the_active_environment_or_on_gputuis_own(project: Path, tmp_path: Path) -> None:
+    make_program(tmp_path / "shims" / "python")
+    environ = {"PATH": str(tmp_path / "shims")}
+    spec = spec_of(project, "module: trainer", environ=environ)
+    assert (spec.python, spec.python_origin) == (sys.executable, "trainer")
+    # A person's own package of that name is theirs.
+    (project / "trainer.py").touch()
+    assert spec_of(project, "module: trainer", environ=environ).python_origin == "PATH"
+    (tmp_path / "active" / "bin").mkdir(parents=True)
+    make_program(tmp_path / "active" / "bin" / "python")
+    environ["CONDA_PREFIX"] = str(tmp_path / "active")
+    assert spec_of(project, "module: trainer", environ=environ).python_origin == "CONDA_PREFIX"
+
+
+def test_which_interpreter_a_key_names(project: Path) -> None:
     # A virtual environment is known by the path of its interpreter, which is a link to another one.
     link = project / "linked" / "bin" / "python"
     link.parent.mkdir(parents=True)

@@ -139,6 +139,13 @@ def test_what_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> Non
         assert incident.kind == "nonzero_exit" and ("lr" in incident.summary) == is_quoted
 
 
+def test_a_missing_module_names_the_python_that_missed_it_and_no_other_kind_does(tmp_path: Path) -> None:
+    python = "/env/bin/python, the first python on PATH"
+    for error, is_named in (("ModuleNotFoundError: No module named 'x'", True), ("ValueError: x", False)):
+        evidence = rank_failed(tmp_path / error, traceback(error), python=python)
+        assert mentions(classify(evidence).summary, python) is is_named
+
+
 def test_the_step_is_taken_from_the_message_where_it_names_one(tmp_path: Path) -> None:
     stderr = traceback("RuntimeError: injected crash at step 41 on rank 1", rank=1)
     assert classify(rank_failed(tmp_path / "a", stderr, last_step=40)).step == 41

@@ -377,6 +377,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         observed=() if is_well else task.observed,
         shared_with=task.shared_with,
         gpus=task.gpus,
+        python=task.resolved.spec.python_words,
     )
     # Classified by the original text, not by the redacted one.
     redactor = task.resolved.redactor

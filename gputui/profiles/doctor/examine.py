@@ -35,10 +35,10 @@ class Interpreter(Struct, frozen=True):
 def current_interpreter() -> Interpreter:
     """The interpreter of a run whose profile names none."""
     # Imported here, because it imports pydantic.
-    from gputui.profiles.resolve import interpreter
+    from gputui.profiles.resolve import shell_interpreter
 
     here = Path.cwd()
-    return Interpreter(interpreter(None, str(here), here, os.environ), dict(os.environ), str(here))
+    return Interpreter(shell_interpreter(os.environ).path, dict(os.environ), str(here))
 
 
 def examine(

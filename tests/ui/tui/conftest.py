@@ -29,7 +29,7 @@ IDLE_TURNS = 3
 @pytest.fixture(autouse=True)
 def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Local time is UTC and nothing of the developer's terminal counts."""
-    for name in ("NO_COLOR", "COLORTERM", "SSH_CONNECTION", "VIRTUAL_ENV"):
+    for name in ("NO_COLOR", "COLORTERM", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
