@@ -144,7 +144,8 @@ def private_environment(inheritance: None, monkeypatch: pytest.MonkeyPatch, tmp_
     # What the tests start is this tree's code, whichever tree is installed.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     # The Python of runs is this one, not whichever the developer's shell has.
-    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    for name in ("CONDA_PREFIX", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     yield
 

@@ -57,7 +57,7 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
         f"profile      {spec.profile_path or spec.name}",
         f"command      {shlex.join(launch.argv)}",
         f"in           {launch.cwd}",
-        f"GPUs         {_gpus(spec, situation)}",
+        f"GPUs         {_gpus(spec, situation)}{spec.gpus.origin_words}",
         f"processes    {spec.nproc}" + f", with all {count} GPUs" * (spec.nproc == 1 < count),
         *_labelled("metrics", [substitute(text, values) for text in _metrics(spec)]),
         f"checkpoints  {_checkpoints(spec, values)}",

@@ -71,6 +71,21 @@ def parse_selection(given: object) -> Selection:
     return Selection(devices=devices)
 
 
+def shell_selection(text: str) -> Selection:
+    """The GPUs that CUDA_VISIBLE_DEVICES names. As for CUDA, the first entry that names none, such
+    as -1, ends the list.
+
+    Raises SelectionError.
+    """
+    devices: list[int | str] = []
+    for part in text.split(","):
+        try:
+            devices.append(_device(part.strip()))
+        except NoSelectionError:
+            break
+    return parse_selection(devices) if devices else Selection()
+
+
 def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, memory_bytes: int | None) -> GpuRequest:
     """The request for the scheduler. ``inventory`` is None if the driver has not been asked, and
     empty if it shows no GPU.
@@ -137,6 +152,9 @@ def _find(device: int | str, inventory: Sequence[GpuFacts]) -> GpuFacts:
             return gpu
     if isinstance(device, int):
         raise SelectionError(f"GPU {device} does not exist; this machine has {_indices(inventory)}")
+    abbreviated = [gpu for gpu in inventory if gpu.uuid.startswith(device)]
+    if len(abbreviated) == 1:
+        return abbreviated[0]
     uuids = [gpu.uuid for gpu in inventory]
     hint = did_you_mean(device, uuids) or f"this machine has {', '.join(uuids)}"
     raise SelectionError(f"GPU {device} does not exist; {hint}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.core.units import bytes_text, index_ranges
 from gputui.machine.gpu_model import GpuFacts
@@ -146,6 +147,11 @@ def likely_gpus(spec: RunSpec, situation: GpuSituation) -> tuple[GpuFacts, ...]:
 
 def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     """Check that the requested GPUs exist, work and are free."""
+    result = _check_gpus(spec, situation)
+    return replace(result, detail=result.detail + spec.gpus.origin_words)
+
+
+def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     request = spec.gpus
     if not request.count:
         return CheckResult("gpus", "skip", "a CPU run, no GPU is asked for")

@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from gputui.core.config import shipped_profiles
 from gputui.core.yaml_forms.problems import nearest, shown_path
 from gputui.machine.gpu_model import GpuFacts
-from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
+from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus, shell_selection
 from gputui.profiles.params import ParameterError, apply, unknown_parameter
 from gputui.profiles.profile_file import Profile
 from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import format_value, substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, PythonOrigin, RunSpec, Scalar
+from gputui.runs.spec import SHELL_GPUS, CheckpointSpec, GpuRequest, MetricsSpec, Phase, PythonOrigin, RunSpec, Scalar
 
 RUN_DIR = "{run_dir}"
 INSTALLED = Path(__file__).resolve().parents[2]
@@ -55,8 +55,9 @@ def resolve(
 
     ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type;
     ``gpus_override`` is ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or
-    UUIDs; ``inventory`` are the GPUs of this machine, None if unknown; ``environ`` is that of the
-    person who launches; ``target`` is None for this machine.
+    UUIDs, without which CUDA_VISIBLE_DEVICES of ``environ`` counts; ``inventory`` are the GPUs of
+    this machine, None if unknown; ``environ`` is that of the person who launches; ``target`` is
+    None for this machine.
 
     Raises ResolveError with every problem.
     """
@@ -69,9 +70,16 @@ def resolve(
     except ParameterError as error:
         problems, is_refusal = [*error.problems], False
     try:
-        gpus = _gpus(form, gpus_override, inventory)
+        source, selection = "gpus", form.gpus
+        if gpus_override is not None:
+            source, selection = "--gpus", parse_selection(gpus_override)
+        elif target is None and (shell := _shell_gpus(form, env)) is not None:
+            source, selection = SHELL_GPUS, shell_selection(shell)
+        gpus = _gpus(form, selection, inventory)
+        if source == SHELL_GPUS:
+            gpus = replace(gpus, shell=env[SHELL_GPUS])
     except SelectionError as error:
-        problems.append(f"{'gpus' if gpus_override is None else '--gpus'}: {error}")
+        problems.append(f"{source}: {error}")
         is_refusal = is_refusal and error.is_refusal
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
@@ -85,7 +93,7 @@ def resolve(
         python=None if python is None else python.path,
         python_origin=None if python is None or target is not None else python.origin,
         profile_path=str(profile.folder / profile.path.resolve().name),
-        nproc=_processes(form, gpus, is_overridden=gpus_override is not None),
+        nproc=_processes(form, gpus, is_overridden=source != "gpus"),
         gpus=gpus,
         visible=form.visible,
         disk_bytes=form.requires.disk,
@@ -147,9 +155,14 @@ def _unknown(profile: Profile, name: str, given: Scalar) -> str:
     return f"{unknown_parameter(name, profile.parameters)}; if it is an option of the script, {where}"
 
 
-def _gpus(form: ProfileForm, override: str | None, inventory: Sequence[GpuFacts] | None) -> GpuRequest:
-    """The GPUs that the run asks for. Raises SelectionError."""
-    selection = form.gpus if override is None else parse_selection(override)
+def _shell_gpus(form: ProfileForm, environ: Mapping[str, str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES of the launching shell; None without it, for a profile of a CPU run, and
+    inside a run, whose variable gputui has set."""
+    return None if form.gpus.is_none or "GPUTUI_RUN_DIR" in environ else environ.get(SHELL_GPUS)
+
+
+def _gpus(form: ProfileForm, selection: Selection, inventory: Sequence[GpuFacts] | None) -> GpuRequest:
+    """The request for the selected GPUs. Raises SelectionError."""
     request = request_gpus(selection, inventory, form.requires.gpu_memory)
     if form.min_gpus is None or not request.count:
         return request
@@ -194,7 +207,7 @@ def _python(
 
 
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
-    """Return whether the run asks for GPUs, so that resolving it needs the machine's inventory.
+    """Return whether the run may ask for GPUs, so that resolving it needs the machine's inventory.
     False for an invalid override."""
     if gpus_override is None:
         return not profile.form.gpus.is_none

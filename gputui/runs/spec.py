@@ -4,6 +4,7 @@ only, which are stored per attempt; a person who starts it again may change its 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
@@ -39,15 +40,24 @@ class SpecError(ValueError):
     """An invalid stored specification."""
 
 
+SHELL_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
 class GpuRequest(Struct, frozen=True):
     """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none
     for a CPU run. ``min_count`` is the fewest with which recovery may continue when GPUs fail; None
-    is ``count``."""
+    is ``count``. ``shell`` is CUDA_VISIBLE_DEVICES of the launching shell, where that chose them."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
     memory_bytes: int | None = None
     min_count: int | None = None
+    shell: str | None = None
+
+    @property
+    def origin_words(self) -> str:
+        """The remark that the launching shell chose the GPUs, as the end of a sentence; else empty."""
+        return "" if self.shell is None else f", by {SHELL_GPUS}={shlex.quote(self.shell)} of the launching shell"
 
 
 class MetricsSpec(Struct, frozen=True):

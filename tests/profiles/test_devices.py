@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gputui.machine.gpu_model import GpuFacts
-from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus
+from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus, shell_selection
 from gputui.runs.spec import GpuRequest
 from tests.tables import table
 from tests.texts import mentions
@@ -28,6 +28,28 @@ WITH_MIG = [*FOUR[:3], GpuFacts(uuid=UUIDS[3], index=3, name="H200", mig_mode=Tr
 )  # fmt: skip
 def test_what_can_be_asked(given: object, selection: Selection) -> None:
     assert parse_selection(given) == selection
+
+
+@table(
+    ("text", "devices"),
+    [
+        ("1", (1,)), ("3, 0", (3, 0)), (UUIDS[2], (UUIDS[2],)),
+        (f"GPU-00000001,{UUIDS[0]}", ("GPU-00000001", UUIDS[0])),
+        # As for CUDA, nothing after an entry that is no GPU counts.
+        ("", ()), ("-1", ()), ("NoDevFiles", ()), ("2,-1,0", (2,)),
+    ],
+)  # fmt: skip
+def test_what_the_launching_shell_can_select(text: str, devices: tuple[int | str, ...]) -> None:
+    assert shell_selection(text) == Selection(devices=devices)
+
+
+def test_what_the_launching_shell_cannot_select_and_what_it_may_abbreviate() -> None:
+    for text, named in (("MIG-1234", "MIG"), ("1,1", "twice")):
+        with pytest.raises(SelectionError, match=named):
+            shell_selection(text)
+    assert request_gpus(shell_selection("GPU-00000002"), FOUR, None) == GpuRequest(1, (UUIDS[2],))
+    with pytest.raises(SelectionError, match="does not exist"):
+        request_gpus(shell_selection("GPU-0000000"), FOUR, None)
 
 
 @table(

@@ -10,7 +10,8 @@ import pytest
 
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles import resolve as resolving
-from gputui.profiles.describe import preview_launch
+from gputui.profiles.describe import describe, preview_launch
+from gputui.profiles.gpu_checks import GpuSituation, check_gpus
 from gputui.profiles.interpreter_checks import chosen_interpreter
 from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
@@ -233,6 +234,36 @@ def test_gpus_that_are_there_and_that_are_not(project: Path) -> None:
         spec_of(project, "script: a.py\ngpus: 2", inventory=[])
     assert mentions(str(caught.value), "gpus: ", "--gpus 0") and caught.value.is_refusal
     assert spec_of(project, "script: a.py\ngpus: 2", inventory=[], gpus="0").gpus == GpuRequest()
+
+
+@table(
+    ("text", "shell", "override", "uuids", "count"),
+    [
+        ("gpus: 1", "2,1", None, (UUIDS[2], UUIDS[1]), 2), ("gpus: 2", UUIDS[3], None, (UUIDS[3],), 1),
+        ("gpus: [0]", "1", None, (UUIDS[1],), 1), ("gpus: 2", "", None, (), 0), ("gpus: all", "-1", None, (), 0),
+        # What is given at the launch beats it, and a profile of CPU runs stays one.
+        ("gpus: 1", "2", "0,", (UUIDS[0],), 1), ("gpus: 1", "2", "2", (), 2), ("gpus: 0", "2", None, (), 0),
+    ],
+)  # fmt: skip
+def test_gpus_of_the_launching_shell(
+    project: Path, text: str, shell: str, override: str | None, uuids: tuple[str, ...], count: int
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": shell}
+    spec = spec_of(project, f"script: a.py\n{text}", gpus=override, environ=environ)
+    assert (spec.gpus.uuids, spec.gpus.count, spec.nproc) == (uuids, count, max(1, count))
+    is_heeded = override is None and text != "gpus: 0"
+    said = check_gpus(spec, GpuSituation(FOUR)).detail, "\n".join(describe(spec, preview_launch(spec, runs=project)))
+    for words in said:
+        assert mentions(words, "CUDA_VISIBLE_DEVICES=", "of the launching shell") is is_heeded
+    # Inside a run the variable is gputui's own.
+    inside = spec_of(project, f"script: a.py\n{text}", gpus=override, environ={**environ, "GPUTUI_RUN_DIR": "/r"})
+    assert inside.gpus.shell is None
+
+
+def test_a_gpu_of_the_launching_shell_that_is_not_there(project: Path) -> None:
+    with pytest.raises(ResolveError) as caught:
+        spec_of(project, "script: a.py", environ={"CUDA_VISIBLE_DEVICES": "7"})
+    assert mentions(str(caught.value), "CUDA_VISIBLE_DEVICES: GPU 7") and caught.value.is_refusal
 
 
 def test_whether_gpus_are_wanted(project: Path) -> None:

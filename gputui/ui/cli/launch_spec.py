@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from gputui.profiles.profile_file import Profile, ProfileNotFoundError, find, lo
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import SHELL_GPUS, RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.ui.cli.context import Exit, Session
@@ -39,12 +40,17 @@ def resolve_spec(
     gpus: str | None,
     situation: GpuSituation | None,
     target: Mapping[str, Any] | None = None,
+    *,
+    heeds_shell_gpus: bool = True,
 ) -> RunSpec:
     """The specification of a run; ends the command with one line per problem."""
+    environ = {name: value for name, value in os.environ.items() if heeds_shell_gpus or name != SHELL_GPUS}
     inventory = None if situation is None else situation.facts
     try:
         given = split_assignments(changes)
-        return resolve(profile, overrides=given, gpus_override=gpus, inventory=inventory, target=target)
+        return resolve(
+            profile, overrides=given, gpus_override=gpus, inventory=inventory, environ=environ, target=target
+        )
     except ParameterError as error:
         refuse(list(error.problems), Exit.USAGE)
     except ResolveError as error:
@@ -84,7 +90,7 @@ def resolve_without_gpus(
     except ResolveError as error:
         if not error.is_refusal:
             refuse(list(error.problems), Exit.USAGE)
-        return resolve_spec(profile, changes, gpus, None), list(error.problems)
+        return resolve_spec(profile, changes, gpus, None, heeds_shell_gpus=False), list(error.problems)
     except ParameterError as error:
         refuse(list(error.problems), Exit.USAGE)
 

@@ -76,7 +76,7 @@ def export(
     from gputui.ui.cli import launch_spec
 
     found = launch_spec.load_profile(session, profile)
-    spec = launch_spec.resolve_spec(found, changes, gpus, None)
+    spec = launch_spec.resolve_spec(found, changes, gpus, None, heeds_shell_gpus=False)
     try:
         text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
     except ManifestError as error:

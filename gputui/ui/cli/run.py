@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
+from gputui.core import units
 from gputui.core.redaction import Redactor
 from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
@@ -89,6 +90,9 @@ def command(
             after = [session.find_run(connection, each, only=True).run_id for each in predecessors]
         spec = replace(spec, after=tuple(after))
     run_id = submit(session, spec, name)
+    if spec.gpus.shell is not None and not as_json:
+        count = units.count_of(spec.gpus.count, "GPU") if spec.gpus.count else "no GPU"
+        say(f"{run_id} asks for {count}{spec.gpus.origin_words}; --gpus beats it")
     if wait:
         from gputui.ui.cli.wait import wait_until_over
 
