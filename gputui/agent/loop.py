@@ -201,6 +201,8 @@ class Agent:
         parts, due = self.supervisor.parts, self._due
         parts.do("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
+        if is_tick:
+            parts.do("the locks of GPUs", self.supervisor.admission.note_locks)
         now = self.context.monotonic()
         # Work that is due before the sampler's next tick is done now: one wake-up a second serves
         # all.

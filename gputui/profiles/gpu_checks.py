@@ -11,17 +11,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.text import clean
 from gputui.core.units import bytes_text, index_ranges
 from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
-from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
+from gputui.runs.gpu_conditions import GpuCondition
+from gputui.runs.scheduler import Start, Wait, schedule
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.store.series import GpuSample, GpuSlowSample
 
 MARGIN = 0.95
 """The usable share of a GPU's memory; the CUDA context and fragmentation take the rest."""
@@ -30,62 +31,44 @@ _LENGTH_WORDS = {"step", "steps", "epoch", "epochs", "seed", "every", "interval"
 
 
 class GpuSituation(Struct, frozen=True):
-    """The state of this machine's GPUs, by UUID, and its queue. ``in_use`` says who uses a GPU ("is
-    used by digits-3"), ``holders`` which runs lease it, ``promised`` which run has it next,
-    ``quarantined`` the reason for a quarantine, ``alerts`` an active alert. A GPU without a sample
-    is judged by its facts."""
+    """The condition of this machine's GPUs, and its queue. ``promised`` says which queued run has a
+    GPU next, by UUID."""
 
-    facts: Sequence[GpuFacts]
-    samples: Mapping[str, GpuSample] = msgspec.field(default_factory=dict)
-    slow: Mapping[str, GpuSlowSample] = msgspec.field(default_factory=dict)
-    in_use: Mapping[str, str] = msgspec.field(default_factory=dict)
-    quarantined: Mapping[str, str] = msgspec.field(default_factory=dict)
-    alerts: Mapping[str, str] = msgspec.field(default_factory=dict)
-    holders: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    conditions: Sequence[GpuCondition]
     waiting: WaitingRuns = WaitingRuns()
     promised: Mapping[str, str] = msgspec.field(default_factory=dict)
 
-    def unusable_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
+    @property
+    def facts(self) -> list[GpuFacts]:
+        return [gpu.facts for gpu in self.conditions]
+
+    def condition(self, uuid: str) -> GpuCondition:
+        return next(gpu for gpu in self.conditions if gpu.facts.uuid == uuid)
+
+    def unusable_reason(self, gpu: GpuCondition, memory_bytes: int | None) -> str | None:
         """The reason why nothing can run on this GPU until somebody repairs or replaces it, or
         None."""
-        sample, slow = self.samples.get(gpu.uuid), self.slow.get(gpu.uuid)
-        if gpu.mig_mode:
-            return "is in MIG mode"
-        if sample is not None and sample.state != "ok":
-            return "is lost" if sample.state == "lost" else f"answers with an error ({sample.detail or 'unknown'})"
-        if slow is not None and slow.row_remap_failed:
-            return "has memory that could not be remapped"
-        if gpu.uuid in self.quarantined:
-            return f"is in quarantine ({self.quarantined[gpu.uuid]}); gputui gpus --clear {gpu.index} ends it"
-        if memory_bytes is not None and gpu.memory_total_bytes is not None and gpu.memory_total_bytes < memory_bytes:
-            return "has {}, not {}".format(*_sizes(gpu.memory_total_bytes, memory_bytes))
-        return None
+        if gpu.quarantine is not None:
+            return f"{gpu.broken}; gputui gpus --clear {gpu.facts.index} ends it"
+        total_bytes = gpu.facts.memory_total_bytes
+        if gpu.broken is None and memory_bytes is not None and total_bytes is not None and total_bytes < memory_bytes:
+            return "has {}, not {}".format(*_sizes(total_bytes, memory_bytes))
+        return gpu.broken
 
-    def busy_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
+    def busy_reason(self, gpu: GpuCondition, memory_bytes: int | None) -> str | None:
         """The reason why a run cannot start on this GPU now, or None."""
-        if gpu.uuid in self.in_use:
-            return self.in_use[gpu.uuid]
-        if gpu.uuid in self.promised:
-            return f"is promised to {self.promised[gpu.uuid]}"
-        sample = self.samples.get(gpu.uuid)
-        if memory_bytes is None or sample is None or sample.memory_used_bytes is None:
-            return None
-        total = sample.memory_total_bytes or gpu.memory_total_bytes
-        if total is not None and total - sample.memory_used_bytes < memory_bytes:
-            return "has {} of {} free".format(*_sizes(max(0, total - sample.memory_used_bytes), memory_bytes))
+        if gpu.holders:
+            return f"is used by {', '.join(map(clean, gpu.holders))}"
+        if (reason := gpu.occupied or gpu.desktop) is not None:
+            return reason
+        if gpu.facts.uuid in self.promised:
+            return f"is promised to {self.promised[gpu.facts.uuid]}"
+        if memory_bytes is not None and gpu.free_bytes is not None and gpu.free_bytes < memory_bytes:
+            return "has {} of {} free".format(*_sizes(gpu.free_bytes, memory_bytes))
         return None
 
-    def is_free(self, gpu: GpuFacts, memory_bytes: int | None) -> bool:
+    def is_free(self, gpu: GpuCondition, memory_bytes: int | None) -> bool:
         return self.unusable_reason(gpu, memory_bytes) is None and self.busy_reason(gpu, memory_bytes) is None
-
-    def warning(self, gpu: GpuFacts) -> str | None:
-        """A defect that does not prevent work, or None."""
-        slow = self.slow.get(gpu.uuid)
-        if slow is not None and slow.row_remap_pending:
-            return "waits for a reset to remap memory"
-        if slow is not None and slow.ecc_uncorrected:
-            return f"has had {slow.ecc_uncorrected} uncorrectable memory errors"
-        return f"has an active alert: {self.alerts[gpu.uuid]}" if gpu.uuid in self.alerts else None
 
     def decision(self, spec: RunSpec) -> Start | Wait:
         """The scheduler's decision if a run joined the queue now."""
@@ -97,27 +80,10 @@ class GpuSituation(Struct, frozen=True):
 
     def schedule(self, queue: Sequence[Run]) -> list[Start | Wait]:
         """The scheduler's decisions for a queue on these GPUs."""
-        available = []
-        for gpu in self.facts:
-            broken, sample = self.unusable_reason(gpu, None), self.samples.get(gpu.uuid)
-            holders = self.holders.get(gpu.uuid, ())
-            total = gpu.memory_total_bytes if sample is None else sample.memory_total_bytes
-            used = None if sample is None else sample.memory_used_bytes
-            available.append(
-                GpuAvailability(
-                    gpu.uuid,
-                    gpu.index,
-                    holders,
-                    broken or (None if holders else self.in_use.get(gpu.uuid)),
-                    free_bytes=None if total is None or used is None else total - used,
-                    out_of_service=broken is not None,
-                    total_bytes=total,
-                )
-            )
         executors = Executors()
         return schedule(
             queue,
-            available,
+            [gpu.availability() for gpu in self.conditions],
             paused=self.waiting.is_paused,
             places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
             predecessor=lambda run: self.waiting.predecessors.get(run.run_id),
@@ -158,11 +124,13 @@ def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     if situation is None:
         return CheckResult("gpus", "skip", "which GPUs there are is not known", "see gputui doctor")
     candidates = _candidates(request, situation)
-    missing = set(request.uuids) - {gpu.uuid for gpu in candidates}
+    missing = set(request.uuids) - {gpu.facts.uuid for gpu in candidates}
     if missing:
         return CheckResult("gpus", "fail", f"{', '.join(sorted(missing))} does not exist", "choose others with --gpus")
     memory_bytes = request.memory_bytes
-    broken = {gpu.index: why for gpu in candidates if (why := situation.unusable_reason(gpu, memory_bytes)) is not None}
+    broken = {
+        gpu.facts.index: why for gpu in candidates if (why := situation.unusable_reason(gpu, memory_bytes)) is not None
+    }
     usable = len(candidates) - len(broken)
     if usable < request.count:
         counted = f"{usable} of {request.count} GPUs can be used"
@@ -170,9 +138,9 @@ def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     outcome = situation.decision(spec)
     if isinstance(outcome, Wait):
         return CheckResult("gpus", "warn", outcome.reason, "it joins the queue, or choose other GPUs")
-    chosen = [gpu for gpu in situation.facts if gpu.uuid in outcome.uuids]
-    warnings = {gpu.index: why for gpu in chosen if (why := situation.warning(gpu)) is not None}
-    starts = f"starts now on GPU{'s' * (len(chosen) > 1)} {index_ranges(sorted(gpu.index for gpu in chosen))}"
+    chosen = [gpu for gpu in situation.conditions if gpu.facts.uuid in outcome.uuids]
+    warnings = {gpu.facts.index: why for gpu in chosen if (why := gpu.warning) is not None}
+    starts = f"starts now on GPU{'s' * (len(chosen) > 1)} {index_ranges(sorted(gpu.facts.index for gpu in chosen))}"
     if spec.nproc > request.count:
         detail = f"{starts} with {spec.nproc} processes; NCCL refuses two on one GPU"
         return CheckResult("gpus", "warn", detail, "write nproc: gpus, or use a backend other than NCCL")
@@ -181,12 +149,12 @@ def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     return CheckResult("gpus", "pass", starts)
 
 
-def _candidates(request: GpuRequest, situation: GpuSituation) -> list[GpuFacts]:
+def _candidates(request: GpuRequest, situation: GpuSituation) -> list[GpuCondition]:
     """The GPUs that the request allows, in the requested order, else by index."""
+    by_uuid = {gpu.facts.uuid: gpu for gpu in situation.conditions}
     if request.uuids:
-        by_uuid = {gpu.uuid: gpu for gpu in situation.facts}
         return [by_uuid[uuid] for uuid in request.uuids if uuid in by_uuid]
-    return sorted(situation.facts, key=lambda gpu: gpu.index)
+    return sorted(situation.conditions, key=lambda gpu: gpu.facts.index)
 
 
 _PLURALS = {"is": "are", "has": "have", "waits": "wait", "answers": "answer"}

@@ -164,6 +164,7 @@ def _shell_gpus(form: ProfileForm, environ: Mapping[str, str]) -> str | None:
 def _gpus(form: ProfileForm, selection: Selection, inventory: Sequence[GpuFacts] | None) -> GpuRequest:
     """The request for the selected GPUs. Raises SelectionError."""
     request = request_gpus(selection, inventory, form.requires.gpu_memory)
+    request = replace(request, beside_desktop=form.beside_desktop)
     if form.min_gpus is None or not request.count:
         return request
     return replace(request, min_count=min(form.min_gpus, request.count))
@@ -188,7 +189,7 @@ def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
     return ("-m", form.module or "")
 
 
-class Interpreter(NamedTuple):
+class ChosenPython(NamedTuple):
     """The Python of a run, and why it was taken."""
 
     path: str
@@ -197,10 +198,10 @@ class Interpreter(NamedTuple):
 
 def _python(
     profile: Profile, workdir: str, environ: Mapping[str, str], target: Mapping[str, Any] | None
-) -> Interpreter | None:
+) -> ChosenPython | None:
     """The interpreter of the run; None where the command names its own program."""
     if target is not None and target.get("python"):
-        return Interpreter(target["python"], "profile")
+        return ChosenPython(target["python"], "profile")
     if LAUNCHERS[profile.form.launcher].takes_command:
         return None
     return interpreter_of(profile, workdir, environ)
@@ -217,7 +218,7 @@ def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
         return False
 
 
-def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -> Interpreter:
+def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -> ChosenPython:
     """The Python of a profile's runs: the one that it names, else that of the person's shell.
 
     A name is a path (from the working directory, else from the profile's folder) or a program on
@@ -234,10 +235,10 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
         bases = [str(folder)] if workdir.startswith(RUN_DIR) else [workdir, str(folder)]
         candidates = [os.path.normpath(Path(base) / path) for base in bases]
         path = next((candidate for candidate in candidates if Path(candidate).exists()), candidates[0])
-    return Interpreter(path, "profile")
+    return ChosenPython(path, "profile")
 
 
-def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = False) -> Interpreter:
+def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = False) -> ChosenPython:
     """The Python that a person's shell would start: that of the active environment, else the first
     one on $PATH, such as a pyenv shim, which is used as it is.
 
@@ -247,13 +248,13 @@ def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = Fals
     for name in origins:
         folder = environ.get(name)
         if folder and (python := Path(folder, "bin", "python")).exists():
-            return Interpreter(str(python), name)
+            return ChosenPython(str(python), name)
     if is_own_program:
-        return Interpreter(sys.executable, "trainer")
+        return ChosenPython(sys.executable, "trainer")
     first = shutil.which("python", path=environ.get("PATH", ""))
     if first is None or Path(first).parent.resolve() == Path(sys.executable).parent.resolve():
-        return Interpreter(sys.executable, "gputui")
-    return Interpreter(str(Path(first).absolute()), "PATH")
+        return ChosenPython(sys.executable, "gputui")
+    return ChosenPython(str(Path(first).absolute()), "PATH")
 
 
 def _is_own_program(profile: Profile) -> bool:

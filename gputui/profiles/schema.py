@@ -177,6 +177,9 @@ class ProfileForm(Model):
     gpus: Gpus = Field(
         Selection(count=1), description=EXPECTED_GPUS + "; 0 for the CPU; else 1", json_schema_extra={"default": 1}
     )
+    beside_desktop: bool = Field(
+        default=False, description="also start on a GPU of whose memory a display, browser and the like hold over 2 GiB"
+    )
     min_gpus: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="the fewest GPUs with which recovery may continue; else never with fewer"
     )

@@ -11,10 +11,17 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.text import clean, clip
+from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.runs.shim import open_lock, take_locks
+
+UNKNOWN_HOLDER = "another home or user"
+MAX_NOTE_BYTES = 4096
+MAX_HOLDER_CELLS = 80
 
 
 class GpuHeldError(Exception):
@@ -33,6 +40,23 @@ class HeldLocks(Struct, frozen=True):
         """Release them in this process; one that inherited the descriptors still holds them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
+
+
+class LockHolder(Struct, frozen=True):
+    """What a lock file says about who holds it: anybody may write there, so it is only shown."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    uid: int
+    user: str
+    run_id: str
+    home: str
+
+    def words(self) -> str:
+        """``vit-1 of alice``; of this user ``vit-1 of the home /data/home``."""
+        owner = f"the home {self.home}" if self.uid == os.getuid() else self.user
+        return clip(clean(f"{self.run_id} of {owner} (pid {self.pid})"), MAX_HOLDER_CELLS)
 
 
 class GpuLocks(Struct, frozen=True):
@@ -56,8 +80,8 @@ class GpuLocks(Struct, frozen=True):
         """The lock file of a GPU."""
         return self.folder / f"gputui-{uuid}.lock"
 
-    def is_held(self, uuid: str) -> bool:
-        """Return whether anyone holds a GPU, alone or with others. Creates no file.
+    def holder(self, uuid: str) -> str | None:
+        """Who holds a GPU, alone or with others, in words; None if nobody does. Creates no file.
 
         To find that out, it holds the lock itself for a moment. Who takes the GPU just then waits
         for that moment, because `take_locks` tries again.
@@ -65,14 +89,14 @@ class GpuLocks(Struct, frozen=True):
         try:
             descriptor = open_lock(str(self.path(uuid)), create=False)
         except OSError:
-            return False
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return _noted_holder(descriptor) or UNKNOWN_HOLDER
         finally:
             os.close(descriptor)
-        return False
+        return None
 
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> HeldLocks:
         """Lock all GPUs or none: alone, or ``shared`` with others that share them. Raises
@@ -82,6 +106,16 @@ class GpuLocks(Struct, frozen=True):
         uuid_of = {str(self.path(uuid)): uuid for uuid in uuids}
         held, conflict, unusable = take_locks(list(uuid_of), shared=shared)
         if conflict is not None:
-            raise GpuHeldError(f"{uuid_of[conflict]} is held by another home or user: fuser -v {conflict}")
+            holder = self.holder(uuid_of[conflict]) or UNKNOWN_HOLDER
+            raise GpuHeldError(f"{uuid_of[conflict]} is held by {holder}: fuser -v {conflict}")
         problems = (f"{path} cannot be locked ({why}); have it removed" for path, why in unusable.items())
         return HeldLocks(tuple(held.values()), tuple(held), tuple(problems))
+
+
+def _noted_holder(descriptor: int) -> str | None:
+    """The holder that a held lock file names; None if that process is not alive here."""
+    try:
+        holder = msgspec.json.decode(os.pread(descriptor, MAX_NOTE_BYTES, 0), type=LockHolder)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return holder.words() if is_alive(ProcessIdentity(holder.pid, holder.start_ticks, holder.boot_id)) else None

@@ -28,6 +28,8 @@ class GpuAvailability(Struct, frozen=True):
         out_of_service: blocked until a person or the driver brings it back.
         is_settling: blocked for a few seconds only.
         shared_by: the study whose trials share it.
+        desktop: why only a run that accepts a desktop may start on it.
+        preference: among free ones the smallest is taken first.
     """
 
     uuid: str
@@ -39,6 +41,8 @@ class GpuAvailability(Struct, frozen=True):
     is_settling: bool = False
     total_bytes: int | None = None
     shared_by: str | None = None
+    desktop: str | None = None
+    preference: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -160,7 +164,10 @@ class _GpuPool(NamedTuple):
         if others := self.others_on(gpu, run):
             alone = len(others) == 1
             return f"is used by {others[0]}" if alone else f"is shared by {len(others)} trials"
-        needed = spec_of(run).gpus.memory_bytes
+        request = spec_of(run).gpus
+        if gpu.desktop is not None and not request.beside_desktop:
+            return gpu.desktop
+        needed = request.memory_bytes
         if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
             return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"
         return None
@@ -174,10 +181,10 @@ def _place_on_gpus(run: Run, pool: _GpuPool, taken: Mapping[str, str]) -> Start 
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
     for uuid in blocks.keys() & taken.keys():
         blocks[uuid] = blocks[uuid] or f"is promised to {taken[uuid]}"
-    # Prefer unused GPUs to shared ones, and those that few share.
+    # Prefer unused GPUs to shared ones, those that few share, and cool and healthy ones.
     free = sorted(
         (gpu for gpu in candidates if blocks[gpu.uuid] is None),
-        key=lambda gpu: (gpu not in held, len(gpu.holders)),
+        key=lambda gpu: (gpu not in held, len(gpu.holders), gpu.preference),
     )
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
     free_soon = [gpu for gpu in held if gpu in free or gpu.is_settling]

@@ -126,6 +126,8 @@ class Shim:
         if not locks:
             taken = take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
             locks, conflict = list(taken.held.values()), taken.conflict
+        for descriptor in locks:
+            note_holder(descriptor, self.plan.get("run_id"), str(self.directory.parents[3]))
         error = self.start() if conflict is None else None
         survivors = self.supervise() if self.child else []
         record = self.outcome(survivors)
@@ -739,17 +741,40 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
     return TakenLocks(held, None, unusable)
 
 
+def note_holder(descriptor: int, run_id: str | None, home: str) -> None:
+    """Write into a held lock file who holds it, for other homes and users. Without permission to
+    write it stays unknown: the lock holds all the same."""
+    own = stat_of(os.getpid())
+    # From the environment, because a directory of users in the network may not answer.
+    user = os.environ.get("LOGNAME") or os.environ.get("USER") or f"uid {os.getuid()}"
+    record = {
+        "pid": os.getpid(),
+        "start_ticks": own[2] if own else None,
+        "boot_id": boot_id(),
+        "uid": os.getuid(),
+        "user": user,
+        "run_id": run_id,
+        "home": home,
+    }
+    note = json.dumps(record).encode()
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, note, 0)
+        os.ftruncate(descriptor, len(note))
+
+
 def open_lock(name: str, *, create: bool = True) -> int:
-    """Open a lock file, to be locked and never written. Its folder may be writable for everybody:
-    no link is followed, no FIFO is waited for, and another user's file is only read, which is
-    enough for a lock.
+    """Open a lock file. Its folder may be writable for everybody: no link is followed, and no FIFO
+    is waited for. A file that this user may not write is only read, which is enough for a lock.
 
     Raises OSError if it cannot be opened or is no plain file of one name.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
         try:
             descriptor = os.open(name, flags)
+            break
+        except PermissionError:
+            descriptor = os.open(name, flags & ~os.O_ACCMODE | os.O_RDONLY)
             break
         except FileNotFoundError:
             if not create:
@@ -757,7 +782,7 @@ def open_lock(name: str, *, create: bool = True) -> int:
         # O_CREAT alone would be refused for another user's file in a sticky folder
         # (fs.protected_regular).
         with contextlib.suppress(FileExistsError):
-            mode = 0o644 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
+            mode = 0o666 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
             os.fchmod(descriptor, mode)
             break

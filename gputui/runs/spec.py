@@ -46,13 +46,15 @@ SHELL_GPUS = "CUDA_VISIBLE_DEVICES"
 class GpuRequest(Struct, frozen=True):
     """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none
     for a CPU run. ``min_count`` is the fewest with which recovery may continue when GPUs fail; None
-    is ``count``. ``shell`` is CUDA_VISIBLE_DEVICES of the launching shell, where that chose them."""
+    is ``count``. ``shell`` is CUDA_VISIBLE_DEVICES of the launching shell, where that chose them.
+    ``beside_desktop`` also accepts a GPU whose graphics processes hold much of its memory."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
     memory_bytes: int | None = None
     min_count: int | None = None
     shell: str | None = None
+    beside_desktop: bool = False
 
     @property
     def origin_words(self) -> str:

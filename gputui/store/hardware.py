@@ -55,7 +55,8 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id``
     leases the GPU, and ``rank`` is the rank of that run's process on it; ``shared_with`` are (id,
     name) of other trials that share it. ``processes`` is None if the driver gave no list.
-    ``event_text`` is the driver's newest event.
+    ``event_text`` is the driver's newest event; ``locked_by`` the other home or user that has locked
+    it now.
     """
 
     index: int
@@ -73,6 +74,7 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     event_code: int | None
     event_text: str | None
     shared_with: tuple[tuple[str, str], ...] = ()
+    locked_by: str | None = None
 
     @property
     def own_used_bytes(self) -> int | None:
@@ -107,7 +109,7 @@ _SAMPLED = (
 )  # fmt: skip
 """The fields of `GpuView` that are columns of a sample."""
 
-_PLAIN = ("uuid", "name", "last_seen_at", "event_at", "event_code", "event_text", *_SAMPLED)
+_PLAIN = ("uuid", "name", "last_seen_at", "event_at", "event_code", "event_text", "locked_by", *_SAMPLED)
 """The fields of `GpuView` that are columns of `_GPUS`."""
 
 _GPUS = f"""
@@ -120,6 +122,7 @@ SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".joi
         ORDER BY at DESC LIMIT 1), g.processes) AS processes,
     iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
         JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
+    iif(:is_past, NULL, g.locked_by) AS locked_by,
     min(g.last_seen_at, :at) AS last_seen_at, e.at AS event_at, e.code AS event_code, e.text AS event_text
 FROM gpus AS g
 LEFT JOIN (SELECT uuid, code, text, max(at) AS at FROM (SELECT * FROM gpu_events WHERE at <= :at
@@ -285,6 +288,13 @@ def memory_percent(connection: sqlite3.Connection, uuids: Sequence[str], since: 
     ).fetchone()
     percent: float | None = row[0]
     return percent
+
+
+def set_locks(connection: sqlite3.Connection, holders: Mapping[str, str | None]) -> None:
+    """Store who of other homes and users holds which GPU, by UUID. Raises sqlite3.Error."""
+    connection.executemany(
+        "UPDATE gpus SET locked_by = ? WHERE uuid = ?", [(holder, uuid) for uuid, holder in holders.items()]
+    )
 
 
 def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]:

@@ -32,6 +32,7 @@ CREATE TABLE gpus (
     slow_at REAL,
     processes TEXT,
     processes_at REAL,
+    locked_by TEXT,
     first_seen_at REAL NOT NULL,
     last_seen_at REAL NOT NULL
 ) STRICT;

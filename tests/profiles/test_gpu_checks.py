@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,18 +13,33 @@ from gputui.machine.topology import GpuPair
 from gputui.profiles.gpu_checks import Expectation, GpuSituation, check_gpus, check_memory, expect, likely_gpus
 from gputui.profiles.recommend import recommend, usable
 from gputui.runs.checks import CheckResult
+from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.store.series import GpuSample, GpuSlowSample
+from gputui.store.series import GpuProcess, GpuSample, GpuSlowSample
 from tests.tables import table
 from tests.texts import mentions
 
 GIB = 2**30
 GPUS = [GpuFacts(uuid=f"GPU-{index}", index=index, name="H200", memory_total_bytes=80 * GIB) for index in range(4)]
-OF_80_GIB = GpuSituation(GPUS)
+
+EMPTY_QUEUE = WaitingRuns()
+
+
+def situation(*gpus: GpuFacts, waiting: WaitingRuns = EMPTY_QUEUE, **changes: dict[int, Any]) -> GpuSituation:
+    """Empty, idle GPUs (four of 80 GiB unless given), but for ``changes``: of a field of `GpuCondition`, by index."""
+    conditions = []
+    for facts in gpus or GPUS:
+        ok = GpuSample(facts.uuid, memory_used_bytes=GIB // 2, memory_total_bytes=facts.memory_total_bytes)
+        of_this = {name: values[facts.index] for name, values in changes.items() if facts.index in values}
+        conditions.append(replace(GpuCondition(facts, ok), **of_this))
+    return GpuSituation(conditions, waiting)
+
+
+OF_80_GIB = situation()
 SPEC = RunSpec(
     name="gpt", launcher="python", program=("train.py",), workdir="/", python="/python", gpus=GpuRequest(2),
     params={"batch_size": 64, "lr": 0.1, "layers": 12, "steps": 500},
@@ -34,52 +50,53 @@ class TestGpus:
     spec = replace(SPEC, nproc=2, gpus=GpuRequest(2, (), 10 * GIB))
 
     def test_free_ones_in_order(self) -> None:
-        assert check_gpus(self.spec, GpuSituation(GPUS)) == CheckResult("gpus", "pass", "starts now on GPUs 0–1")
+        assert check_gpus(self.spec, OF_80_GIB) == CheckResult("gpus", "pass", "starts now on GPUs 0–1")
         named = replace(self.spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
-        assert mentions(check_gpus(named, GpuSituation(GPUS)).detail, "GPUs 1, 3")
-        assert [gpu.index for gpu in likely_gpus(named, GpuSituation(GPUS))] == [1, 3]
+        assert mentions(check_gpus(named, OF_80_GIB).detail, "GPUs 1, 3")
+        assert [gpu.index for gpu in likely_gpus(named, OF_80_GIB)] == [1, 3]
 
     def test_busy_ones_are_passed_over_or_waited_for(self) -> None:
         used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
-        situation = GpuSituation(GPUS, samples={"GPU-2": used}, in_use={"GPU-0": "is used by digits-3"})
-        assert mentions(check_gpus(self.spec, situation).detail, "GPUs 1, 3")
-        result = check_gpus(replace(self.spec, gpus=GpuRequest(3, (), 10 * GIB)), situation)
+        busy = situation(sample={2: used}, has_processes={2: True}, holders={0: ("digits-3",)})
+        assert mentions(check_gpus(self.spec, busy).detail, "GPUs 1, 3")
+        result = check_gpus(replace(self.spec, gpus=GpuRequest(3, (), 10 * GIB)), busy)
         assert result.status == "warn"
         assert mentions(result.detail, "3 GPUs", "2 free", "GPU 0", "digits-3", "GPU 2", "5.0 of 10.0 GiB")
 
     def test_ones_that_a_queued_run_gets_first_are_not_free(self) -> None:
         big = json.dumps(replace(SPEC, gpus=GpuRequest(4)).to_json())
         waiting = WaitingRuns((Run("big-1", 1, "big", "big", RunState.QUEUED, 0, {}, big, 0.0),))
-        situation = GpuSituation(GPUS, holders={"GPU-0": ("vit-1",)}, waiting=waiting)
-        situation = replace(situation, promised=situation.promises())
-        assert set(situation.promised.values()) == {"big-1"} and not usable(situation)[:-1]
-        result = check_gpus(self.spec, situation)
+        busy = situation(holders={0: ("vit-1",)}, waiting=waiting)
+        busy = replace(busy, promised=busy.promises())
+        assert set(busy.promised.values()) == {"big-1"} and not usable(busy)
+        result = check_gpus(self.spec, busy)
         assert result.status == "warn" and mentions(result.detail, "0 free", "GPUs 1–3", "big-1")
-        assert likely_gpus(self.spec, situation) == ()
+        assert likely_gpus(self.spec, busy) == ()
         first = replace(self.spec, priority=1)
-        assert [gpu.index for gpu in likely_gpus(first, situation)] == [1, 2]
-        follower = situation.waiting._replace(predecessors={"big-1": "waits for vit-1 to succeed"})
-        assert not replace(situation, waiting=follower).promises()
-        paused = situation.waiting._replace(is_paused=True)
-        assert not likely_gpus(first, replace(situation, waiting=paused))
+        assert [gpu.index for gpu in likely_gpus(first, busy)] == [1, 2]
+        follower = busy.waiting._replace(predecessors={"big-1": "waits for vit-1 to succeed"})
+        assert not replace(busy, waiting=follower).promises()
+        paused = busy.waiting._replace(is_paused=True)
+        assert not likely_gpus(first, replace(busy, waiting=paused))
 
     def test_unusable_ones_fail_with_their_reason(self) -> None:
-        situation = GpuSituation(
-            [*GPUS[:3], replace(GPUS[3], mig_mode=True)],
-            samples={"GPU-0": GpuSample(uuid="GPU-0", state="lost")},
-            slow={"GPU-1": GpuSlowSample(uuid="GPU-1", row_remap_failed=True)},
+        broken = situation(
+            *GPUS[:3],
+            replace(GPUS[3], mig_mode=True),
+            sample={0: GpuSample(uuid="GPU-0", state="lost")},
+            slow={1: GpuSlowSample(uuid="GPU-1", row_remap_failed=True)},
         )
-        result = check_gpus(self.spec, situation)
+        result = check_gpus(self.spec, broken)
         assert result.status == "fail"
         assert mentions(result.detail, "1 of 2", "GPU 0", "lost", "GPU 1", "remapped", "GPU 3", "MIG")
         missing = replace(self.spec, gpus=GpuRequest(1, ("GPU-9",)))
-        assert check_gpus(missing, situation).detail == "GPU-9 does not exist"
+        assert check_gpus(missing, broken).detail == "GPU-9 does not exist"
         error = GpuSample(uuid="GPU-2", state="error", detail="timeout")
         one = replace(self.spec, gpus=GpuRequest(1, ("GPU-2",)))
-        assert mentions(check_gpus(one, GpuSituation(GPUS, {"GPU-2": error})).detail, "error", "timeout")
+        assert mentions(check_gpus(one, situation(sample={2: error})).detail, "error", "timeout")
 
     def test_too_small(self) -> None:
-        result = check_gpus(replace(self.spec, gpus=GpuRequest(1, (), 100 * GIB)), GpuSituation(GPUS))
+        result = check_gpus(replace(self.spec, gpus=GpuRequest(1, (), 100 * GIB)), OF_80_GIB)
         assert result.status == "fail"
         assert mentions(result.detail, "GPUs 0–3 have 80 GiB", "100 GiB")
 
@@ -129,42 +146,88 @@ def test_memory_is_not_judged_without_gpus_or_their_figures() -> None:
         assert check_memory([past("a", 64, 60)], spec, None).status == "skip"
 
 
-def used(index: int, gib: float) -> dict[str, GpuSample]:
-    return {f"GPU-{index}": GpuSample(f"GPU-{index}", memory_used_bytes=round(gib * GIB), memory_total_bytes=80 * GIB)}
-
-
-def test_free_ones_with_most_memory_in_the_order_of_their_indices() -> None:
-    situation = GpuSituation(GPUS, {**used(0, 20), **used(1, 0.5)}, in_use={"GPU-2": "is used by vit-1"})
-    for (count, memory), expected in {
-        (2, None): [1, 3], (3, None): [0, 1, 3], (4, None): None, (0, None): None, (3, 70 * GIB): None,
-    }.items():  # fmt: skip
-        found = recommend(count, situation, memory)
-        assert (found and [gpu.index for gpu in found]) == expected, (count, memory)
-
-
-def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:
-    situation = GpuSituation(
-        GPUS,
-        {"GPU-0": GpuSample("GPU-0", state="lost")},
-        {"GPU-1": GpuSlowSample("GPU-1", row_remap_pending=True)},
-        quarantined={"GPU-2": "XID 79"},
+def of(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:
+    return GpuSample(
+        f"GPU-{index}",
+        memory_used_bytes=round(gib * GIB),
+        memory_total_bytes=80 * GIB,
+        temperature_celsius=celsius,
+        throttle_reasons=reasons,
     )
-    assert [gpu.index for gpu in usable(situation)] == [3, 1]
-    hot = GpuSituation(GPUS, used(0, 20), alerts={"GPU-1": "GPU hot", "GPU-2": "clocks throttled"})
-    assert [gpu.index for gpu in usable(hot)] == [3, 0, 1, 2]
+
+
+def desktop(*mebibytes: int) -> list[GpuProcess]:
+    programs = ("/usr/lib/xorg/Xorg :0", "/usr/bin/gnome-shell", "firefox")
+    return [
+        GpuProcess(9 + place, size << 20, "G", "root", program)
+        for place, (size, program) in enumerate(zip(mebibytes, programs, strict=False))
+    ]
+
+
+def chosen(
+    gpus: GpuSituation, count: int, memory: int | None = None, pairs: Sequence[GpuPair] = ()
+) -> list[int] | None:
+    recommended = recommend(count, gpus, memory, pairs)
+    return None if recommended is None else [gpu.index for gpu in recommended]
+
+
+def test_free_ones_in_the_order_of_their_indices() -> None:
+    busy = situation(holders={2: ("vit-1",)}, sample={0: of(0, gib=20)}, has_processes={0: True})
+    for (count, memory), expected in {
+        (2, None): [0, 1], (3, None): [0, 1, 3], (4, None): None, (0, None): None, (3, 70 * GIB): None,
+        (2, 70 * GIB): [1, 3],
+    }.items():  # fmt: skip
+        assert chosen(busy, count, memory) == expected, (count, memory)
+
+
+@table(
+    ("changes", "order"),
+    [
+        # Empty ones first, then well ones, then cool ones; what is broken or occupied never.
+        ({"sample": {0: of(0, 71), 1: of(1, 55), 2: of(2, 49)}}, [2, 3, 1, 0]),
+        ({"sample": {0: of(0, 88)}, "slow": {1: GpuSlowSample("GPU-1", row_remap_pending=True)}}, [2, 3, 1, 0]),
+        ({"sample": {0: of(0, 30, 0.5, "hardware thermal"), 1: of(1, 30, 0.5, "power cap")}}, [1, 2, 3, 0]),
+        ({"alert": {1: "GPU hot"}, "processes": {0: desktop(780, 350, 690)}}, [2, 3, 1, 0]),
+        ({"sample": {0: GpuSample("GPU-0", state="lost")}, "quarantine": {2: "XID 79"}}, [1, 3]),
+        ({"processes": {0: desktop(2049), 1: [GpuProcess(5, 1 << 20, "C", "bob")]}}, [2, 3]),
+        ({"locked_by": {0: "vit-1 of alice (pid 5)"}, "sample": {3: of(3, gib=9)}}, [1, 2]),
+    ],
+)  # fmt: skip
+def test_what_is_recommended_is_what_is_started(changes: dict[str, Any], order: list[int]) -> None:
+    gpus = situation(**changes)
+    assert [gpu.facts.index for gpu in usable(gpus)] == order
+    for count in range(1, 5):
+        expected = sorted(order[:count]) if count <= len(order) else []
+        assert [gpu.index for gpu in likely_gpus(replace(SPEC, gpus=GpuRequest(count)), gpus)] == expected
+        assert (chosen(gpus, count) or []) == expected
+
+
+def test_who_is_on_an_occupied_gpu_is_said_and_a_desktop_can_be_accepted() -> None:
+    gpus = situation(
+        processes={
+            0: desktop(1500, 700, 90),
+            1: [GpuProcess(5, 1 << 20, "C", "bob", "/env/bin/python -u train.py --lr 1"), *desktop(90)],
+            2: [GpuProcess(6)],
+        },
+        locked_by={3: "vit-1 of alice (pid 5)"},
+    )
+    reasons = [gpus.busy_reason(gpu, None) for gpu in gpus.conditions]
+    assert reasons == [
+        "is used by Xorg of root and 2 more", "is used by train.py of bob", "is used by process 6",
+        "is held by vit-1 of alice (pid 5)",
+    ]  # fmt: skip
+    waits = check_gpus(replace(SPEC, gpus=GpuRequest(1)), gpus)
+    assert mentions(waits.detail, "0 free", "GPU 0 is used by Xorg of root", "GPU 3 is held by vit-1 of alice")
+    accepting = replace(SPEC, gpus=GpuRequest(1, beside_desktop=True))
+    assert check_gpus(accepting, gpus).detail == "starts now on GPU 0"
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
     pairs = [GpuPair(one, other, True, {one, other} == {1, 3}, "two CPUs") for one in range(4) for other in range(one)]
-    situation = GpuSituation(GPUS, used(1, 20))
-
-    def chosen(situation: GpuSituation, count: int) -> list[int]:
-        return [gpu.index for gpu in recommend(count, situation, 10 * GIB, pairs) or ()]
-
-    assert chosen(situation, 2) == [1, 3], "NVLink counts for more than memory that nobody asked for"
-    assert chosen(situation, 1) == [0]
-    worried = GpuSituation(GPUS, slow={"GPU-3": GpuSlowSample("GPU-3", row_remap_pending=True)})
-    assert chosen(worried, 2) == [0, 1] and chosen(worried, 4) == [0, 1, 2, 3]
-    only_one_calm = GpuSituation(GPUS, slow={gpu.uuid: GpuSlowSample(gpu.uuid, row_remap_pending=True)
-                                             for gpu in GPUS if gpu.index != 1})  # fmt: skip
-    assert chosen(only_one_calm, 1) == [1] and chosen(only_one_calm, 2) == [1, 3], "the nearest of the doubtful"
+    assert chosen(OF_80_GIB, 2, None, pairs) == [1, 3] and chosen(OF_80_GIB, 1, None, pairs) == [0]
+    remap = {index: GpuSlowSample(f"GPU-{index}", row_remap_pending=True) for index in range(4)}
+    worried = situation(slow={3: remap[3]})
+    assert chosen(worried, 2, None, pairs) == [0, 1] and chosen(worried, 4, None, pairs) == [0, 1, 2, 3]
+    only_one_calm = situation(slow={index: remap[index] for index in (0, 2, 3)})
+    assert chosen(only_one_calm, 1, None, pairs) == [1]
+    assert chosen(only_one_calm, 2, None, pairs) == [1, 3], "the nearest of the doubtful"

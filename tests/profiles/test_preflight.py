@@ -19,7 +19,9 @@ from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.params import UNDECIDED
 from gputui.profiles.preflight import check, check_elsewhere, quick_checks
 from gputui.runs.checks import CheckResult
+from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from gputui.store.series import GpuSample
 from tests.conftest import wait_until
 from tests.tables import table
 from tests.texts import mentions
@@ -235,7 +237,7 @@ def test_what_a_person_reads(spec: RunSpec) -> None:
     spec = replace(
         spec, gpus=GpuRequest(2), nproc=2, env={"HF_TOKEN": secret, "A": "b c"}, checkpoints=checkpoints
     )  # fmt: skip
-    situation = GpuSituation(GPUS)
+    situation = GpuSituation([GpuCondition(gpu, GpuSample(gpu.uuid)) for gpu in GPUS])
     launch = preview_launch(spec, runs=Path("/state/runs"), gpus=likely_gpus(spec, situation))
     lines = describe(spec, launch, situation)
     rows = {title: rest.strip() for title, _, rest in (line.partition(" ") for line in lines) if title}

@@ -15,7 +15,9 @@ from gputui.profiles.gpu_checks import GpuSituation, check_gpus
 from gputui.profiles.interpreter_checks import chosen_interpreter
 from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
+from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
+from gputui.store.series import GpuSample
 from tests.tables import table
 from tests.texts import mentions
 
@@ -28,6 +30,9 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
+
+
+OF_FOUR = GpuSituation([GpuCondition(gpu, GpuSample(gpu.uuid)) for gpu in FOUR])
 
 
 def spec_of(
@@ -252,7 +257,7 @@ def test_gpus_of_the_launching_shell(
     spec = spec_of(project, f"script: a.py\n{text}", gpus=override, environ=environ)
     assert (spec.gpus.uuids, spec.gpus.count, spec.nproc) == (uuids, count, max(1, count))
     is_heeded = override is None and text != "gpus: 0"
-    said = check_gpus(spec, GpuSituation(FOUR)).detail, "\n".join(describe(spec, preview_launch(spec, runs=project)))
+    said = check_gpus(spec, OF_FOUR).detail, "\n".join(describe(spec, preview_launch(spec, runs=project)))
     for words in said:
         assert mentions(words, "CUDA_VISIBLE_DEVICES=", "of the launching shell") is is_heeded
     # Inside a run the variable is gputui's own.

@@ -17,10 +17,10 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.machine.procfs import read_stat
-from gputui.runs import agent_process
+from gputui.runs import agent_process, shim
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, exit_reason
 from gputui.runs.executors.process import ExecutorProcess, find
-from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
+from gputui.runs.gpu_locks import UNKNOWN_HOLDER, GpuHeldError, GpuLocks
 from gputui.runs.identity import (
     asker,
     environment_of,
@@ -132,18 +132,37 @@ def test_a_gpu_is_held_by_one_and_all_or_none_are_taken(locks: GpuLocks, shared:
     taken = locks.take(["GPU-b"], shared=shared)
     with pytest.raises(GpuHeldError, match="GPU-b is held by another home"):
         locks.take(UUIDS)
-    assert not locks.is_held("GPU-a") and locks.is_held("GPU-b")
+    assert locks.holder("GPU-a") is None and locks.holder("GPU-b") == UNKNOWN_HOLDER
     if shared:
         locks.take(["GPU-b"], shared=True).close()
     taken.close()
-    assert not locks.is_held("GPU-b")
+    assert locks.holder("GPU-b") is None
     taken = locks.take(UUIDS)
     assert taken.problems == () and len(taken.paths) == 2
     assert {Path(path).stat().st_mode & 0o777 for path in taken.paths} == {0o600}
     taken.close()
     # Where everybody may make files, everybody must be able to lock this one.
     locks.folder.chmod(0o1777)
-    assert [Path(path).stat().st_mode & 0o777 for path in locks.take(["GPU-c"], shared=shared).paths] == [0o644]
+    assert [Path(path).stat().st_mode & 0o777 for path in locks.take(["GPU-c"], shared=shared).paths] == [0o666]
+
+
+def test_a_lock_says_who_holds_it_while_that_process_lives(locks: GpuLocks) -> None:
+    taken = locks.take(["GPU-a"])
+    shim.note_holder(taken.descriptors[0], "vit-1", "/data/home")
+    assert mentions(locks.holder("GPU-a"), "vit-1 of the home /data/home", f"pid {os.getpid()}")
+    with pytest.raises(GpuHeldError, match="GPU-a is held by vit-1 of the home"):
+        locks.take(UUIDS)
+    note = json.loads(locks.path("GPU-a").read_text())
+    # Anybody can write there, and a process of another PID namespace is not seen here.
+    for changes, words in (
+        ({"uid": os.getuid() + 1, "user": "alice\x1b[2J"}, "vit-1 of alice"), ({"pid": 2**22 + 1}, UNKNOWN_HOLDER),
+        ({"start_ticks": 1}, UNKNOWN_HOLDER), ({"run_id": None}, UNKNOWN_HOLDER),
+    ):  # fmt: skip
+        locks.path("GPU-a").write_text(json.dumps({**note, **changes}))
+        holder = locks.holder("GPU-a")
+        assert mentions(holder, words) and "\x1b" not in (holder or ""), changes
+    taken.close()
+    assert locks.holder("GPU-a") is None
 
 
 def test_what_is_no_lock_file_keeps_nobody_from_a_gpu(locks: GpuLocks) -> None:
@@ -152,7 +171,7 @@ def test_what_is_no_lock_file_keeps_nobody_from_a_gpu(locks: GpuLocks) -> None:
     os.mkfifo(locks.path("GPU-b"))
     taken = locks.take(UUIDS)
     assert taken.descriptors == () and len(taken.problems) == 2
-    assert not any(map(locks.is_held, UUIDS))
+    assert not any(map(locks.holder, UUIDS))
 
 
 def test_a_file_that_opens_and_cannot_be_locked_is_no_held_lock(

@@ -28,6 +28,7 @@ from gputui.runs.submission import SPEC_FILE
 from gputui.runs.waiting_runs import read_waiting_runs
 from gputui.store.attempts import Attempt
 from gputui.store.gpu_use import study_peaks
+from gputui.store.hardware import set_locks
 from gputui.store.run_history import met_incident
 from gputui.store.runs import Run
 from gputui.studies.decide import trials_on_gpu
@@ -49,10 +50,21 @@ class Admission:
     spawn: Callable[[Attempt, Executor, Sequence[int]], None]
     # Since when GPUs of a run are missing, by run id (monotonic).
     short_since: dict[str, float] = field(default_factory=dict)
+    # As stored for the views.
+    _locked_by: dict[str, str | None] = field(default_factory=dict)
+
+    def note_locks(self) -> None:
+        """Store which GPUs another home or user holds. Raises sqlite3.Error."""
+        connection, uuids = self.context.connection, list(self.context.recorder.facts)
+        in_use = repository.leases_in_use(connection)
+        now = {uuid: None if uuid in in_use else self.locks.holder(uuid) for uuid in uuids}
+        if now != self._locked_by:
+            set_locks(connection, now)
+            self._locked_by = now
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
-        return gpu_availability(self.context, self.holds.uuids(), self.locks.is_held)
+        return gpu_availability(self.context, self.holds.uuids(), self.locks.holder)
 
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if

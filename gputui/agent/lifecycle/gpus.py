@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gputui.agent.context import AgentContext
 from gputui.agent.recording.recorder import Recorder
-from gputui.machine.gpu_model import BUSY_BYTES, GpuFacts, unseen_use
+from gputui.recovery.watch.rules import titles_by_subject
 from gputui.runs import repository
+from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.repository import GpuHolders
 from gputui.runs.scheduler import GpuAvailability
-from gputui.store.hardware import Quarantined, quarantined
+from gputui.store.alerts import lasting
+from gputui.store.hardware import quarantined
 from gputui.store.runs import get_run
-from gputui.store.series import GpuSample
 
 # Poll interval for the end of processes that cannot be killed.
 LOOK_SECONDS = 15.0
@@ -25,87 +25,43 @@ LOOK_SECONDS = 15.0
 def gpu_availability(
     context: AgentContext,
     held: Collection[str] = (),
-    is_locked: Callable[[str], bool] = lambda _uuid: False,
+    holder: Callable[[str], str | None] = lambda _uuid: None,
 ) -> list[GpuAvailability] | None:
     """All GPUs that the driver lists, then leased ones that it does not list; None before the first
     inventory.
 
-    ``held`` are the UUIDs of GPUs that unkillable processes hold. ``is_locked`` tells whether
-    another home holds the lock of a GPU. Raises sqlite3.Error.
+    ``held`` are the UUIDs of GPUs that unkillable processes hold. ``holder`` names the home or user
+    that holds the lock of a GPU. Raises sqlite3.Error.
     """
     connection, inventory = context.connection, context.recorder.inventory
     if inventory is None:
         return None
-    state = _MachineState(
-        context.recorder,
-        held,
-        is_locked,
-        leases=repository.leases(connection),
-        in_use=repository.leases_in_use(connection),
-        quarantined=quarantined(connection),
-    )
-    gpus = [state.availability(gpu) for gpu in inventory.gpus]
+    recorder, leases = context.recorder, repository.leases(connection)
+    in_use, failed = repository.leases_in_use(connection), quarantined(connection)
+    alerts = titles_by_subject(lasting(connection))
+    gpus: list[GpuAvailability] = []
+    for facts in inventory.gpus:
+        uuid, processes = facts.uuid, recorder.processes.get(facts.uuid) or ()
+        run_ids, study = leases.get(uuid, GpuHolders((), None))
+        condition = GpuCondition(
+            facts,
+            recorder.fast.get(uuid),
+            recorder.slow.get(uuid),
+            [process for process in processes if recorder.owner(process) is None],
+            has_processes=bool(processes),
+            holders=run_ids,
+            shared_by=study,
+            quarantine=failed[uuid].reason if uuid in failed else None,
+            alert=alerts.get(uuid),
+            locked_by=None if uuid in in_use else holder(uuid),
+            is_lingering=uuid in held,
+        )
+        gpus.append(condition.availability())
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
-    for uuid in state.leases.keys() - {gpu.uuid for gpu in inventory.gpus}:
-        run_ids, study = state.leases[uuid]
+    for uuid in leases.keys() - {gpu.uuid for gpu in inventory.gpus}:
+        run_ids, study = leases[uuid]
         gpus.append(GpuAvailability(uuid, None, run_ids, missing, out_of_service=True, shared_by=study))
     return gpus
-
-
-class _MachineState(NamedTuple):
-    """The facts that decide whether a GPU is available. ``in_use`` are the leased GPUs of runs with
-    an attempt."""
-
-    recorder: Recorder
-    held: Collection[str]
-    is_locked: Callable[[str], bool]
-    leases: Mapping[str, GpuHolders]
-    in_use: set[str]
-    quarantined: Mapping[str, Quarantined]
-
-    def availability(self, gpu: GpuFacts) -> GpuAvailability:
-        uuid, sample = gpu.uuid, self.recorder.fast.get(gpu.uuid)
-        total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
-        used = sample.memory_used_bytes if sample else None
-        is_bad = sample is not None and sample.state != "ok"
-        lease = self.leases.get(uuid, GpuHolders((), None))
-        return GpuAvailability(
-            uuid,
-            gpu.index,
-            lease.run_ids,
-            self._blocked_by(gpu, sample),
-            free_bytes=None if total is None or used is None else total - used,
-            # Only a person can end these states.
-            out_of_service=uuid in self.quarantined or bool(gpu.mig_mode) or is_bad,
-            is_settling=uuid not in self.quarantined and sample is None,
-            total_bytes=total,
-            shared_by=lease.shared_by,
-        )
-
-    def _blocked_by(self, gpu: GpuFacts, sample: GpuSample | None) -> str | None:
-        """The reason why nothing may start on a GPU now; None if it is usable."""
-        uuid, processes = gpu.uuid, self.recorder.processes.get(gpu.uuid) or ()
-        if uuid in self.quarantined:
-            return f"is in quarantine ({self.quarantined[uuid].reason})"
-        if sample is None:
-            return "has not been read yet"
-        if sample.state != "ok":
-            return "is lost" if sample.state == "lost" else f"has an error: {sample.detail}"
-        if uuid in self.held:
-            return "is held by a process of the previous attempt"
-        if gpu.mig_mode:
-            return "is split by MIG"
-        for process in processes:
-            # Graphics with little memory, such as a desktop, do not count.
-            is_heavy = process.kind != "G" or (process.memory_bytes or 0) >= BUSY_BYTES
-            if is_heavy and self.recorder.owner(process) is None:
-                return f"is used by {process.user or 'another user'} (pid {process.pid})"
-        if uuid not in self.in_use and self.is_locked(uuid):
-            return "is held by another home or user"
-        if uuid not in self.leases and not processes:
-            used = None if gpu.memory_is_unified else sample.memory_used_bytes
-            return unseen_use(used, sample.utilization_percent)
-        return None
 
 
 def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:

@@ -22,8 +22,8 @@ from msgspec import Struct
 from gputui.machine.child import ChildError, run_child
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import PATHS, GpuPair
-from gputui.profiles.gpu_checks import GpuSituation
 from gputui.runs.checks import CheckResult, graded
+from gputui.runs.gpu_conditions import GpuCondition
 from gputui.store.series import GpuSample, GpuSlowSample
 
 DEADLINE_SECONDS = 15.0
@@ -202,10 +202,12 @@ def check_health(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckRe
     """Check that all GPUs are recognised and healthy."""
     if not reading.facts:
         return CheckResult("gpus", "skip", "no GPUs to look at")
-    situation = GpuSituation(reading.facts, reading.samples, reading.slow, quarantined=quarantined)
     broken, warnings = [], []
     for gpu in reading.facts:
-        unusable, warning = situation.unusable_reason(gpu, None), situation.warning(gpu)
+        condition = GpuCondition(
+            gpu, reading.samples.get(gpu.uuid), reading.slow.get(gpu.uuid), quarantine=quarantined.get(gpu.uuid)
+        )
+        unusable, warning = condition.broken, condition.warning
         if gpu.mig_mode:
             warnings.append(f"GPU {gpu.index} {unusable}, no run gets it")
         elif unusable is not None:

@@ -11,12 +11,14 @@ training runs, and are meant to be changed in ``alerts.yaml`` or in a profile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
+
+from gputui.store.alerts import AlertView
 
 SubjectKind = Literal["gpu", "host", "run"]
 Severity = Literal["info", "warning", "error"]
@@ -266,3 +268,8 @@ FINDINGS: Mapping[str, FindingRule] = {
     "not_resumed": FindingRule("another checkpoint was loaded"),
     "no_first_rank": FindingRule("metrics are not watched"),
 }
+
+
+def titles_by_subject(alerts: Iterable[AlertView]) -> dict[str, str]:
+    """The title of an alert of each subject that has one."""
+    return {alert.subject_id: RULES[alert.rule].title for alert in alerts if alert.rule in RULES}

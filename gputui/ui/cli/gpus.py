@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 import click
 
 from gputui.core import units
+from gputui.runs.gpu_conditions import condition_of
 from gputui.store import json_shapes
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
-from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.process_words import process_words
 
 FIRST_SAMPLE_SECONDS = 10.0
@@ -138,10 +138,16 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
         return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "")
+    condition = condition_of(gpu)
     names = [process_words(process) for process in gpu.processes or ()]
-    if not names and gpu.state in ("lost", "error"):
-        return "–"
-    if not names:
+    shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    if gpu.state in ("lost", "error"):
+        return shown or "–"
+    if condition.is_free:
         free = "free" if promised is None else f"promised to {promised}"
-        return "MIG" if gpu.facts.get("mig_mode") else free if is_free(gpu) else "no visible process"
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+        return f"{free}, beside {shown}" if shown else free
+    if gpu.facts.get("mig_mode"):
+        return shown or "MIG"
+    if gpu.locked_by is not None:
+        return f"held by {gpu.locked_by}"
+    return shown or "no visible process"

@@ -66,10 +66,10 @@ def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> s
     """The number of free GPUs, and the reasons why the others are not."""
     had = len(usable(situation, memory_bytes))
     reasons = []
-    for gpu in sorted(situation.facts, key=lambda gpu: gpu.index):
+    for gpu in sorted(situation.conditions, key=lambda gpu: gpu.facts.index):
         reason = situation.unusable_reason(gpu, memory_bytes) or situation.busy_reason(gpu, memory_bytes)
         if reason is not None:
-            reasons.append(f"GPU {gpu.index} {clean(reason)}")
+            reasons.append(f"GPU {gpu.facts.index} {clean(reason)}")
     shown = f": {'; '.join(reasons)}" if reasons else "; this machine shows no GPU"
     return f"{had} of {count} requested GPUs are available{shown}"
 

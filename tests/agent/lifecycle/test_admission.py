@@ -16,15 +16,18 @@ from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory
 from gputui.runs import repository
-from gputui.runs.gpu_locks import GpuLocks
+from gputui.runs.gpu_locks import UNKNOWN_HOLDER, GpuLocks
 from gputui.runs.repository import transaction
+from gputui.runs.shim import note_holder
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
+from gputui.store.hardware import read_gpus
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.store.series import GpuSample
 from tests.agent.conftest import NOW, add_run, run_of
+from tests.texts import mentions
 
 RECOVERED = (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED)
 UUIDS = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
@@ -118,6 +121,24 @@ def test_no_attempt_starts_beside_one_that_lives_although_the_database_does_not_
         assert bench.started == [] and "attempt 7" in (bench.run().waiting_for or "")
     bench.turn()
     assert [attempt.number for attempt in bench.started] == [8]
+
+
+def test_the_views_know_which_gpus_another_home_holds(connection: sqlite3.Connection, workspace: Workspace) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    bench.see(*UUIDS)
+    bench.recorder.flush()
+    taken = bench.admission.locks.take(["GPU-1", "GPU-2"])
+    note_holder(taken.descriptors[0], "vit-1", "/data/home")
+
+    def held() -> dict[str, str | None]:
+        bench.admission.note_locks()
+        return {gpu.uuid: gpu.locked_by for gpu in read_gpus(connection, NOW)}
+
+    first = held()
+    assert mentions(first.pop("GPU-1"), "vit-1 of the home /data/home")
+    assert first == {"GPU-0": None, "GPU-2": UNKNOWN_HOLDER, "GPU-3": None}
+    taken.close()
+    assert set(held().values()) == {None}
 
 
 def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(

@@ -7,10 +7,13 @@ import math
 import sqlite3
 import subprocess
 
+from msgspec.structs import replace
+
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuHolds, gpu_availability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
+from gputui.profiles.situation import read_situation
 from gputui.runs import repository
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
@@ -44,9 +47,22 @@ def look(connection: sqlite3.Connection, workspace: Workspace, held: set[str]) -
         repository.take_leases(connection, "b-1", ("GPU-9",), NOW)
     stranger = GpuProcess(pid=1, kind="C", user="bob", memory_bytes=2 << 30)
     recorder.take([Inventory(NOW, "nvml", "580.95", tuple(facts)), FastTick(NOW, tuple(samples))])
-    recorder.take([ProcessTick(NOW, {"GPU-5": (stranger,)})])
+    desktop = [GpuProcess(pid, size << 20, "G", "root", "/usr/lib/Xorg") for pid, size in ((2, 780), (3, 1300))]
+    recorder.take([ProcessTick(NOW, {"GPU-5": (stranger,), "GPU-0": (desktop[0],), "GPU-9": tuple(desktop)})])
     found = gpu_availability(context, held)
     assert found is not None
+    # What the views say is what the scheduler goes by.
+    connection.execute(
+        "INSERT INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at) "
+        "VALUES (1, 1, 1, 'boot', '0', ?, ?)",
+        (NOW, NOW),
+    )
+    recorder.flush()
+    situation = read_situation(connection, NOW)
+    assert situation is not None
+    for seen, condition in zip(found, situation.conditions, strict=True):
+        if seen.index not in (3, 6):
+            assert replace(condition.availability(), total_bytes=seen.total_bytes) == seen
     return {gpu.index: gpu for gpu in found}
 
 
@@ -59,8 +75,8 @@ def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connecti
         "is in quarantine",
         "is lost",
         "is held by a process",
-        "is split by MIG",
-        "is used by bob",
+        "is in MIG mode",
+        "is used by process 1 of bob",
         "not been",
     ]
     words += ["70 GiB", "computing", None]

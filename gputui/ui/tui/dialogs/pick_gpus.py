@@ -43,14 +43,14 @@ class PickGpusScreen(Dialog):
 
     def _state(self, situation: GpuSituation | None, uuid: str) -> Span:
         """The occupant of a GPU, or what is wrong with it."""
-        fact = next((one for one in situation.facts if one.uuid == uuid), None) if situation is not None else None
-        if situation is None or fact is None:
+        if situation is None:
             return "free", "good"
-        if (obstacle := situation.unusable_reason(fact, self._memory_bytes)) is not None:
+        condition = situation.condition(uuid)
+        if (obstacle := situation.unusable_reason(condition, self._memory_bytes)) is not None:
             return obstacle.removeprefix("is "), "bad"
-        if (hindrance := situation.busy_reason(fact, self._memory_bytes)) is not None:
-            return hindrance.removeprefix("is used by "), "warn"
-        worry = situation.warning(fact)
+        if (hindrance := situation.busy_reason(condition, self._memory_bytes)) is not None:
+            return hindrance.removeprefix("is used by ").removeprefix("is "), "warn"
+        worry = condition.warning
         return ("free", "good") if worry is None else (f"free, but {worry}", "warn")
 
     def choose(self) -> None:

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
-from gputui.machine.gpu_model import unseen_use
 from gputui.metrics.draw.raster import Span
+from gputui.runs.gpu_conditions import condition_of, users_of
 from gputui.store.hardware import GpuView, Quarantined
 from gputui.ui.tui.data.snapshot import RankRow, Snapshot
 from gputui.ui.tui.layout.process_words import process_words
@@ -93,12 +93,18 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [(shown, row.style), (rank, "text"), *marks]
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
-    if is_free(gpu):
+    condition = condition_of(gpu)
+    if condition.is_free and condition.processes and row.promised is None:
+        words = f"free, beside {users_of(condition.processes)}"
+        return [(words if cell_width(words) <= width else "free", "dim")]
+    if condition.is_free:
         promised = "" if row.promised is None else clean(row.promised)
         fits = cell_width(f"promised to {promised}") <= width
         return [(f"{'promised to' if fits else 'for'} {promised}" if promised else "free", "dim")]
     if gpu.facts.get("mig_mode"):
         return [("MIG", "dim")]
+    if gpu.locked_by is not None:
+        return [(f"held by {clean(gpu.locked_by)}", "text")]
     if gpu.processes is None:
         return [(UNKNOWN, "dim")]
     if not gpu.processes:
@@ -124,12 +130,15 @@ def with_indices(text: str, gpus: Sequence[GpuView]) -> str:
 
 
 def is_free(gpu: GpuView) -> bool:
-    """Return whether this GPU seems free: no run, no process, hardly any memory or time in use."""
-    if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes or gpu.facts.get("mig_mode"):
-        return False
-    if gpu.own_used_bytes is None and gpu.processes is None:
-        return False
-    return unseen_use(gpu.own_used_bytes, gpu.utilization_percent) is None
+    """Return whether a run can start on this GPU, as far as its samples and processes say."""
+    return condition_of(gpu).is_free
+
+
+def busy_words(gpu: GpuView) -> str:
+    """The user of a GPU that no run of this home leases: ``train.py of bob``, ``held by vit-1 of alice``."""
+    condition = condition_of(gpu)
+    reason = condition.broken or condition.occupied or condition.desktop or "no visible process"
+    return clean(reason).removeprefix("is used by ").removeprefix("is ")
 
 
 def held_back(row: GpuRow, width: int = 0) -> list[Span]:

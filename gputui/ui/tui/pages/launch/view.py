@@ -9,12 +9,11 @@ from gputui.core.text import cell_width, clean, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.profiles.situation import holder_of
 from gputui.runs.checks import CheckResult
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import MachineState
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
-from gputui.ui.tui.layout.gpu_words import is_free
+from gputui.ui.tui.layout.gpu_words import busy_words, is_free
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
 from gputui.ui.tui.pages.launch.plan import Plan, check_line
@@ -113,7 +112,7 @@ def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
             words = "free"
             least = min(least, (gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0))
         elif words == "ok":
-            words = holder_of(gpu) or "no visible process"
+            words = ", ".join(gpu.run_ids) or busy_words(gpu)
         held.setdefault(words, []).append(gpu.index)
     return " · ".join(
         f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}: {words}"

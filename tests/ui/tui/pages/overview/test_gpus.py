@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 from gputui.core.config import Workspace, locate
+from gputui.ui.cli.gpus import gpu_user
 from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
 from gputui.ui.tui.layout.strips import gpu_figures
 from gputui.ui.tui.pages.gpu.page import fact_lines
@@ -63,6 +65,24 @@ def test_health_names_the_worst_first(filler: Filler, workspace: Workspace) -> N
     assert "3 XIDs" in text_of(gpu_figures(snapshot))
 
 
+def test_a_desktop_and_the_lease_of_another_home_are_named(filler: Filler, workspace: Workspace) -> None:
+    filler.agent()
+    filler.gpus(1)
+    xorg = {"pid": 9, "kind": "G", "user": "root", "command": "/usr/lib/xorg/Xorg :0"}
+    for gib, locked_by, words, is_free in (
+        (1, None, "free, beside Xorg of root", True), (3, None, "root · Xorg :0", False),
+        (1, "vit-1 of alice (pid 5)", "held by vit-1 of alice (pid 5)", False),
+    ):  # fmt: skip
+        filler.sample(0, memory_gib=gib)
+        processes = json.dumps([{**xorg, "memory_bytes": gib << 30}])
+        filler.connection.execute("UPDATE gpus SET processes = ?, locked_by = ?", (processes, locked_by))
+        snapshot = read(workspace)
+        [gpu] = snapshot.gpus
+        shown = "".join(text for text, _ in who(gpu_row(snapshot, gpu), 40))
+        assert (shown, "1 free" in text_of(gpu_figures(snapshot))) == (words, is_free)
+        assert mentions(gpu_user(gpu, None), "free" if is_free else words)
+
+
 def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Filler, workspace: Workspace) -> None:
     filler.agent()
     filler.gpus(1)
@@ -79,7 +99,7 @@ def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Fill
         (30.0, "[]"): ("no visible process", False),
         (30.0, None): ("–", False),
         (None, "[]"): ("free", True),
-        (None, None): ("–", False),
+        (None, None): ("free", True),
     }
 
 
