@@ -52,10 +52,13 @@ def has_wildcards(pattern: str) -> bool:
     return "*" in pattern or "?" in pattern
 
 
+# Up to the first wildcard that is not escaped.
+_FIXED = re.compile(r"(?:[^*?\[]|\[[*?\[]\])*")
+
+
 def may_overlap(pattern: str, other: str) -> bool:
     if has_wildcards(pattern) and has_wildcards(other):
-        # The folders before the first wildcard.
-        mine, theirs = (re.split(r"[*?\[]", one)[0].rpartition("/")[0] + "/" for one in (pattern, other))
+        mine, theirs = (_FIXED.match(one)[0].rpartition("/")[0] + "/" for one in (pattern, other))  # type: ignore[index]
         return mine.startswith(theirs) or theirs.startswith(mine)
     return pattern == other or any(
         fnmatch.fnmatchcase(path, one.replace("**/", "*")) for path, one in ((pattern, other), (other, pattern))

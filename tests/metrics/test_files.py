@@ -384,5 +384,9 @@ def test_patterns_that_may_match_the_same_file() -> None:
         ("/w/logs/version_*/metrics.csv", "/w/**/metrics.csv", True),
         ("/w/logs/version_*/metrics.csv", "/v/**/metrics.csv", False),
         ("/w/**/metrics.csv", "/w/metrics.csv", True),
+        ("/w/[[]a]/*.csv", "/w/[[]b]/*.csv", False),
+        ("/w/[[]a]/*.csv", "/w/[[]a]/x/*.csv", True),
+        ("/w/[[]a]/*.csv", "/w/[[]a]/m.csv", False),
+        ("/w/[[]a]/*.csv", "/w/[a]/m.csv", True),
     ]:
         assert may_overlap(one, other) is may_overlap(other, one) is expected

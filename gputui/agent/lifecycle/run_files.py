@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor, secrets_in
@@ -83,8 +82,10 @@ def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Pat
         is_pattern = source.kind == "hf" or source.kind in TRACKERS or has_wildcards(str(path))
         if source.path and is_pattern:
             # Only the profile's own characters are wildcards, not those in the names of folders.
-            folders = replace(spec, workdir=glob.escape(spec.workdir))
-            path = in_run(source.path, folders, Path(glob.escape(str(run_dir))))
+            pattern = source.path
+            if pattern.startswith(f"{spec.workdir}/"):
+                pattern = glob.escape(spec.workdir) + pattern.removeprefix(spec.workdir)
+            path = in_run(pattern, spec, Path(glob.escape(str(run_dir))))
         reading = Reading(source.patterns, source.step, source.units)
         ingest.open_source(run_id, str(path), source.kind, reading)
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from gputui.agent.lifecycle.run_files import open_metrics, redactor_of
 from gputui.core.config import Workspace
 from gputui.core.secret_patterns import REDACTED
 from gputui.metrics.ingest import MetricsIngest
-from gputui.runs.spec import MetricsSpec, RunSpec
+from gputui.profiles.profile_file import load
+from gputui.profiles.resolve import resolve
+from gputui.runs.checkpoint_files import list_checkpoints
+from gputui.runs.command import checkpoint_directory
+from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from tests.agent.conftest import SPEC, add_run
+from tests.agent.conftest import add_run
+from tests.stores import open_store
+from tests.tables import table
 
 INHERITED, OWN = "inherited-secret", "of-the-run-alone"
 
@@ -33,16 +37,48 @@ def test_a_run_has_its_own_secrets_and_those_that_it_inherits(workspace: Workspa
     assert redactor_of(workspace, "gone-1").text(said) == f"{REDACTED} and {OWN} at 0.123456"
 
 
-def test_metrics_are_found_below_a_folder_with_brackets(tmp_path: Path, connection: sqlite3.Connection) -> None:
-    folder = tmp_path / "exp [lr=1]*"
-    spec = replace(SPEC, workdir=str(folder), metrics=(MetricsSpec("csv", "logs/version_*/metrics.csv"),))
+@table(
+    ("name", "decoy", "source"),
+    [
+        (name, decoy, source)
+        for name, decoy in (("exp [lr=1]", "exp l"), ("v[0-9]", "v1"), ("[!a]x", "bx"), ("all*", "allx"), ("a?", "ab"))
+        for source in ("logs/*.csv", "logs/m.csv", "{run_dir}/../../logs/*.csv", "{here}/logs/*.csv")
+    ],
+)
+def test_special_characters_of_folders_are_no_part_of_a_pattern(
+    tmp_path: Path, name: str, decoy: str, source: str
+) -> None:
+    here = tmp_path / name
+    for folder in (here, tmp_path / decoy):
+        (folder / "logs").mkdir(parents=True)
+        (folder / "runs" / "a-1").mkdir(parents=True)
+    profile = here / "a.yaml"
+    profile.write_text(
+        f"script: a.py\ngpus: 0\nmetrics:\n  source: csv\n  path: '{source.replace('{here}', str(here))}'\n"
+    )
+    spec = resolve(load(profile))
+    connection = open_store(tmp_path / "store.db")
     add_run(connection, spec=spec)
     ingest = MetricsIngest(connection)
-    open_metrics(ingest, "a-1", spec, folder)
+    open_metrics(ingest, "a-1", spec, here / "runs" / "a-1")
     ingest.begin_attempt("a-1", 1)
-    file = folder / "logs/version_0/metrics.csv"
-    file.parent.mkdir(parents=True)
-    file.write_text("step,loss\n1,0.5\n")
+    for folder, step in ((here, 1), (tmp_path / decoy, 2)):
+        (folder / "logs" / "m.csv").write_text(f"step,loss\n{step},0.5\n")
     ingest.finish("a-1")
     assert connection.execute("SELECT step FROM metrics").fetchall() == [(1,)]
     ingest.close()
+    connection.close()
+
+
+@table(("name", "decoy"), [("exp [lr=1]", "exp l"), ("v[0-9]", "v1"), ("all*", "allx"), ("a?", "ab")])
+def test_checkpoints_are_found_below_folders_with_special_characters(tmp_path: Path, name: str, decoy: str) -> None:
+    for folder in (name, decoy):
+        (tmp_path / folder / "out").mkdir(parents=True)
+        (tmp_path / folder / "out" / f"step_1-{folder}.pt").write_bytes(b"x")
+    profile = tmp_path / name / "a.yaml"
+    profile.write_text("script: a.py\ngpus: 0\ncheckpoints: {dir: out, pattern: 'step_*.pt'}\n")
+    spec = resolve(load(profile))
+    directory = checkpoint_directory(spec, tmp_path)
+    assert directory is not None and spec.checkpoints is not None
+    [file] = list_checkpoints(directory, spec.checkpoints.pattern)
+    assert Path(file.path).name == f"step_1-{name}.pt"
