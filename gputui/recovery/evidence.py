@@ -126,7 +126,7 @@ class ObservedCause(Struct, frozen=True):
     distant: bool = False
 
 
-class GpuUse(Struct, frozen=True):
+class AttemptGpus(Struct, frozen=True):
     """The GPUs of an attempt: their number, and the highest part of one's memory that was in use in its
     last seconds; None is unknown."""
 
@@ -161,7 +161,7 @@ class Evidence(Struct, frozen=True):
     tails: tuple[EvidenceLog, ...] = ()
     problems: tuple[str, ...] = msgspec.field(default=())
     shared_with: tuple[str, ...] = ()
-    gpus: GpuUse = GpuUse()
+    gpus: AttemptGpus = AttemptGpus()
     python: str | None = None
 
     def to_json(self) -> dict[str, Any]:

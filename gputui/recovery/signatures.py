@@ -20,7 +20,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.evidence import GpuUse
+from gputui.recovery.evidence import AttemptGpus
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.tracebacks import Chain, Raised, bare, structured
 from gputui.runs.logs import lines_of
@@ -54,7 +54,7 @@ class Signature(Struct, frozen=True):
     def rank(self) -> Tier:
         return KINDS[self.kind].tier if self.tier is None else self.tier
 
-    def matches(self, raised: Raised, text: str, gpus: GpuUse) -> bool:
+    def matches(self, raised: Raised, text: str, gpus: AttemptGpus) -> bool:
         """Return whether an exception has this signature; ``text`` is its text without advice."""
         if self.states and _QUOTING.fullmatch(raised.type):
             return False
@@ -297,7 +297,7 @@ def without_advice(text: str) -> str:
     return ADVICE.sub("", text).strip()
 
 
-def match_exception(raised: Raised, gpus: GpuUse) -> Signature | None:
+def match_exception(raised: Raised, gpus: AttemptGpus) -> Signature | None:
     """The first signature that an exception matches, or None."""
     text = without_advice(raised.text)
     if len(text) > 2 * MATCHED_CHARACTERS:
@@ -305,7 +305,7 @@ def match_exception(raised: Raised, gpus: GpuUse) -> Signature | None:
     return next((signature for signature in EXCEPTIONS if signature.matches(raised, text, gpus)), None)
 
 
-def match_chain(chain: Chain, gpus: GpuUse) -> tuple[Raised, Signature | None]:
+def match_chain(chain: Chain, gpus: AttemptGpus) -> tuple[Raised, Signature | None]:
     """The most informative exception of a chain, and its signature, None if it matches none.
 
     A known cause counts anywhere in the chain, because other exceptions may follow from it. A weak
@@ -341,7 +341,7 @@ def match_lines(text: str) -> list[tuple[Signature, str]]:
     return matches
 
 
-def match_last_lines(lines: Sequence[str], gpus: GpuUse) -> list[tuple[Signature, str]]:
+def match_last_lines(lines: Sequence[str], gpus: AttemptGpus) -> list[tuple[Signature, str]]:
     """The last lines of a program that handles its exceptions itself and reports them as errors, with
     the signatures of their messages."""
     matches = []

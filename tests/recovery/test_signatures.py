@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from gputui.recovery.classify import classify
-from gputui.recovery.evidence import GpuUse
+from gputui.recovery.evidence import AttemptGpus
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.signatures import EXCEPTIONS, LINES
 from tests.recovery.attempts import process_ended, rank_failed, traceback
@@ -221,7 +221,7 @@ def test_what_native_code_prints(kind: str, code: int, stderr: str, tmp_path: Pa
 
 
 NO_ENGINE = "RuntimeError: FIND was unable to find an engine to execute this computation"
-FULL, ROOMY, UNSAMPLED, NONE = GpuUse(1, 97.0), GpuUse(1, 30.0), GpuUse(1), GpuUse()
+FULL, ROOMY, UNSAMPLED, NONE = AttemptGpus(1, 97.0), AttemptGpus(1, 30.0), AttemptGpus(1), AttemptGpus()
 
 
 @table("exception, kinds", [

@@ -8,7 +8,7 @@ from sqlite3 import Connection
 
 from gputui.recovery import driver_reports
 from gputui.recovery.driver_reports import Sighting
-from gputui.recovery.evidence import GpuUse, ObservedCause
+from gputui.recovery.evidence import AttemptGpus, ObservedCause
 from gputui.store import hardware, samples, series
 from gputui.store.attempts import Attempt
 
@@ -29,11 +29,11 @@ def hardware_evidence(
     return driver_reports.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
 
 
-def gpu_use(connection: Connection, attempt: Attempt, ended_at: float) -> GpuUse:
+def gpu_use(connection: Connection, attempt: Attempt, ended_at: float) -> AttemptGpus:
     """An attempt's GPUs, and the use of their memory in its last seconds."""
     since = max(_since(attempt), ended_at - LAST_SECONDS)
     percent = hardware.memory_percent(connection, attempt.gpus, since, ended_at)
-    return GpuUse(len(attempt.gpus), percent)
+    return AttemptGpus(len(attempt.gpus), percent)
 
 
 def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:

@@ -22,7 +22,7 @@ from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.recovery.checkpoints.choices import CheckpointChoice
 from gputui.recovery.checkpoints.search import CheckpointSearch, UnmatchedPattern
 from gputui.recovery.classify import Incident
-from gputui.recovery.evidence import Evidence, GpuUse, ObservedCause
+from gputui.recovery.evidence import AttemptGpus, Evidence, ObservedCause
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.identity import ProcessIdentity, send_signal
 from gputui.store.attempts import Attempt
@@ -47,7 +47,7 @@ class PostmortemTask(Struct, frozen=True):
     observed: tuple[ObservedCause, ...] = ()
     unanswered: str | None = None
     shared_with: tuple[str, ...] = ()
-    gpus: GpuUse = GpuUse()
+    gpus: AttemptGpus = AttemptGpus()
     last_step_at: float | None = None
 
 

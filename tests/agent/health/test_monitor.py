@@ -18,7 +18,7 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK
 from gputui.recovery.driver_reports import Sighting
-from gputui.recovery.evidence import GpuUse
+from gputui.recovery.evidence import AttemptGpus
 from gputui.recovery.policies import POLICIES, Policy
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.store.series import GpuSample
@@ -185,14 +185,14 @@ def test_memory_of_the_last_seconds_counts_even_if_it_is_free_again(tmp_path: Pa
     bench = Bench(tmp_path)
     train(bench)
     attempt = bench.living[0].record
-    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, None)
+    assert gpu_use(bench.connection, attempt, bench.wall()) == AttemptGpus(1, None)
     bench.pass_time(3, gpu_sample(None))
     bench.recorder.flush()
-    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, None)
+    assert gpu_use(bench.connection, attempt, bench.wall()) == AttemptGpus(1, None)
     bench.pass_time(3, gpu_sample(76))
     bench.pass_time(2, gpu_sample(1))
     bench.recorder.flush()
-    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, 95.0)
+    assert gpu_use(bench.connection, attempt, bench.wall()) == AttemptGpus(1, 95.0)
     bench.pass_time(LAST_SECONDS, gpu_sample(40))
     bench.recorder.flush()
-    assert gpu_use(bench.connection, attempt, bench.wall()) == GpuUse(1, 50.0)
+    assert gpu_use(bench.connection, attempt, bench.wall()) == AttemptGpus(1, 50.0)

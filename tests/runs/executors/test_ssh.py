@@ -129,7 +129,8 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     folder = tmp_path / "run" / "attempts" / "1"
     folder.mkdir(parents=True)
     target = {"name": "k", "host": "k", "folder": str(tmp_path / "there"), "python": "/nope/python"}
-    plan = {"attempt": 1, "target": target, "argv": ["python"], "cwd": str(tmp_path), "output": "output.log"}
+    plan = {"attempt": 1, "target": target, "argv": ["python"], "cwd": str(tmp_path), "output": "output.log",
+            "asks": {"gpus": 0}}  # fmt: skip
     (folder / "attempt.json").write_text(json.dumps(plan))
     assert SshCourier(folder).turn()
     assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
