@@ -99,7 +99,8 @@ def insert_run(
 def move(
     connection: sqlite3.Connection, run: Run, target: RunState, *, cause: str, actor: str = "agent", now: float
 ) -> None:
-    """Move a run to another state and record the cause. Raises ForbiddenMoveError."""
+    """Move a run to another state and record the cause. What is learned late, or after a clock was
+    set back, is recorded at the time of the move before it. Raises ForbiddenMoveError."""
     check_move(run.state, target)
     cause = redact_text(cause)
     changes: dict[str, object] = {"ended_at": now if target.is_over else None}
@@ -109,7 +110,9 @@ def move(
     reason = cause if target.is_over or target is RunState.RECOVERING else None
     update(connection, "runs", {"run_id": run.run_id}, state=target, reason=reason, waiting_for=None, **changes)
     states = {"from_state": run.state, "to_state": target}
-    insert(connection, "transitions", run_id=run.run_id, at=now, cause=cause, actor=actor, **states)
+    (before_at,) = connection.execute("SELECT max(at) FROM transitions WHERE run_id = ?", (run.run_id,)).fetchone()
+    at = now if before_at is None else max(now, before_at)
+    insert(connection, "transitions", run_id=run.run_id, at=at, cause=cause, actor=actor, **states)
 
 
 def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | None:

@@ -101,6 +101,7 @@ class Shim:
         self.look_at = time.monotonic() + OOM_LOOK_SECONDS
         self.family = Family(str(directory))
         self.tree_at = time.monotonic()
+        self.started_clock: float | None = None
         self.is_listed = True
         # Ranks that a signal ended before this process sent any, in order.
         self.killed_ranks: dict[int, dict[str, int]] = {}
@@ -167,6 +168,8 @@ class Shim:
             "code": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
             "ended_at": time.time(),
+            # A clock that was set meanwhile makes the difference of the two times false.
+            "ran_seconds": None if self.started_clock is None else time.monotonic() - self.started_clock,
             "stop_requested": self.stop_requested,
             "stop_signal": self.stop_signal,
             "forced": self.forced,
@@ -209,7 +212,7 @@ class Shim:
             process = self.patiently(spawn)
         except OSError as error:
             return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
-        self.child = process.pid
+        self.child, self.started_clock = process.pid, time.monotonic()
         # Only `reap` may collect exit statuses; a Popen without one would, when it is deleted.
         process.returncode = 0
         own, child = stat_of(os.getpid()), stat_of(self.child)

@@ -54,11 +54,14 @@ class Attempt(Struct, frozen=True):
 
     def ran_seconds(self, now: float) -> float | None:
         """How long it has run until ``now`` (UTC unix seconds), without the time in a target's queue;
-        None before it began."""
+        None before it began. Once its record of the end is stored, by a monotonic clock."""
         if self.started_at is None:
             return None
         if self.placement is not None:
             return self.placement.ran_seconds
+        measured = (self.exit or {}).get("ran_seconds")
+        if isinstance(measured, float):
+            return measured
         end = self.ended_at if self.exited_at is None else self.exited_at
         return max(0.0, (now if end is None else end) - self.started_at)
 

@@ -167,7 +167,8 @@ SELECT r.*, r.spec AS spec_json,
     a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
     {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
     (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
-    (SELECT sum(iif(q.run_id IS NULL, max(0.0, e.ended_at - coalesce(e.started_at, e.ended_at)), q.ran_seconds))
+    (SELECT sum(coalesce(q.ran_seconds, e.exit ->> '$.ran_seconds',
+            max(0.0, e.ended_at - coalesce(e.started_at, e.ended_at))))
         FROM attempts AS e LEFT JOIN placements AS q ON q.run_id = e.run_id AND q.attempt = e.number
         WHERE e.run_id = r.run_id AND e.ended_at IS NOT NULL) AS ended_seconds,
     CASE r.state WHEN 'starting' THEN (

@@ -95,6 +95,7 @@ def test_an_exit_code_and_the_output_are_kept(attempt: Attempt) -> None:
     ended = attempt.ended()
     assert (ended["code"], ended["signal"], ended["stop_requested"]) == (7, None, False)
     assert ended["ended_at"] >= ended["started_at"]
+    assert 0.0 < ended["ran_seconds"] <= ended["ended_at"] - ended["started_at"]
     assert ended["max_rss_bytes"] > 1_000_000
     assert sorted(attempt.output().split()) == ["hello", "oops"]
 
@@ -108,7 +109,7 @@ def test_a_death_by_signal_is_told_apart(attempt: Attempt) -> None:
 def test_a_command_that_cannot_start_is_said(attempt: Attempt) -> None:
     attempt.start("", argv=["/does/not/exist"])
     ended = attempt.ended()
-    assert ended["code"] is None
+    assert ended["code"] is None and ended["ran_seconds"] is None
     assert "No such file" in ended["error"]
     assert "/does/not/exist" in ended["error"]
 

@@ -193,7 +193,8 @@ def _succeeded(end: _End) -> None:
     cause = "finished"
     if attempt.started_at is not None:
         # The time between its attempts does not count.
-        trained = (run.ended_seconds or 0.0) + (attempt.ran_seconds(ended_at) or 0.0)
+        measured = replace(attempt, exit=end.task.exit_record).ran_seconds(ended_at)
+        trained = (run.ended_seconds or 0.0) + (measured or 0.0)
         cause += f" after {units.duration(trained)}"
     if attempt.number > 1:
         cause += f" in {attempt.number} attempts"

@@ -165,7 +165,9 @@ def _note_running(context: AgentContext, run_id: str, attempt: int, cause: str) 
     """Move a run that is starting this attempt to running, inside the caller's transaction."""
     run = get_run(context.connection, run_id)
     if run is not None and run.state is RunState.STARTING and run.attempt == attempt:
-        now = context.now()
+        # The steps may have been made without an agent.
+        first_at = StepTimes(context.connection, run_id).first_at(attempt)
+        now = context.now() if first_at is None else min(context.now(), first_at)
         repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=now)
 
 

@@ -130,6 +130,18 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     over.set()
 
 
+def test_moves_are_recorded_in_the_order_in_which_they_were_made(
+    connection: sqlite3.Connection, workspace: Workspace
+) -> None:
+    """Also if the clock was set back meanwhile."""
+    run = add_run(connection, workspace=workspace)
+    with transaction(connection):
+        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW + 3600)
+        repository.move(connection, run_of(connection), RunState.FAILED, cause="test", now=NOW)
+    times = [move.at for move in read_transitions(connection, "a-1")]
+    assert times == sorted(times) and run_of(connection).ended_at == NOW
+
+
 @pytest.mark.parametrize("sign", ["log", "line", "sample", "process"])
 def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
     workspace: Workspace, connection: sqlite3.Connection, made: Doctored, sign: str

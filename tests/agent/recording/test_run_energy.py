@@ -54,6 +54,14 @@ def test_an_attempt_is_charged_for_its_own_time_alone(connection: sqlite3.Connec
     assert cost.energy_kwh == pytest.approx(0.8)
 
 
+def test_hours_are_those_of_a_monotonic_clock_where_the_wall_clock_was_set(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START, START + 7200)
+    connection.execute("UPDATE attempts SET exit = ?", ('{"code": 0, "ran_seconds": 1800.0}',))
+    assert run_cost(connection, "a-1", START + 9000).gpu_hours == 1.0
+    run = get_run(connection, "a-1")
+    assert run is not None and run.ended_seconds == 1800.0
+
+
 def test_it_grows_while_the_attempt_runs_and_no_reading_counts_twice(connection: sqlite3.Connection) -> None:
     attempt(connection, 1, START, None, gpus=1)
     for begin in range(0, 3600, 300):

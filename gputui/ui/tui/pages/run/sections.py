@@ -348,8 +348,7 @@ def _end_of(attempt: Attempt, ended_at: float) -> _Entry:
         ended = f"exited with code {attempt.exit_code}" if attempt.exit_code else "exited normally"
     else:
         ended = "ended"
-    seconds = None if attempt.started_at is None else ended_at - attempt.started_at
-    # With a clock that was set back, the duration is unknown.
-    took = "" if seconds is None or seconds < 0 else f" after {duration(seconds)}"
+    seconds = attempt.ran_seconds(ended_at)
+    took = "" if seconds is None else f" after {duration(seconds)}"
     at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
     return _Entry(ended_at, "dim", f"attempt {attempt.number} {ended}{took}{at_step}")
