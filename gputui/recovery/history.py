@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.recovery.plans import UNDO, AttemptReach, PastDecision
-from gputui.recovery.resumptions import resumptions
+from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.commands import RESUME
@@ -24,6 +24,7 @@ def past_decisions(
     decisions: Sequence[DecisionView],
     transitions: Sequence[TransitionView],
     ledger: Sequence[CheckpointRow] = (),
+    lines: StepTimes | None = None,
     *,
     steps_start_again: bool = False,
 ) -> list[PastDecision]:
@@ -33,7 +34,9 @@ def past_decisions(
     since = person_started_at(transitions)
     kinds = {incident.incident_id: incident.kind for incident in incidents}
     series = [attempt for attempt in attempts if attempt.created_at >= since]
-    progressed = {row.number: _reach(row, series, ledger, steps_start_again).made for row in series}
+    began = resumptions(attempts, lines, ledger)
+    reaches = (_reach(row, series, ledger, began.get(row.number), steps_start_again) for row in series)
+    progressed = {row.number: reach.made for row, reach in zip(series, reaches, strict=True)}
     past = []
     for decision in sorted(decisions, key=lambda row: row.decision_id):
         if decision.at < since:
@@ -78,24 +81,32 @@ def progress_of(
         return AttemptReach()
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at
     series = [row for row in attempts if row.created_at >= since]
-    return replace(
-        _reach(attempt, series, ledger, steps_start_again),
-        ran_seconds=max(0.0, ended_at - began),
-        resumption=resumptions(attempts, lines, ledger).get(number),
-    )
+    resumption = resumptions(attempts, lines, ledger).get(number)
+    reach = _reach(attempt, series, ledger, resumption, steps_start_again)
+    return replace(reach, ran_seconds=max(0.0, ended_at - began))
 
 
 def _reach(
-    attempt: Attempt, series: Sequence[Attempt], ledger: Sequence[CheckpointRow], steps_start_again: bool
+    attempt: Attempt,
+    series: Sequence[Attempt],
+    ledger: Sequence[CheckpointRow],
+    resumption: Resumption | None,
+    steps_start_again: bool,
 ) -> AttemptReach:
     """The reach of an attempt, compared with those of the ``series`` before it."""
     before = (row.last_step for row in series if row.number < attempt.number and row.last_step is not None)
-    own = (row for row in ledger if row.is_written and row.attempt == attempt.number)
+    saved = (row for row in ledger if row.is_written and row.attempt == attempt.number)
+    has_saved = any(row.verdict != "invalid" for row in saved)
+    # Its steps, counted from the first again, say nothing.
+    is_further = (resumption == "recounted" and has_saved) or (
+        steps_start_again and _has_saved_further(attempt, ledger)
+    )
     return AttemptReach(
         last_step=attempt.last_step,
         best_step_before=max(before, default=None),
-        new_checkpoint=any(row.verdict != "invalid" for row in own),
-        further_checkpoint=steps_start_again and _has_saved_further(attempt, ledger),
+        new_checkpoint=has_saved,
+        further_checkpoint=is_further,
+        resumption=resumption,
     )
 
 

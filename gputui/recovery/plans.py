@@ -55,7 +55,7 @@ class AttemptReach(Struct, frozen=True):
     Attributes:
         last_step: its last step; best_step_before: the furthest step of the attempts before it.
         new_checkpoint: it wrote a checkpoint; further_checkpoint: beyond those before it, where
-            steps start again with every epoch.
+            steps start again with every epoch or attempt.
         ran_seconds: its duration.
         resumption: where it began.
     """

@@ -121,8 +121,8 @@ def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
     if record is not None and record.stop_requested:
         return None
     name = signal_name(-(process.code or 0))
-    is_seen = any(found.kind == "host_oom" for found, _ in match_lines(process.stderr))
-    is_oom = process.code == -signal.SIGKILL and (is_seen or (record is not None and record.oom_killed))
+    is_printed = any(found.kind == "host_oom" for found, _ in match_lines(process.stderr))
+    is_oom = process.code == -signal.SIGKILL and (is_printed or (record is not None and record.oom_killed))
     kind, detail = ("host_oom", "killed by the kernel's OOM killer") if is_oom else ("killed", name)
     at = None if process.at is None else process.at - NOTICED_LATE_SECONDS
     return Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)

@@ -189,6 +189,20 @@ def test_losses_show_whether_an_attempt_that_counts_from_the_first_step_loaded_i
     assert resumptions(attempts, Lines(losses={1: before, 2: after})) == {2: what}
 
 
+@table("after, is_further", [([0.33], True), ([10.0], False), ([1.9, 1.8, 2.0], False)])
+def test_an_attempt_that_loaded_its_checkpoint_and_saved_got_further_whatever_it_counts(
+    after: list[float], is_further: bool
+) -> None:
+    attempts = [
+        attempt(1, at=2.0, last=30, first_step=1),
+        attempt(2, at=100.0, last=9, first_step=1, resumed_from="/c/x.pt", resumed_step=30),
+    ]
+    rows, lines = [saved("/c/y.pt", 2)], Lines(losses={1: FALLING, 2: after})
+    decided = past_decisions(attempts, [incident(1, 2)], [decision(1, 2, at=160.0)], [LAUNCH], rows, lines)
+    assert decided[0].progressed is is_further
+    assert progress_of(attempts, 2, rows, [LAUNCH], lines, ended_at=190.0).made is is_further
+
+
 def test_a_script_that_counts_on_elsewhere_has_begun_again() -> None:
     attempts = [
         attempt(1, at=0.0, last=30, first_step=1),

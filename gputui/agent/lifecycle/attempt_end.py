@@ -283,7 +283,7 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
     moves = read_transitions(connection, run_id)
     again = has_event(connection, "steps_restarted", run_id=run_id)
     incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
-    past = past_decisions(attempts, incidents, decisions, moves, rows, steps_start_again=again)
+    past = past_decisions(attempts, incidents, decisions, moves, rows, times, steps_start_again=again)
     progress = progress_of(attempts, number, rows, moves, times, ended_at=ended_at, steps_start_again=again)
     failed = FailedAttempt(
         run_id=run_id,
