@@ -124,7 +124,7 @@ _HOST = (
     r"(?i:\b(?:cuda)?(?:host|pinned)[ _]?(?:m?alloc|memory|buffer|register)|\bcudaMallocHost|\bdevice:CPU:"
     r"|\bCPU memory\b)"
 )
-_OF_MEMORY = r"^(?:\w+\.)*(?:\w*OutOfMemory(?:Error|Exception)?|ResourceExhaustedError)(?:: (?!.*(?:No space|quota))|$)"
+_OF_MEMORY = r"^(?:\w+\.)*(?:\w*OutOfMemory(?:Error)?|ResourceExhaustedError)(?:: (?!.*(?:No space|quota))|$)"
 _LIBRARY = r"\b(?i:cublas\w*|cudnn|cusolver|cusparse|curand|cufft|hip\w+|nccl|DNN)\b"
 # A program that goes on after an error, or speaks of it, is not ended by it.
 _ENDED = r"(?!.*(?i:recover|fall(?:ing|s)? ?back|retry|would|skip|ignor|continu))"
@@ -147,7 +147,7 @@ _NO_RULE = r"^(?!.*\b(?:must|may|should|one of|expected|allowed)\b).*"
 
 EXCEPTIONS: tuple[Signature, ...] = (
     # Memory first: the texts of other layers quote it.
-    _raises("host_oom", r"killed due to the node running low on memory",
+    _raises("host_oom", r"killed due to the node running low on memory", r"\bjava\.lang\.OutOfMemoryError\b",
             rf"^(?:\w+\.)*ResourceExhaustedError: .*{_HOST}"),
     _states("host_oom", rf"^(?=.*{_HOST}).*{_UNQUOTED}{_FULL}"),
     _raises("cuda_oom", _OF_MEMORY, r"^(?:\w+\.)*InternalError: .*Dst tensor is not initialized"),

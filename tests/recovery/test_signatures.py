@@ -59,6 +59,7 @@ XlaRuntimeError: FAILED_PRECONDITION: DNN library initialization failed.""".spli
     ("cuda_oom", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes")),
     ("host_oom", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA host alloc 608 bytes")),
     ("nccl_error", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 1 'invalid argument'")),
+    ("host_oom", "py4j.protocol.Py4JJavaError: An error occurred: java.lang.OutOfMemoryError: Java heap space"),
     ("host_oom", "pyarrow.lib.ArrowMemoryError: malloc of size 123 failed"),
     ("host_oom", "x.ResourceExhaustedError: OOM when allocating tensor on /device:CPU:0"),
     ("host_oom", "ray.exceptions.OutOfMemoryError: T killed due to the node running low on memory"),
