@@ -132,8 +132,8 @@ def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | Non
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: signals.append(received))
     pid = identity.process.pid
-    words = f"pid {pid} records here already; this one serves its outputs beside it, and records on when that ends"
-    print(f"gputui: {words}", file=sys.stderr)  # noqa: T201
+    words = "at its own interval; this one serves its outputs beside it, and records on when that ends"
+    print(f"gputui: pid {pid} records here already, {words}", file=sys.stderr)  # noqa: T201
     try:
         has_ended = follow(
             workspace,

@@ -145,7 +145,9 @@ def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
         detail = f"{starts} with {spec.nproc} processes; NCCL refuses two on one GPU"
         return CheckResult("gpus", "warn", detail, "write nproc: gpus, or use a backend other than NCCL")
     if warnings:
-        return CheckResult("gpus", "warn", _sentence(starts, warnings), "gputui doctor says what to do")
+        return CheckResult(
+            "gpus", "warn", _sentence(starts, warnings), "gputui doctor and gputui alerts say what to do"
+        )
     return CheckResult("gpus", "pass", starts)
 
 

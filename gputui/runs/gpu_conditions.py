@@ -107,12 +107,19 @@ class GpuCondition(Struct, frozen=True):
         return not self.holders and not (self.broken or self.occupied or self.desktop)
 
     @property
-    def warning(self) -> str | None:
-        """A defect that does not prevent work, or None."""
+    def defect(self) -> str | None:
+        """A fault of the hardware that does not prevent work, or None."""
         if self.slow is not None and self.slow.row_remap_pending:
             return "waits for a reset to remap memory"
         if self.slow is not None and self.slow.ecc_uncorrected:
             return f"has had {self.slow.ecc_uncorrected} uncorrectable memory errors"
+        return None
+
+    @property
+    def warning(self) -> str | None:
+        """The reason to take another GPU if there is one: a defect, an alert, heat; or None."""
+        if self.defect is not None:
+            return self.defect
         if self.alert is not None:
             return f"has an active alert: {self.alert}"
         if self.sample is None:

@@ -89,7 +89,7 @@ PYTHON_ORIGINS: Mapping[PythonOrigin, str] = {
     "VIRTUAL_ENV": "of the active virtual environment (VIRTUAL_ENV)",
     "CONDA_PREFIX": "of the active conda environment (CONDA_PREFIX)",
     "PATH": "the first python on PATH",
-    "trainer": "gputui's own, with the trainer that it runs",
+    "trainer": "gputui's own, because the program comes with it",
     "gputui": "gputui's own, because no environment was active and PATH had no other python",
 }
 """Why an interpreter was taken, as the end of a sentence that names its path."""

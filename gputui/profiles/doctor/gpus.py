@@ -207,7 +207,7 @@ def check_health(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckRe
         condition = GpuCondition(
             gpu, reading.samples.get(gpu.uuid), reading.slow.get(gpu.uuid), quarantine=quarantined.get(gpu.uuid)
         )
-        unusable, warning = condition.broken, condition.warning
+        unusable, warning = condition.broken, condition.defect
         if gpu.mig_mode:
             warnings.append(f"GPU {gpu.index} {unusable}, no run gets it")
         elif unusable is not None:
