@@ -34,6 +34,7 @@ from gputui.store.run_history import read_transitions
 from gputui.store.run_states import RunState
 from tests.agent.conftest import NOW, SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
+from tests.texts import mentions
 
 RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
 
@@ -194,3 +195,22 @@ def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
     assert run_of(connection).state is RunState.QUEUED
     last = read_transitions(connection, "a-1")[-1]
     assert (last.cause, last.actor) == ("restart", "ann")
+
+
+def test_a_stop_that_its_target_never_answered_says_what_may_still_run(
+    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+) -> None:
+    run = add_run(connection, workspace=workspace)
+    with transaction(connection):
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
+        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
+        made.note_stop(run_of(connection), intent="stop", actor="ann", at_once=True)
+    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    folder = workspace.run_dir("a-1") / "attempts/1"
+    folder.mkdir(parents=True)
+    record = {"code": None, "signal": None, "ended_at": NOW, "stop_requested": True}
+    given_up = {"target": "lab", "given_up": "no route", "job": "7"}
+    (folder / "exit.json").write_text(json.dumps({**record, **given_up}))
+    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    ended = run_of(connection)
+    assert ended.state is RunState.STOPPED and mentions(ended.reason or "", "given up", "no route", "job 7")

@@ -54,6 +54,13 @@ def ray_turn(courier: RayCourier) -> bool:
     return courier.turn()
 
 
+def test_a_stop_ends_what_a_cluster_that_does_not_answer_never_got(tmp_path: Path) -> None:
+    courier = RayCourier(ray_attempt(tmp_path))
+    assert not ray_turn(courier) and courier.problem is not None
+    courier.stop = {"at": 1.0, "at_once": False, "asked": False}
+    assert ray_turn(courier)
+
+
 def test_a_job_that_waited_too_long_for_its_cluster_is_submitted_again(tmp_path: Path) -> None:
     folder = ray_attempt(tmp_path, shared=True)
     courier = RayCourier(folder)
