@@ -5,9 +5,10 @@ database."""
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from msgspec.structs import replace
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
 from gputui.core.files import read_regular, replaced
 from gputui.runs.code_version import read_code
+from gputui.runs.executors.commands import client_environment
 from gputui.runs.identity import asker
-from gputui.runs.launch_shell import capture
+from gputui.runs.launch_shell import LaunchShell, capture
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import commands
 
@@ -64,6 +66,19 @@ def write_ticket(workspace: Workspace, spec: RunSpec) -> str:
     path.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     write_spec(path, spec)
     return ticket
+
+
+def ticket_to_renew(
+    workspace: Workspace, run_id: str, options: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> dict[str, str]:
+    """The argument of a command that starts a run on a target again: a ticket with this shell's
+    environment for the target's commands, and the target as ``options`` change it; none for a run
+    on this machine. Raises SpecError, OSError, and what ``options`` raises."""
+    spec = read_spec(workspace.run_dir(run_id) / SPEC_FILE)
+    if spec.target is None:
+        return {}
+    shell = replace(spec.shell or LaunchShell(), clients=client_environment(os.environ))
+    return {"ticket": write_ticket(workspace, replace(spec, target=options(spec.target), shell=shell))}
 
 
 def ticket_path(workspace: Workspace, ticket: str) -> Path:

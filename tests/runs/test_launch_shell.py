@@ -6,9 +6,14 @@ import json
 import os
 import resource
 
+import pytest
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
 from gputui.runs.launch_shell import capture, passed_on
 from gputui.runs.redaction import redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, read_ticket, ticket_to_renew, write_spec
 from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
 
 SPEC = RunSpec("job", "command", ("true",), "/")
@@ -31,6 +36,23 @@ def test_a_shell_is_kept_whole_in_the_private_specification_only() -> None:
     assert redact_spec(spec).shell is None and secrets_of(spec) == {"hf_secret_value"}
     assert RunSpec.from_json({**SPEC.to_json(), "shell": None}).shell is None
     assert shell.limits["NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_a_run_on_a_target_is_started_again_with_the_variables_of_the_shell_that_asks(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/etc/now")
+    here, there = SPEC, replace(SPEC, target={"name": "lab", "kind": "slurm"}, shell=capture({"HF_TOKEN": "x"}))
+    for run_id, spec in (("a-1", here), ("a-2", there)):
+        workspace.run_dir(run_id).mkdir()
+        write_spec(workspace.run_dir(run_id) / SPEC_FILE, spec)
+    assert ticket_to_renew(workspace, "a-1") == {}
+    ticket = ticket_to_renew(workspace, "a-2", lambda target: {**target, "time": "2h"})["ticket"]
+    _, renewed = read_ticket(workspace, ticket)
+    assert renewed.target == {"name": "lab", "kind": "slurm", "time": "2h"}
+    assert renewed.shell is not None and there.shell is not None and renewed.shell.clients is not None
+    assert renewed.shell.clients["SLURM_CONF"] == "/etc/now"
+    assert renewed.shell.environment == there.shell.environment
 
 
 SHOWS = """

@@ -57,7 +57,10 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class TargetShell:
-    """Runs the target's commands on this machine, with `client_environment` of this process."""
+    """Runs the target's commands on this machine, with ``environment``; None is `client_environment`
+    of this process."""
+
+    environment: Mapping[str, str] | None = None
 
     def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
         """Run a command with ``given`` as its input. Raises UnreachableError if it times out
@@ -69,7 +72,7 @@ class TargetShell:
                 input=given.encode("utf-8", "surrogateescape"),
                 capture_output=True,
                 timeout=seconds,
-                env=client_environment(os.environ),
+                env=client_environment(os.environ) if self.environment is None else self.environment,
                 cwd="/",
                 check=False,
             )

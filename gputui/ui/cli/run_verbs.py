@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -10,14 +9,11 @@ from pathlib import PurePath
 from typing import Any
 
 import click
-from msgspec.structs import replace
 
 from gputui.runs.checkpoint_names import is_step_named, step_words
-from gputui.runs.executors.commands import client_environment
 from gputui.runs.identity import ProcessIdentity, is_alive
-from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.spec import SpecError
-from gputui.runs.submission import SPEC_FILE, read_spec, write_ticket
+from gputui.runs.submission import ticket_to_renew
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -92,13 +88,12 @@ def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[
     from gputui.profiles.targets import TargetOptionError, with_job_options
 
     try:
-        spec = read_spec(session.workspace.run_dir(run.run_id) / SPEC_FILE)
-        target = with_job_options(spec.target or {}, job)
-    except (SpecError, TargetOptionError) as error:
-        fail(str(error), Exit.REFUSED if isinstance(error, SpecError) else Exit.USAGE)
-    shell = replace(spec.shell or LaunchShell(), clients=client_environment(os.environ))
-    with session.writing():
-        return {"ticket": write_ticket(session.workspace, replace(spec, target=target, shell=shell))}
+        with session.writing():
+            return ticket_to_renew(session.workspace, run.run_id, lambda target: with_job_options(target, job))
+    except SpecError as error:
+        fail(str(error), Exit.REFUSED)
+    except TargetOptionError as error:
+        fail(str(error), Exit.USAGE)
 
 
 @verb("restart", changes=True)

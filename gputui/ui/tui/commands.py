@@ -64,10 +64,17 @@ class Commands(Shell):
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command in a thread, after those asked before; its answer is shown."""
+        from gputui.runs.spec import SpecError
+        from gputui.runs.submission import ticket_to_renew
+
         workspace = self.workspace
 
         def write() -> int:
             told = {**args, "asker": asker()}
+            if verb in ("resume", "restart") and run_id is not None:
+                # The agent says what is wrong with a specification that cannot be read.
+                with suppress(SpecError):
+                    told |= ticket_to_renew(workspace, run_id)
             with closing(open_commander(workspace.database)) as store:
                 return submit(store, verb, run_id, told, actor(), now=time.time(), doorbell=workspace.doorbell)
 

@@ -18,7 +18,7 @@ from gputui.runs.executors.commands import CommandResult, UnreachableError
 from gputui.runs.executors.options import SlurmOptions, SshOptions
 from gputui.runs.executors.ssh import SshExecutor
 from gputui.runs.executors.ssh.connection import LoginShell, SshShell
-from gputui.runs.executors.ssh.ssh_courier import START, SshCourier
+from gputui.runs.executors.ssh.ssh_courier import START, SshCourier, remove_there
 from tests.conftest import wait_until
 from tests.runs.executors.conftest import CopiedHome
 from tests.runs.executors.ssh_machine import WAIT_SECONDS, Far
@@ -136,6 +136,20 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
     (checked,) = [each for each in SshExecutor().survey(target) if each.name == "python"]
     assert checked.status == "fail" and "/nope/python" in checked.detail
+
+
+def test_a_run_is_removed_there_with_the_environment_of_its_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greet(tmp_path, monkeypatch, "Welcome\n")
+    there, folder = tmp_path / "there" / "0123abcd" / "a-1", tmp_path / "run" / "attempts" / "1"
+    for path in (there, folder):
+        path.mkdir(parents=True)
+    (folder / "root.json").write_text(json.dumps({"path": str(there)}))
+    (folder / "attempt.json").write_text(json.dumps({"client_environment": {"PATH": os.environ["PATH"]}}))
+    monkeypatch.setenv("PATH", "/nope")
+    remove_there(tmp_path / "run", {"host": "k"})
+    assert there.parent.is_dir() and not there.exists()
 
 
 def test_an_environment_below_the_working_directory_keeps_its_path(tmp_path: Path) -> None:

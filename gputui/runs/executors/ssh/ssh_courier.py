@@ -28,12 +28,14 @@ MAKE = (
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
     """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises
     OSError."""
-    roots = {str(record["path"]) for path in folder.glob("attempts/*/root.json") if (record := read_record(path))}
-    for root in roots:
+    roots = {str(record["path"]): path for path in folder.glob("attempts/*/root.json") if (record := read_record(path))}
+    for root, path in roots.items():
         if not RUN_FOLDER.fullmatch(root):
             continue
+        shell = SshShell(target)
+        shell.environment = (read_record(path.with_name("attempt.json")) or {}).get("client_environment")
         try:
-            done = SshShell(target).call(["rm", "-rf", "--", root], seconds=600.0)
+            done = shell.call(["rm", "-rf", "--", root], seconds=600.0)
         except UnreachableError as error:
             raise OSError(str(error)) from error
         if done.code != 0:
