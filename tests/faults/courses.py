@@ -377,6 +377,9 @@ class History:
             return None
         bad_at, bad = next((at, step) for at, step, is_sound in told if not is_sound)
         own = [step for _, step, is_sound in told if is_sound and step < bad]
+        if not any(is_sound for lines in run.told.values() for _, _, is_sound in lines):
+            # Where no loss was ever sound, the lines do not tell sound contents from others.
+            return bad
         for content in run.line:
             # What a person chose is theirs, and other courses are left already.
             if content in run.named or (content.attempt != run.attempts and own):
