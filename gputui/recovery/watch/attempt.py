@@ -198,6 +198,7 @@ class AttemptWatch:
                 seconds,
                 self._gpu_activity(rank, samples),
                 quiet.seconds,
+                is_only=snapshot.size == 1,
             )
             for rank in (range(snapshot.size) if snapshot.size > 1 else snapshot.ranks)
         }

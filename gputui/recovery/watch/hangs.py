@@ -18,7 +18,8 @@ from gputui.runs.process_readings import ProcessReading
 # (a watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long
 # for a core on a busy machine is not idle either.
 BUSY_SHARE = 0.10
-# Of the main thread of a rank's first process, which takes below 0.01 where it blocks: a validation may be light.
+# Of the main thread of the first process of an attempt with one rank, which takes below 0.01 where it blocks: a
+# validation may be light. One of several ranks may poll for the others with as much.
 BUSY_MAIN_SHARE = 0.03
 # Of a program that was started in the silence: that is what the attempt waits for, and it need not be fast.
 BUSY_PROGRAM_SHARE = 0.005
@@ -85,9 +86,11 @@ def doing(
     seconds: float,
     gpu: GpuActivity | None = None,
     quiet_seconds: float = 0.0,
+    *,
+    is_only: bool = False,
 ) -> Doing:
     """Determine the activity of a rank, of one or several processes, in the ``seconds`` between two
-    snapshots, in a silence of ``quiet_seconds``."""
+    snapshots, in a silence of ``quiet_seconds``. ``is_only``: the attempt has no other rank."""
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
@@ -109,7 +112,7 @@ def doing(
     main = min(later, key=lambda process: process.start_ticks)
     main_before = before.get((main.pid, main.start_ticks))
     main_cpu = 0.0
-    if main_before is not None and main.main_seconds is not None and main_before.main_seconds is not None:
+    if is_only and main_before is not None and main.main_seconds is not None and main_before.main_seconds is not None:
         main_cpu = main.main_seconds - main_before.main_seconds
     is_busy = (
         cpu / seconds >= BUSY_SHARE

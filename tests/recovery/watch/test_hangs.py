@@ -106,10 +106,11 @@ def test_a_program_that_was_started_in_the_silence_need_not_be_fast(
     assert doing([reading(), before], [reading(), child], 2.0, None, quiet_seconds) is what
 
 
-@table("later, what", [(0.08, C), (0.02, W), (None, W)])
-def test_a_main_thread_that_works_a_little_computes(later: float | None, what: Doing) -> None:
+@table("later, is_only, what", [(0.08, True, C), (0.02, True, W), (None, True, W), (0.08, False, W)])
+def test_the_main_thread_of_an_only_rank_may_work_a_little(later: float | None, is_only: bool, what: Doing) -> None:
     before = replace(reading(), main_seconds=0.0)
-    assert doing([before], [replace(reading(cpu=0.08), main_seconds=later)], 2.0) is what
+    after = replace(reading(cpu=0.08), main_seconds=later)
+    assert doing([before], [after], 2.0, is_only=is_only) is what
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
