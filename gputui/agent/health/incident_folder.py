@@ -11,13 +11,11 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
@@ -26,6 +24,7 @@ from gputui.core.redaction import redact_params, redact_text
 from gputui.recovery.plans import RecoveryPlan
 from gputui.store.database import open_reader
 from gputui.store.json_shapes import iso
+from gputui.store.run_history import NewIncident
 from gputui.store.samples import WINDOW_COLUMNS, samples_between
 
 BEFORE_SECONDS = 300.0
@@ -49,47 +48,23 @@ gpus.csv        the run's GPUs from 5 minutes before the end on (if it had any)
 """
 
 
-class KeptIncident(Struct, frozen=True):
-    """The part of an incident that its folder keeps."""
-
-    kind: str
-    summary: str
-    fingerprint: str
-    rank: int | None = None
-    step: int | None = None
-    evidence_lines: tuple[str, ...] = ()
-    witnesses: tuple[str, ...] = ()
+# The fields of `NewIncident` that have the same name in the file.
+_OF_INCIDENT = ("kind", "rank", "step", "summary", "fingerprint", "witnesses")
+_OF_DECISION = ("verdict", "rung", "reason", "actions", "changed", "resume_from", "delay_seconds")
 
 
-class KeptDecision(Struct, frozen=True):
-    """The part of a decision that its folder keeps."""
-
-    verdict: str
-    reason: str
-    rung: int = 0
-    actions: tuple[Any, ...] = ()
-    changed: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    resume_from: str | None = None
-    delay_seconds: float = 0.0
-
-
-class KeptReason(Struct, frozen=True):
-    """The reason for an attempt's end, as its folder keeps it."""
-
-    run: str
-    attempt: int
-    incident: KeptIncident
-    decision: KeptDecision
-
-
-def read_reason(run_dir: Path, attempt: int) -> KeptReason | None:
-    """The reason that an attempt's folder keeps; None if there is none that can be read."""
-    file = incident_folder(run_dir, attempt) / DECISION_FILE
+def read_back(run_dir: Path, attempt: int, ended_at: float) -> NewIncident | None:
+    """The incident and the decision that an attempt's folder keeps, of an end at ``ended_at`` (UTC
+    unix seconds); None if there are none that can be read."""
     try:
-        reason = msgspec.json.decode(read_regular(file, MAX_DECISION_BYTES), type=KeptReason)
-    except (OSError, ValueError, msgspec.MsgspecError):
+        kept = msgspec.json.decode(read_regular(incident_folder(run_dir, attempt) / DECISION_FILE, MAX_DECISION_BYTES))
+        incident, decision = kept["incident"], kept["decision"]
+        fields = {name: incident[name] for name in _OF_INCIDENT} | {name: decision[name] for name in _OF_DECISION}
+        fields |= {"run_id": kept["run"], "attempt": kept["attempt"], "evidence": incident["evidence_lines"]}
+        new = msgspec.convert({**fields, "at": ended_at, "decided_at": ended_at}, NewIncident)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return reason if (reason.run, reason.attempt) == (run_dir.name, attempt) else None
+    return new if (new.run_id, new.attempt) == (run_dir.name, attempt) else None
 
 
 def incident_folder(run_dir: Path, attempt: int) -> Path:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.incident_folder import KeptReason, read_reason
+from gputui.agent.health.incident_folder import read_back
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics, rank_output, read_record
 from gputui.core.files import read_regular
@@ -186,9 +186,9 @@ def _insert_attempts(
         _take_leases(context, run_id, newest.plan)
         return
     state, end = RunState.FAILED, "failed; why was lost with the database"
-    reason = read_reason(folder, newest.number)
-    if reason is not None:
-        state, end = _as_decided(reason)
+    incident = read_back(folder, newest.number, 0.0)
+    if incident is not None:
+        state, end = _as_decided(incident)
     elif newest.ended.get("stop_requested"):
         state, end = RunState.STOPPED, "stopped"
     elif newest.ended.get("code") == 0:
@@ -229,44 +229,19 @@ def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: s
     if started_at is not None:
         repository.set_attempt_started(connection, run_id, number, started_at)
     repository.end_attempt(connection, run_id, number, state=state, ended_at=ended_at, exit_record=attempt.ended)
-    if (reason := read_reason(context.workspace.run_dir(run_id), number)) is not None:
-        _put_reason(connection, reason, ended_at)
+    incident = read_back(context.workspace.run_dir(run_id), number, ended_at)
+    if incident is not None:
+        put_incident(connection, incident)
     return ended_at
 
 
-def _as_decided(reason: KeptReason) -> tuple[RunState, str]:
+def _as_decided(incident: NewIncident) -> tuple[RunState, str]:
     """The state of a run whose newest attempt ended so, and the cause."""
-    incident, decision = reason.incident, reason.decision
-    if decision.verdict == "retry":
+    if incident.verdict == "retry":
         lost = "the next attempt was lost with the database; gputui resume starts it"
         return RunState.FAILED, f"{incident.summary}; {lost}"
     state = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
-    return state, f"{incident.summary}; {decision.reason}"
-
-
-def _put_reason(connection: Connection, reason: KeptReason, ended_at: float) -> None:
-    incident, decision = reason.incident, reason.decision
-    new = NewIncident(
-        run_id=reason.run,
-        attempt=reason.attempt,
-        at=ended_at,
-        kind=incident.kind,
-        rank=incident.rank,
-        step=incident.step,
-        summary=incident.summary,
-        fingerprint=incident.fingerprint,
-        evidence=incident.evidence_lines,
-        witnesses=incident.witnesses,
-        decided_at=ended_at,
-        rung=decision.rung,
-        verdict=decision.verdict,
-        actions=decision.actions,
-        changed=decision.changed,
-        resume_from=decision.resume_from,
-        delay_seconds=decision.delay_seconds,
-        reason=decision.reason,
-    )
-    put_incident(connection, new)
+    return state, f"{incident.summary}; {incident.reason}"
 
 
 def _run(connection: Connection, run_id: str) -> Run:
