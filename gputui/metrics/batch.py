@@ -130,7 +130,10 @@ class Batch:
             at = self.arrived_at
         if not is_numeric:
             data, values = self._without_secrets(step, data, values)
-        data, values = self._with_nan(rank, data, values, is_numeric=is_numeric)
+        if "event" not in values:
+            with_nan = self.nulls.of(rank).read(values)
+            if with_nan is not values:
+                data, values = orjson.dumps(with_nan).decode(), with_nan
         if self.comparison is not None:
             new_part = self.comparison.take_new_part(rank, step, data, values)
             if new_part is None:
@@ -155,19 +158,6 @@ class Batch:
             data, values = _renamed(values, "event")
         shown = self.redactor.value(values)
         return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
-
-    def _with_nan(
-        self, rank: int | None, data: str, values: Mapping[str, Any], *, is_numeric: bool
-    ) -> tuple[str, Mapping[str, Any]]:
-        """A line, encoded and decoded, with NaN for the nulls that stand for it."""
-        nulls = self.nulls.of(rank)
-        if is_numeric:
-            nulls.add_numbers(values)
-            return data, values
-        if "event" in values:
-            return data, values
-        with_nan = nulls.read(values)
-        return (data, values) if with_nan is values else (orjson.dumps(with_nan).decode(), with_nan)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
         newest = self.newest.setdefault(rank, {})

@@ -32,6 +32,8 @@ _LEADING = re.compile(
     r"|(?P<word>[-+]?(?:nan|inf(?:inity)?))(?=[,;:]?\s|[(\[{±|]|\+/?-))",
     re.IGNORECASE,
 )
+# Whether a text may begin with a number at all: most do not, and are told apart at once.
+_MAY_LEAD = re.compile(r"\s*[-+]?\.?(?:\d|nan\b|inf(?:inity)?\b)", re.IGNORECASE)
 _SECOND = frozenset({"s", "sec"})
 # Their text is a name.
 _TEXTS = frozenset({"event", "phase"})
@@ -60,6 +62,8 @@ def printed_number(text: str) -> int | float | None:
 def number_in_text(name: str, text: str) -> int | float | None:
     """The number that a text is or begins with, such as ``0.51``, ``0.51(0.52)``, ``0.51±0.1`` or ``17.4ms``; None
     if it begins with none. ``name`` tells times from rates, see `_with_unit`."""
+    if _MAY_LEAD.match(text) is None:
+        return None
     number = printed_number(text)
     if number is None:
         number = _with_unit(name, text)
@@ -115,18 +119,16 @@ class NullMeanings:
         self._counts: dict[str, int] = {}
         self._nulls: dict[str, int] = {}
         self._longest: dict[str, int] = {}
-        self._settled: Mapping[str, Any] | None = None
-
-    def add_numbers(self, values: Mapping[str, Any]) -> None:
-        """Take a line of numbers alone; cheap if the line before had the same names."""
-        if self._settled is None or values.keys() != self._settled.keys():
-            self.read(values)
-            if all(self._counts.get(name, 0) >= _LEAST_NUMBERS for name in values.keys() - NOT_METRICS):
-                self._settled = values
+        # A line after which another one with the same names, and no null, shows nothing new.
+        self._usual: Mapping[str, Any] | None = None
 
     def read(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take a line, and return it with NaN, in its stored form, for the nulls that stand for it."""
-        self._settled = None
+        """Take a line, and return it with NaN, in its stored form, for the nulls that stand for it.
+        Cheap for a line without a null that has the names of the line before."""
+        has_null = None in values.values()
+        if self._usual is not None and not has_null and values.keys() == self._usual.keys():
+            return values
+        self._usual = None
         measured = frozenset(name for name, value in values.items() if as_float(value) is not None) - NOT_METRICS
         nulls = [name for name, value in values.items() if value is None and name not in NOT_METRICS]
         if measured not in self._shapes and len(self._shapes) < _MOST_SHAPES:
@@ -137,6 +139,8 @@ class NullMeanings:
             self._counts[name] = self._counts.get(name, 0) + 1
             if run := self._nulls.pop(name, 0):
                 self._longest[name] = max(run, self._longest.get(name, 0))
+        if not has_null and all(self._counts.get(name, 0) >= _LEAST_NUMBERS for name in measured):
+            self._usual = values
         not_numbers = {name: "NaN" for name in nulls if self._is_nan(name, measured)}
         return {**values, **not_numbers} if not_numbers else values
 
@@ -162,11 +166,13 @@ class NullReader:
     def of(self, rank: int | None) -> NullMeanings:
         """Those of one rank. Raises what ``load`` raises."""
         if self._ranks is None:
-            ranks: dict[int | None, NullMeanings] = {}
-            for line_rank, values in self._load():
-                ranks.setdefault(line_rank, NullMeanings()).read(values)
-            self._ranks = ranks
-        return self._ranks.setdefault(rank, NullMeanings())
+            lines, self._ranks = self._load(), {}
+            for line_rank, values in lines:
+                self.of(line_rank).read(values)
+        meanings = self._ranks.get(rank)
+        if meanings is None:
+            meanings = self._ranks[rank] = NullMeanings()
+        return meanings
 
     def forget(self) -> None:
         """Forget all lines, because the newest were not stored."""
