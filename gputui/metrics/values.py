@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gputui.store.metrics.queries import NON_FINITE, NOT_METRICS, as_float
+from gputui.store.metrics.queries import NON_FINITE, NOT_METRICS, NULL_NAN, as_float
 
 # Factors that convert units to seconds, bytes and plain counts.
 UNITS: Mapping[str, float] = {
@@ -141,7 +141,7 @@ class NullMeanings:
                 self._longest[name] = max(run, self._longest.get(name, 0))
         if not has_null and all(self._counts.get(name, 0) >= _LEAST_NUMBERS for name in measured):
             self._usual = values
-        not_numbers = {name: "NaN" for name in nulls if self._is_nan(name, measured)}
+        not_numbers = {name: NULL_NAN for name in nulls if self._is_nan(name, measured)}
         return {**values, **not_numbers} if not_numbers else values
 
     def _is_nan(self, name: str, measured: frozenset[str]) -> bool:

@@ -124,6 +124,8 @@ _HOST = (
     r"(?i:\b(?:cuda)?(?:host|pinned)[ _]?(?:m?alloc|memory|buffer|register)|\bcudaMallocHost|\bdevice:CPU:"
     r"|\bCPU memory\b)"
 )
+# PyTorch's type, also without its module, and one that names a GPU.
+_OF_GPU_MEMORY = r"^(?:(?:torch\.(?:\w+\.)*)?|(?:\w+\.)*\w*(?:Gpu|GPU|Cuda|CUDA|Hip|HIP)\w*)OutOfMemoryError\b"
 _OF_MEMORY = r"^(?:\w+\.)*(?:\w*OutOfMemory(?:Error)?|ResourceExhaustedError)(?:: (?!.*(?:No space|quota))|$)"
 _LIBRARY = r"\b(?i:cublas\w*|cudnn|cusolver|cusparse|curand|cufft|hip\w+|nccl|DNN)\b"
 # A program that goes on after an error, or speaks of it, is not ended by it.
@@ -142,6 +144,7 @@ _NO_THREAD = (
 
 _NOT_FINITE = r"(?i:\b(?:nan|inf|infinite|infinity|non-?finite|not finite)\b)"
 _OF_TRAINING = r"(?:loss(?:es)?|gradients?|grads?|logits|total norm|grad norm)"
+_SAME_CLAUSE = r"(?:[^.;,/'\"]|(?<=\d)\.(?=\d))"
 # A message about what may be given says nothing about a training.
 _NO_RULE = r"^(?!.*\b(?:must|may|should|one of|expected|allowed)\b).*"
 
@@ -150,8 +153,10 @@ EXCEPTIONS: tuple[Signature, ...] = (
     _raises("host_oom", r"killed due to the node running low on memory", r"\bjava\.lang\.OutOfMemoryError\b",
             rf"^(?:\w+\.)*ResourceExhaustedError: .*{_HOST}"),
     _states("host_oom", rf"^(?=.*{_HOST}).*{_UNQUOTED}{_FULL}"),
-    _raises("cuda_oom", _OF_MEMORY, r"^(?:\w+\.)*InternalError: .*Dst tensor is not initialized"),
+    _raises("cuda_oom", _OF_GPU_MEMORY, r"^(?:\w+\.)*InternalError: .*Dst tensor is not initialized"),
     _states("cuda_oom", _GPU_FULL),
+    # Libraries that use no GPU have such types as well.
+    _states("cuda_oom", _OF_MEMORY, gpu="present"),
     _states("cuda_oom",
             rf"^(?=.*(?i:cudnn|conv|computation|worked)).*\b(?i:{_CANNOT}|no)\b.{{0,40}}"
             r"\b(?i:algorithm|engine|execution plan)s?\b",
@@ -165,7 +170,7 @@ EXCEPTIONS: tuple[Signature, ...] = (
             r"unable to (?:allocate|resize|mmap|write to)(?: \d+ bytes from)? (?:shared memory|file </torch_)",
             r"unable to open shared memory object .*\(12\)", rf"^(?=.*{_SHARED}).*{_NO_SPACE}", _NO_SHARED),
     _raises("host_oom", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
-            r"^(?:\w+\.)*\w*MemoryError\b", r"\Abad_alloc: std::bad_alloc\Z",
+            r"^(?:\w+\.)*\w*(?<!OutOf)MemoryError\b", r"\Abad_alloc: std::bad_alloc\Z",
             r"\[Errno 12\] Cannot allocate memory",
             r"unable to mmap .*: Cannot allocate memory \(12\)"),
     _states("cuda_oom", rf"{_UNQUOTED}{_FULL}", gpu="present"),
@@ -238,8 +243,8 @@ EXCEPTIONS: tuple[Signature, ...] = (
             rf"\bprobability tensor contains .*{_NOT_FINITE}",
             r"\b(?:the constraint|the support) [\s\S]*\bfound invalid values:[\s\S]*\bnan\b",
             r"(?i:\bminimum loss scale\b|\bloss scale\b.*\bminimum\b)"),
-    _raises("nan_loss", rf"{_NO_RULE}{_UNQUOTED}(?i:\b{_OF_TRAINING}\b.{{0,60}}{_NOT_FINITE})",
-            rf"{_NO_RULE}{_UNQUOTED}(?i:{_NOT_FINITE}.{{0,20}}\b{_OF_TRAINING}\b)"),
+    _raises("nan_loss", rf"{_NO_RULE}{_UNQUOTED}(?i:\b{_OF_TRAINING}\b{_SAME_CLAUSE}{{0,60}}{_NOT_FINITE})",
+            rf"{_NO_RULE}{_UNQUOTED}(?i:{_NOT_FINITE}{_SAME_CLAUSE}{{0,20}}\b{_OF_TRAINING}\b)"),
     # The set-up
     _raises("config_error", r"\A(?:SyntaxError|IndentationError|TabError): ",
             r"Cannot re-initialize CUDA in forked subprocess",

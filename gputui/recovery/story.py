@@ -171,7 +171,7 @@ def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) ->
     """The end of an attempt without an incident; "" while it lives."""
     record = attempt.exit or {}
     if isinstance(early := record.get("short_of"), list):
-        return f"It ended by itself, with exit code 0, at step {early[0]} of {early[1]}: it was not complete."
+        return f"It ended by itself, with exit code 0, at step {early[0]} of {early[1]}."
     if attempt.state != "stopped" and not attempt.stop_requested:
         if attempt.state != "succeeded":
             return ""

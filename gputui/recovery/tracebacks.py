@@ -174,7 +174,8 @@ def _values(value: Any) -> Iterator[Any]:
 
 def _as_printed(raised: Mapping[str, Any]) -> str:
     """An exception of structlog's dict_tracebacks as an interpreter prints it."""
-    frames = [frame for frame in raised.get("frames") or () if isinstance(frame, dict)]
+    listed = raised.get("frames")
+    frames = [frame for frame in listed if isinstance(frame, dict)] if isinstance(listed, list) else []
     steps = (
         f'  File "{frame.get("filename")}", line {frame.get("lineno")}, in {frame.get("name")}' for frame in frames
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 #    0: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 48213 …
 _LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9
 _FILES = ("tcp", "tcp6", "udp", "udp6")
-_ESTABLISHED = "01"
+_ESTABLISHED, _LISTENING = "01", "0A"
 # How an IPv4 address begins in the form of IPv6.
 _MAPPED = "0000000000000000FFFF0000"
 _IPV4_LOOPBACK_END = "7F"
@@ -162,13 +162,17 @@ def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
 
 def outside(held: Sequence[Socket], own: Iterable[Socket]) -> list[Socket]:
     """The sockets ``held`` by a process that are connected to another machine, or to a program of
-    this machine that holds none of its attempt's ``own`` sockets."""
+    this machine that holds none of its attempt's ``own`` sockets; without those that others have
+    opened to it, as to read its metrics: nothing waits for them."""
+    own = tuple(own)
     own_ports = {connection.local.port for connection in own}
+    served_ports = {connection.local.port for connection in own if connection.state == _LISTENING}
     # The connection to a dead rank, whose port is nobody's any more, is half closed.
     return [
         connection
         for connection in held
         if connection.is_connected
+        and connection.local.port not in served_ports
         and (
             not connection.stays_on_machine
             or (connection.remote.port not in own_ports and connection.state == _ESTABLISHED)

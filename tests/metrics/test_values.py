@@ -7,7 +7,7 @@ import pytest
 
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.values import NullMeanings, number_in_text
-from gputui.store.metrics.queries import latest
+from gputui.store.metrics.queries import NULL_NAN, latest
 from gputui.store.metrics.step_times import StepTimes
 from tests.metrics.conftest import RUN, Bench
 from tests.tables import table
@@ -56,8 +56,8 @@ def meanings(*losses: float | None, **values: Any) -> list[object]:
 
 
 def test_a_null_after_numbers_is_nan() -> None:
-    assert meanings(3, 2, 1, None, None) == [3, 2, 1, "NaN", "NaN"]
-    assert meanings(3, 2, None, lr=0.1) == [3, 2, "NaN"]
+    assert meanings(3, 2, 1, None, None) == [3, 2, 1, NULL_NAN, NULL_NAN]
+    assert meanings(3, 2, None, lr=0.1) == [3, 2, NULL_NAN]
     # Before any number, and after a single one, it says nothing.
     assert meanings(None, None, None) == [None] * 3
     assert meanings(3, None, None) == [3, None, None]
@@ -68,12 +68,12 @@ def test_a_null_between_measurements_is_no_nan() -> None:
     assert meanings(*every_fifth) == every_fifth
     # Longer than twice the gaps before: the loss has become NaN.
     nulls = meanings(*every_fifth[:31], *[None] * 20)
-    assert nulls[31:39] == [None] * 8 and nulls[39:] == ["NaN"] * 12
+    assert nulls[31:39] == [None] * 8 and nulls[39:] == [NULL_NAN] * 12
 
 
 def test_nan_that_passed_does_not_hide_the_next() -> None:
     losses = [3.0, 2.0, None, 1.0, 1.0, *[None] * 6]
-    assert meanings(*losses)[-4:] == ["NaN"] * 4
+    assert meanings(*losses)[-4:] == [NULL_NAN] * 4
 
 
 def test_a_line_that_measures_something_else_has_no_nan() -> None:
@@ -84,7 +84,7 @@ def test_a_line_that_measures_something_else_has_no_nan() -> None:
         line = {"step": step, "loss": None, "lr": None, "val_loss": 0.5}
         assert nulls.read(line) is line
     line = {"step": 9, "loss": None, "lr": 0.1, "val_loss": None}
-    assert nulls.read(line) == {**line, "loss": "NaN"}
+    assert nulls.read(line) == {**line, "loss": NULL_NAN}
 
 
 def test_a_loss_of_text_is_stored_and_judged_as_a_number(bench: Bench) -> None:
@@ -115,4 +115,7 @@ def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(be
     times = StepTimes(bench.connection, RUN)
     unsound = times.unsound_since(1)
     assert unsound is not None and unsound[0] == 5 and times.last_sound(1) == 4
-    assert [row[0] for row in bench.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == ["NaN", "NaN"]
+    assert [row[0] for row in bench.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == [
+        NULL_NAN,
+        NULL_NAN,
+    ]

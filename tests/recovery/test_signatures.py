@@ -230,6 +230,7 @@ FULL, ROOMY, UNSAMPLED, NONE = AttemptGpus(1, 97.0), AttemptGpus(1, 30.0), Attem
     (NO_ENGINE, ("cuda_oom", "user_exception", "cuda_oom", "cuda_oom")),
     ("RuntimeError: out of memory", ("cuda_oom", "user_exception", "cuda_oom", "user_exception")),
     ("MemoryError: out of memory", ("host_oom",) * 4),
+    ("redis.exceptions.OutOfMemoryError: command not allowed", ("cuda_oom", "user_exception") * 2),
 ])  # fmt: skip
 def test_the_gpus_decide_about_texts_that_only_mostly_mean_their_memory(
     exception: str, kinds: tuple[str, ...], tmp_path: Path
@@ -237,6 +238,22 @@ def test_the_gpus_decide_about_texts_that_only_mostly_mean_their_memory(
     for number, (gpus, kind) in enumerate(zip((FULL, ROOMY, UNSAMPLED, NONE), kinds, strict=True)):
         evidence = rank_failed(tmp_path / str(number), traceback(exception, rank=1), gpus=gpus)
         assert (gpus, classify(evidence).kind) == (gpus, kind)
+
+
+@table("exception, kind", [
+    ("ValueError: Loss is nan, stopping training", "nan_loss"), ("RuntimeError: grad norm = nan", "nan_loss"),
+    ("RuntimeError: val loss did not improve; best 0.3, inf", "user_exception"),
+    ("ValueError: loss reduction 'nan' is not valid", "user_exception"),
+    ("KeyError: 'train/loss/nan'", "user_exception"),
+])  # fmt: skip
+def test_only_a_loss_that_is_no_number_is_one(exception: str, kind: str, tmp_path: Path) -> None:
+    assert classify(rank_failed(tmp_path, traceback(exception, rank=1))).kind == kind
+
+
+@table("value", ["no", 3, None, {"frames": 3}, [1, {"a": 2}]])
+def test_frames_of_any_form_in_a_json_line_are_read(value: object, tmp_path: Path) -> None:
+    line = json.dumps({"exc_value": "no", "exc_type": value, "frames": value})
+    assert classify(process_ended(tmp_path, f"step 1\n{line}\n", {"code": 1})).kind
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a"

@@ -46,6 +46,14 @@ def test_only_ends_beyond_the_attempt_count(local: str, remote: str, state: str,
     assert bool(outside([one], [one, other])) is expected
 
 
+def test_a_connection_that_another_program_opened_to_it_is_nothing_that_it_waits_for() -> None:
+    end, other = SocketEnd("0A00000A", "0005"), SocketEnd("08080808", "0006")
+    listening = Socket(SocketEnd("00000000", "0005"), SocketEnd("00000000", "0000"), "0A")
+    served = Socket(end, other, "01")
+    assert outside([served], [served]) == [served]
+    assert outside([listening, served], [listening, served]) == []
+
+
 def test_the_bytes_of_a_connection_are_counted_at_both_ends() -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -33,7 +33,7 @@ def gpu_use(connection: Connection, attempt: Attempt, ended_at: float) -> Attemp
     """An attempt's GPUs, and the use of their memory in its last seconds."""
     since = max(_since(attempt), ended_at - LAST_SECONDS)
     percent = hardware.memory_percent(connection, attempt.gpus, since, ended_at)
-    return AttemptGpus(len(attempt.gpus), percent)
+    return AttemptGpus(attempt.gpu_count or 0, percent)
 
 
 def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:

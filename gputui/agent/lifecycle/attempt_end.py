@@ -34,6 +34,7 @@ from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.scheduler import GpuAvailability
 from gputui.runs.spec import Scalar, spec_of
+from gputui.runs.submission import write_private
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.database import StoreError
 from gputui.store.events import EventKind, Severity, has_event
@@ -222,6 +223,11 @@ def _ended_early(end: _End, step: int, total: int) -> None:
     asked it to end, or its own condition did."""
     record, ended_at = dict(end.task.exit_record or {}), end.task.ended_at
     record["short_of"] = [step, total]
+    try:
+        # For the case that the database is lost.
+        write_private(end.task.folder / run_files.EARLY_FILE, {"short_of": [step, total]})
+    except OSError as error:
+        log.warning("%s: %s", end.task.folder / run_files.EARLY_FILE, error)
     cause = f"ended early with exit code 0, at step {units.count(step)} of {units.count(total)}"
     with repository.transaction(end.context.connection):
         _close(end, "stopped", record)

@@ -72,10 +72,12 @@ class _KeptLedger(Struct):
     rows: Rows
 
 
-def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -> CheckpointSearch | None:
+def search_now(
+    context: AgentContext, run: Run, ended_at: float | None = None, *, ended_well: bool = False
+) -> CheckpointSearch | None:
     """Input of a scan for the run's checkpoints; None if its profile names none, or if only its
     target sees them. ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row
-    does not have it yet."""
+    does not have it yet, ``ended_well`` if that was with code 0."""
     connection, workspace, spec = context.connection, context.workspace, spec_of(run)
     folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
     if folder is None or spec.checkpoints is None:
@@ -91,7 +93,7 @@ def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -
         # What appeared since the last scan in its life is its own, also after its end.
         writer = newest.number if newest.ended_at is None or since < newest.ended_at else None
         if ended_at is not None:
-            attempts = (*attempts[:-1], replace(newest, ended_at=ended_at))
+            attempts = (*attempts[:-1], replace(newest, ended_at=ended_at, ended_well=ended_well))
     neighbours = () if writer is None else checkpoints.neighbours(connection, run.run_id, since)
     return CheckpointSearch(
         database=workspace.database,

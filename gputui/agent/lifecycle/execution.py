@@ -7,6 +7,7 @@ A run counts as running once its metrics have a step, or its command has lived f
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -271,7 +272,7 @@ def postmortem_task(
         # A reboot of this machine does not end a remote attempt.
         rebooted=not context.executors.of(resolved.spec.target).is_replaceable and is_of_former_boot(fresh, folder),
         ended_at=ended_at,
-        checkpoints=checkpoint_survey.search_now(context, run, ended_at),
+        checkpoints=checkpoint_survey.search_now(context, run, ended_at, ended_well=record.get("code") == 0),
         observed=tuple(observed),
         shared_with=tuple(dict.fromkeys(near)),
         gpus=gpu_use(connection, fresh, ended_at),
@@ -348,11 +349,19 @@ def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
     if phase.job.is_over:
         try:
             return phase.job.result()
-        except Exception as error:
+        except JobTimeoutError:
             attempt.phase = phase.swept
-            if not isinstance(error, JobTimeoutError) or task.unanswered is not None:
+            if task.unanswered is not None:
                 raise
             why_again = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
+        except Exception as error:
+            attempt.phase = phase.swept
+            if isinstance(error, sqlite3.Error | OSError) or not task.reads_logs:
+                raise
+            # Whatever its logs hold, the run must end.
+            log.exception("%s: the logs of attempt %d cannot be examined", run.run_id, task.attempt.number)
+            attempt.phase = begin_postmortem(phase.swept, replace(task, reads_logs=False), context)
+            return None
     elif run.state is RunState.STOPPING and task.attempt.stop_requested is None and task.unanswered is None:
         why_again = "the run was stopped meanwhile"
     if why_again is not None:
@@ -368,7 +377,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     # A command that ended well by itself was not ended for an observation.
     is_well = record is not None and record.clean and not record.stop_requested
     evidence = collect(
-        task.folder,
+        task.folder if task.reads_logs else task.folder / "unread",
         exit=record,
         launcher=task.resolved.spec.launcher,
         started_at=task.attempt.started_at,

@@ -34,7 +34,8 @@ UNKILLABLE_SECONDS = 30.0
 
 class PostmortemTask(Struct, frozen=True):
     """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is
-    why their folder must not be read. ``shared_with`` are runs that used its GPU near the end."""
+    why their folder must not be read. Without ``reads_logs`` it is concluded from the exit alone,
+    because something in the logs could not be examined. ``shared_with`` are runs that used its GPU near the end."""
 
     resolved: ResolvedRun
     folder: Path
@@ -46,6 +47,7 @@ class PostmortemTask(Struct, frozen=True):
     checkpoints: CheckpointSearch | None
     observed: tuple[ObservedCause, ...] = ()
     unanswered: str | None = None
+    reads_logs: bool = True
     shared_with: tuple[str, ...] = ()
     gpus: AttemptGpus = AttemptGpus()
     last_step_at: float | None = None

@@ -18,7 +18,14 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import read_back
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics, rank_output, read_record
+from gputui.agent.lifecycle.run_files import (
+    EARLY_FILE,
+    attempt_dir,
+    attempt_numbers,
+    open_metrics,
+    rank_output,
+    read_record,
+)
 from gputui.core.files import read_regular
 from gputui.core.redaction import Redactor, redact_params
 from gputui.runs import repository
@@ -182,16 +189,20 @@ def _insert_attempts(
         # Whatever the row says, it is older than the attempt.
         run = replace(run, state=RunState.UNKNOWN)
     repository.move(connection, run, RunState.STARTING, cause=cause, now=context.now())
-    if newest.ended is None:
+    record = newest.ended
+    if record is None:
         _take_leases(context, run_id, newest.plan)
         return
     state, end = RunState.FAILED, "failed; why was lost with the database"
     incident = read_back(folder, newest.number, 0.0)
     if incident is not None:
         state, end = _as_decided(incident)
-    elif newest.ended.get("stop_requested"):
+    elif record.get("stop_requested"):
         state, end = RunState.STOPPED, "stopped"
-    elif newest.ended.get("code") == 0:
+    elif early := read_record(folder / "attempts" / str(newest.number) / EARLY_FILE):
+        newest = newest._replace(ended={**record, **early})
+        state, end = RunState.STOPPED, "ended early with exit code 0"
+    elif record.get("code") == 0:
         state, end = RunState.SUCCEEDED, "finished"
     ended_at = _end_attempt(context, run_id, newest, state)
     repository.move(connection, _run(connection, run_id), state, cause=end, now=ended_at)

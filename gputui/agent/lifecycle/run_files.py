@@ -34,6 +34,8 @@ from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
 
+# In an attempt's folder: its last step and its steps in all, if it ended far below them by itself.
+EARLY_FILE = "early.json"
 # More than any executor writes.
 RECORD_BYTES = 1 << 16
 

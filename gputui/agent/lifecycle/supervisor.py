@@ -63,8 +63,10 @@ class Supervisor:
     attempts: dict[str, LiveAttempt] = field(default_factory=dict)
     needs_schedule: bool = True
     has_more_to_start: bool = False
-    # Runs that this round has not stepped yet, the next one last: a round may take several turns.
+    # Runs that this round has not stepped yet, the next one last: a round may take several turns. Those whose command
+    # has ended have rounds of their own.
     unstepped: list[str] = field(default_factory=list)
+    unstepped_ends: list[str] = field(default_factory=list)
     parts: Parts = field(init=False)
     holds: GpuHolds = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -176,11 +178,12 @@ class Supervisor:
         # All attempts that end in this turn share one budget.
         seconds = 0.0 if self.context.janitor.is_log_late else READ_SECONDS
         read_until = self.context.monotonic() + seconds
-        over = [run_id for run_id, live in self.attempts.items() if not live.is_running]
+        if not self.unstepped_ends:
+            self.unstepped_ends = [run_id for run_id, live in self.attempts.items() if not live.is_running][::-1]
         if not self.unstepped:
-            self.unstepped = [run_id for run_id in self.attempts if run_id not in over][::-1]
+            self.unstepped = [run_id for run_id, live in self.attempts.items() if live.is_running][::-1]
         # Ends come first; both kinds are stepped in every turn, however busy the machine is.
-        for waiting in (over, self.unstepped):
+        for waiting in (self.unstepped_ends, self.unstepped):
             while waiting:
                 error = self._step_alone(waiting.pop(), read_until)
                 first = first or error
@@ -278,7 +281,7 @@ class Supervisor:
         """Monotonic time of the next timed action; infinite if there is none."""
         now = self.context.monotonic()
         is_reading = self.is_reading_rest() and not self.context.janitor.is_log_late
-        if self.unstepped or self.has_more_to_start or self.health.waiting or is_reading:
+        if self.unstepped or self.unstepped_ends or self.has_more_to_start or self.health.waiting or is_reading:
             return now
         has_leftovers = any(phase.since is not None for phase in self._sweeping())
         sweeping_due = now + LEFTOVERS_SECONDS if has_leftovers else math.inf

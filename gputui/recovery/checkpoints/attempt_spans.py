@@ -16,8 +16,8 @@ WORKED_SECONDS = 60.0
 
 class AttemptSpan(Struct, frozen=True):
     """An attempt as the ledger sees it, with times in UTC unix seconds: the end is None while it
-    lives, ``resumed_from`` if it began from the start. ``has_worked``: it made a step. Attempts
-    with as many GPUs have as many ranks."""
+    lives, ``resumed_from`` if it began from the start. ``has_worked``: it made a step.
+    ``ended_well``: its command ended with code 0. Attempts with as many GPUs have as many ranks."""
 
     number: int
     begun_at: float
@@ -26,6 +26,7 @@ class AttemptSpan(Struct, frozen=True):
     last_step: int | None
     has_worked: bool
     gpu_count: int = 0
+    ended_well: bool = False
 
 
 Spans = Sequence[AttemptSpan]
@@ -41,7 +42,7 @@ def attempt_spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float)
         has_worked = row.last_step is not None or is_long
         ends = (row.created_at, row.ended_at)
         base, last_step = row.resumed_from, row.last_step
-        spans.append(AttemptSpan(row.number, *ends, base, last_step, has_worked, len(row.gpus)))
+        spans.append(AttemptSpan(row.number, *ends, base, last_step, has_worked, len(row.gpus), row.exit_code == 0))
     return tuple(spans)
 
 

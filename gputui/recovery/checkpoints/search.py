@@ -149,7 +149,7 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
             why = f"{reason}; its save may have been cut short"
             return replace(row, verdict="cut", why=why)
         was_quiet = row.saved_at is not None and (row.saved_at <= (ended.ended_at or 0.0) - SETTLED_SECONDS)
-        is_settled = row.is_settled or was_quiet or row.path not in last or steps.has_gone_on(row)
+        is_settled = row.is_settled or was_quiet or ended.ended_well or row.path not in last or steps.has_gone_on(row)
         return replace(row, is_settled=is_settled)
 
     return tuple(map(judged, rows))

@@ -136,7 +136,7 @@ class AttemptWatch:
         if not line.rank:
             loss, norm = line.values.get("loss"), line.values.get("grad_norm")
             if loss is not None:
-                yield self.nonfinite.add(line.step, loss)
+                yield self.nonfinite.add(line.step, loss, is_null=line.has_null_loss)
                 yield self.spikes[0].add(line.step, loss)
             if norm is not None:
                 yield self.spikes[1].add(line.step, norm)

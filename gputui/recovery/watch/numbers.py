@@ -16,6 +16,8 @@ from gputui.recovery.watch.rules import Observation
 
 # With mixed precision, the loss may be infinite for a step while the scaler finds its scale.
 NON_FINITE_LINES = 5
+# A logger may write null where it has not measured the loss, and begin to measure it less often.
+NULL_LINES = 50
 BASELINE_LINES, LEAST_BASELINE = 200, 50
 LEVELS_KEPT = 400
 # Robust standard deviations (1.4826 × the median absolute deviation, Rousseeuw and Croux 1993).
@@ -40,19 +42,25 @@ def deviation(values: Sequence[float] | deque[float], middle: float) -> float:
 
 @dataclass(slots=True)
 class NonFinite:
-    """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines."""
+    """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines, or NULL_LINES of
+    nulls that stand for NaN."""
 
     count: int = 0
+    nulls: int = 0
     began: int = 0
+    is_reported: bool = False
 
-    def add(self, step: int, value: float) -> Observation | None:
+    def add(self, step: int, value: float, *, is_null: bool = False) -> Observation | None:
         if math.isfinite(value):
-            self.count = 0
+            self.count, self.nulls, self.is_reported = 0, 0, False
             return None
         self.count += 1
+        self.nulls += is_null
         self.began = step if self.count == 1 else self.began
-        if self.count != NON_FINITE_LINES:
+        is_certain = self.count - self.nulls >= NON_FINITE_LINES or self.count >= NULL_LINES
+        if self.is_reported or not is_certain:
             return None
+        self.is_reported = True
         text = f"loss is {value} since step {self.began}, {self.count} lines in a row"
         return Observation("nan_loss", value, text=text, since=self.began)
 

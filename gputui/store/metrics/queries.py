@@ -16,8 +16,10 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
+# The stored form of a null that stands for NaN.
+NULL_NAN = "NaN (null)"
 # The stored form of the numbers that JSON lacks.
-NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf"), NULL_NAN: float("nan")}
 
 NOT_METRICS = frozenset({"step", "time", "rank"})
 

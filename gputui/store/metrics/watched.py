@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from gputui.store.metrics.queries import (
     NOT_METRICS,
+    NULL_NAN,
     START,
     Cursor,
     FilePosition,
@@ -33,10 +34,15 @@ _PLACE_NAMES = NOT_METRICS | {"epoch"}
 
 
 class WatchedLine(Struct, frozen=True):
-    """The WATCHED metrics of one line; values may be NaN or infinite. ``at`` (unix seconds) is the
-    script's time, ``stored_at`` that or the time at which the line was read, which says nothing of
-    its pace. ``announces``: an event without a number, which tells what begins; one with numbers
-    reports what is over."""
+    """The WATCHED metrics of one line; values may be NaN or infinite.
+
+    Attributes:
+        at: the script's time (UTC unix seconds).
+        stored_at: that, or the time at which the line was read, which says nothing of its pace.
+        announces: it is an event without a number, which tells what begins; one with numbers
+            reports what is over.
+        has_null_loss: its loss was null, which stands for NaN.
+    """
 
     attempt: int
     rank: int | None
@@ -46,6 +52,7 @@ class WatchedLine(Struct, frozen=True):
     values: Mapping[str, float]
     stored_at: float | None = None
     announces: bool = False
+    has_null_loss: bool = False
 
 
 class ObservationRow(Struct, frozen=True):
@@ -84,7 +91,8 @@ def newest_lines(
                 event = data.get("phase")
             own_at, event = None if data.get("time") is None else at, None if event is None else str(event)
             announces = event is not None and not numbers(data).keys() - _PLACE_NAMES
-            lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at, announces))
+            has_null_loss = data.get("loss") == NULL_NAN
+            lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at, announces, has_null_loss))
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
         lines = [line for line in lines if line.at is not None and line.at >= all_read_since]

@@ -28,7 +28,7 @@ from gputui.agent.lifecycle.start_conditions import check_before_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger, resumable
-from gputui.recovery.checkpoints.choices import for_person
+from gputui.recovery.checkpoints.choices import choose, for_person
 from gputui.recovery.checkpoints.removal import prune
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.policies import POLICIES
@@ -456,6 +456,22 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
 
 
 # --- a folder that is away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended_well", [True, False])
+def test_the_last_save_of_a_command_that_ended_with_code_0_is_whole(bench: Bench, ended_well: bool) -> None:
+    """As a script saves on SIGTERM before it exits; its format cannot be checked."""
+    bench.begin(1)
+    bench.step(*range(1, 11))
+    bench.save("step_10.json", b"{}")
+    bench.step(*range(11, 21))
+    bench.scan()
+    bench.save("step_20.json", b"{}{}")
+    bench.now += 0.1
+    search = search_now(bench.context, bench.run(), bench.now, ended_well=ended_well)
+    assert search is not None
+    choice = choose(surveyed(search, lambda: bench.now), search.attempts, 1)
+    assert choice.usable[0].path.name == ("step_20.json" if ended_well else "step_10.json")
 
 
 @pytest.mark.parametrize(("state", "is_away"), [("empty", True), ("gone", True), ("in use", False)])

@@ -11,6 +11,7 @@ import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.rebuild import rebuild
+from gputui.agent.lifecycle.run_files import EARLY_FILE
 from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
@@ -53,6 +54,15 @@ def test_each_attempt_keeps_its_own_parameters(context: AgentContext, workspace:
     assert [attempt.ended_at for attempt in attempts] == [5.0, NOW - 998]
     run = find_run(context.connection, "net-3")
     assert (run.state, run.attempt, dict(run.params)) == (RunState.SUCCEEDED, 2, {"lr": 0.1})
+
+
+def test_an_early_end_stays_one(context: AgentContext, workspace: Workspace) -> None:
+    write_run(workspace, "net-1", {}, exits={1: '{"code": 0, "ended_at": 9.0}'})
+    (workspace.run_dir("net-1") / "attempts" / "1" / EARLY_FILE).write_text('{"short_of": [53, 500]}')
+    rebuild(context)
+    assert find_run(context.connection, "net-1").state is RunState.STOPPED
+    (attempt,) = read_attempts(context.connection, "net-1")
+    assert attempt.exit is not None and attempt.exit["short_of"] == [53, 500]
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
-from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle import checkpoint_survey, execution
 from gputui.agent.lifecycle.execution import EXAMINE_SECONDS, LATE_SECONDS
-from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem
+from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Sweeping
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
 from gputui.core.redaction import BY_LOOK
+from gputui.recovery.evidence import Evidence
 from gputui.recovery.policies import POLICIES
 from gputui.runs import repository
 from gputui.runs.command import Launch
@@ -129,6 +130,49 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not over.is_set()
     over.set()
+
+
+def test_ends_are_stepped_in_turn_where_one_step_spends_the_turn(
+    connection: sqlite3.Connection, made: Doctored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped: list[str] = []
+    for run_id in ("a-1", "b-1", "c-1"):
+        record = Attempt(run_id, 1, "running", {}, (), {}, 0.0, 0.0)
+        made.attempts[run_id] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED, phase=Sweeping())
+    monkeypatch.setattr(type(made), "_adopt_attempts", lambda _: None)
+    monkeypatch.setattr(type(made), "step", lambda _, live, __: stepped.append(live.record.run_id))
+    monkeypatch.setattr(type(made.context.turn), "is_spent", lambda _: True)
+    for _ in range(6):
+        made.notice_ends()
+    assert stepped == ["a-1", "b-1", "c-1"] * 2
+
+
+def test_a_run_ends_whatever_its_logs_hold(
+    workspace: Workspace,
+    connection: sqlite3.Connection,
+    made: Doctored,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end is then concluded from its exit alone."""
+    real = execution.collect
+
+    def collect(folder: Path, **others: object) -> Evidence:
+        if folder.name != "unread":
+            raise TypeError("an odd line")
+        return real(folder, **others)
+
+    monkeypatch.setattr(execution, "collect", collect)
+    run = add_run(connection, workspace=workspace)
+    with transaction(connection):
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
+        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
+    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    folder = workspace.run_dir("a-1") / "attempts/1"
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps({"at": NOW}))
+    (folder / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "ended_at": NOW}))
+    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 
 
 def test_moves_are_recorded_in_the_order_in_which_they_were_made(

@@ -33,6 +33,15 @@ def test_a_loss_and_its_gradients(make: type[NonFinite] | type[Spike], values: l
     assert [one.since for one in seen] == since
 
 
+@table("nulls, numbers, since", [(49, 0, None), (50, 0, 0), (45, 5, 0), (9, 1, None)])
+def test_nulls_that_stand_for_nan_are_certain_later(nulls: int, numbers: int, since: int | None) -> None:
+    """A logger may have begun to measure the loss less often."""
+    detector = NonFinite()
+    flags = [True] * nulls + [False] * numbers
+    seen = [found for step, flag in enumerate(flags) if (found := detector.add(step, NAN, is_null=flag)) is not None]
+    assert [found.since for found in seen] == ([] if since is None else [since])
+
+
 @table("own, windows, slow", [
     ({0: 0.5, 1: 0.9, 2: 0.5}, 40, [1]), ({0: 0.5, 1: 0.9}, 2, []), ({0: 0.5, 1: 0.6}, 400, []), ({0: 0.5}, 10, []),
 ])  # fmt: skip
