@@ -34,6 +34,8 @@ _LEADING = re.compile(
 )
 # Whether a text may begin with a number at all: most do not, and are told apart at once.
 _MAY_LEAD = re.compile(r"\s*[-+]?\.?(?:\d|nan\b|inf(?:inity)?\b)", re.IGNORECASE)
+# As PyTorch, NumPy and JAX write a number of theirs: ``tensor(0.51, device='cuda:0')``.
+_WRAPPED = re.compile(rf"[A-Za-z_][\w.]*\(\s*({_DIGITS}|[-+]?(?:nan|inf(?:inity)?))\s*[,)]", re.IGNORECASE)
 _SECOND = frozenset({"s", "sec"})
 # Their text is a name.
 _TEXTS = frozenset({"event", "phase"})
@@ -60,10 +62,12 @@ def printed_number(text: str) -> int | float | None:
 
 
 def number_in_text(name: str, text: str) -> int | float | None:
-    """The number that a text is or begins with, such as ``0.51``, ``0.51(0.52)``, ``0.51±0.1`` or ``17.4ms``; None
-    if it begins with none. ``name`` tells times from rates, see `_with_unit`."""
+    """The number that a text is or begins with, such as ``0.51``, ``0.51(0.52)``, ``0.51±0.1`` or
+    ``17.4ms``, or that it wraps, as ``tensor(0.51)``; None if there is none. ``name`` tells times
+    from rates, see `_with_unit`."""
     if _MAY_LEAD.match(text) is None:
-        return None
+        wrapped = _WRAPPED.match(text.strip())
+        return None if wrapped is None else printed_number(wrapped[1])
     number = printed_number(text)
     if number is None:
         number = _with_unit(name, text)

@@ -38,6 +38,8 @@ LAST_LINES = 200
 LAST_WORDS = 5
 # The clock of file systems is a little late.
 MTIME_SECONDS = 0.1
+# A log that was written so much before the newest step says nothing about the end.
+SILENT_SECONDS = 1.0
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
 USAGE_EXIT = 2
 
@@ -108,12 +110,24 @@ def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
         return None
     if process.is_killed:
         return _killed(process, evidence.exit)
+    has_report = process.error is not None or process.traceback is not None
+    if process.code is not None and process.code > 0 and not has_report and _ended_silently(evidence):
+        return _exited(process, evidence)
     candidates = list(_candidates(process, evidence))
     if candidates:
         return min(candidates, key=lambda finding: (finding.tier, not finding.specific))
     if process.code is None or process.ended_by_launcher:
         return None
     return _crashed(process) if process.code < 0 else _exited(process, evidence)
+
+
+def _ended_silently(evidence: Evidence) -> bool:
+    """Return whether nothing was printed since the newest step, whose line states a time that may be
+    true: what stands in the logs did not end it."""
+    stepped_at, ended_at = evidence.last_step_at, evidence.ended_at
+    if stepped_at is None or ended_at is None or stepped_at > ended_at:
+        return False
+    return all(tail.written_at is not None and tail.written_at < stepped_at - SILENT_SECONDS for tail in evidence.tails)
 
 
 def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:

@@ -126,7 +126,9 @@ _HOST = (
 )
 # PyTorch's type, also without its module, and one that names a GPU.
 _OF_GPU_MEMORY = r"^(?:(?:torch\.(?:\w+\.)*)?|(?:\w+\.)*\w*(?:Gpu|GPU|Cuda|CUDA|Hip|HIP)\w*)OutOfMemoryError\b"
-_OF_MEMORY = r"^(?:\w+\.)*(?:\w*OutOfMemory(?:Error)?|ResourceExhaustedError)(?:: (?!.*(?:No space|quota))|$)"
+_OF_MEMORY = (
+    r"^(?:\w+\.)*(?:\w*OutOfMemory(?:Error)?|ResourceExhaustedError)(?:: (?!.*(?:No space|quota|open files))|$)"
+)
 _LIBRARY = r"\b(?i:cublas\w*|cudnn|cusolver|cusparse|curand|cufft|hip\w+|nccl|DNN)\b"
 # A program that goes on after an error, or speaks of it, is not ended by it.
 _ENDED = r"(?!.*(?i:recover|fall(?:ing|s)? ?back|retry|would|skip|ignor|continu))"

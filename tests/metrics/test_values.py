@@ -22,7 +22,9 @@ from tests.tables import table
         ("5 of 10", 5), ("12.3%", 12.3), ("0.5, 0.6", 0.5), ("0.5|0.6", 0.5), ("17.4ms", 0.0174),
         ("2026-11-28 10:00:00", None), ("10:00:00", None), ("1.2.3", None), ("192.168.0.1", None), ("3/10", None),
         ("8xH100", None), ("2024_exp1", None), ("0,5123", None), ("", None), ("n/a", None), ("--", None),
-        ("nancy", None), ("infra", None), ("information", None), ("avg 0.5", None), ("tensor(0.5)", None),
+        ("nancy", None), ("infra", None), ("information", None), ("avg 0.5", None), ("tensor(0.5)", 0.5),
+        ("tensor(0.5123, device='cuda:0', grad_fn=<NllLossBackward0>)", 0.5123), ("np.float32(-2e-3)", -0.002),
+        ("tensor([0.5, 0.6])", None), ("func(a, 0.5)", None),
     ],
 )  # fmt: skip
 def test_the_number_that_a_text_begins_with(text: str, number: float | None) -> None:
@@ -32,7 +34,8 @@ def test_the_number_that_a_text_begins_with(text: str, number: float | None) -> 
 @table(
     ("text", "stored"),
     [("nan", "NaN"), ("NaN", "NaN"), ("NAN", "NaN"), ("-inf", "-Infinity"), ("Infinity", "Infinity"),
-     ("nan (avg)", "NaN"), ("nan±nan", "NaN"), ("inf(inf)", "Infinity"), ("diverged", "diverged")],
+     ("nan (avg)", "NaN"), ("nan±nan", "NaN"), ("inf(inf)", "Infinity"), ("diverged", "diverged"),
+     ("tensor(nan)", "NaN")],
 )  # fmt: skip
 def test_text_that_is_not_finite_has_the_stored_form(text: str, stored: str) -> None:
     answer = parse_line(json.dumps({"step": 1, "loss": text}).encode())

@@ -139,6 +139,17 @@ def test_what_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> Non
         assert incident.kind == "nonzero_exit" and ("lr" in incident.summary) == is_quoted
 
 
+def test_an_error_that_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> None:
+    caught = "ERROR: caught\n" + traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    evidence = process_ended(tmp_path, caught, {"code": 2})
+    (tail,) = evidence.tails
+    printed_at = tail.written_at or 0.0
+    # A clock that is ahead of the end proves nothing.
+    for seconds, kind in ((30.0, "nonzero_exit"), (0.5, "cuda_oom"), (3600.0, "cuda_oom")):
+        later = replace(evidence, last_step_at=printed_at + seconds, ended_at=printed_at + 40.0)
+        assert (seconds, classify(later).kind) == (seconds, kind)
+
+
 def test_a_missing_module_names_the_python_that_missed_it_and_no_other_kind_does(tmp_path: Path) -> None:
     python = "/env/bin/python, the first python on PATH"
     for error, is_named in (("ModuleNotFoundError: No module named 'x'", True), ("ValueError: x", False)):

@@ -5,6 +5,7 @@ Pure; times are monotonic seconds unless stated. A silence is the time since the
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -16,10 +17,10 @@ from gputui.recovery.watch.hangs import (
     BUSY_NETWORK_BYTES_PER_SECOND,
     GpuActivity,
     RankActivity,
-    awaited_programs,
     doing,
     is_stuck,
     judge,
+    started_in_silence,
 )
 from gputui.recovery.watch.leaks import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import NonFinite, Spike, Straggler, gradient_spike, loss_spike
@@ -213,7 +214,7 @@ class AttemptWatch:
             is_closed=not self.was_open,
             is_patient=self.is_patient,
             exchanges=self._exchanges(snapshot),
-            has_program=any(awaited_programs(processes, quiet.seconds) for processes in snapshot.ranks.values()),
+            has_program=self._has_program(snapshot, quiet.seconds),
         )
         verdict = judge(quiet, activity)
         if verdict is None or not is_stuck(verdict):
@@ -227,6 +228,12 @@ class AttemptWatch:
             needed = verdict.hold_seconds
         is_time = quiet.is_overdue or quiet.may_be_evident
         return verdict, is_time and snapshot.at - self.stuck_since >= needed
+
+    @staticmethod
+    def _has_program(snapshot: ProcessSnapshot, quiet_seconds: float) -> bool:
+        """Return whether a program that a rank started in the silence still runs."""
+        processes = itertools.chain.from_iterable(snapshot.ranks.values())
+        return any(process.is_program for process in started_in_silence(processes, quiet_seconds))
 
     def _exchanges(self, snapshot: ProcessSnapshot) -> bool:
         """Return whether connections beyond the attempt have moved data for some time."""

@@ -21,8 +21,8 @@ BUSY_SHARE = 0.10
 # Of the main thread of the first process of an attempt with one rank, which takes below 0.01 where it blocks: a
 # validation may be light. One of several ranks may poll for the others with as much.
 BUSY_MAIN_SHARE = 0.03
-# Of a program that was started in the silence: that is what the attempt waits for, and it need not be fast.
-BUSY_PROGRAM_SHARE = 0.005
+# Of a process that was started in the silence: that is what the attempt waits for, and it need not be fast.
+BUSY_CHILD_SHARE = 0.005
 # A silence counts from when the last step was read and looked at, on a busy machine so much later.
 STEP_NOTICED_SECONDS = 5.0
 # Heartbeats and log lines are far below, a slow network disk far above.
@@ -74,10 +74,10 @@ class GpuActivity(Struct, frozen=True):
         return is_waiting and self.power_share < SPIN_POWER_SHARE
 
 
-def awaited_programs(processes: Iterable[ProcessReading], quiet_seconds: float) -> list[ProcessReading]:
-    """The programs that were started in a silence of so many seconds."""
+def started_in_silence(processes: Iterable[ProcessReading], quiet_seconds: float) -> list[ProcessReading]:
+    """The processes that were started in a silence of so many seconds."""
     longest = quiet_seconds + STEP_NOTICED_SECONDS
-    return [process for process in processes if process.is_program and process.age_seconds <= longest]
+    return [process for process in processes if process.age_seconds <= longest]
 
 
 def doing(
@@ -96,7 +96,7 @@ def doing(
     if seconds <= 0 or any(process.io_bytes is None for process in later):
         return Doing.UNKNOWN
     before = {(process.pid, process.start_ticks): process for process in earlier}
-    awaited = awaited_programs(later, quiet_seconds)
+    awaited = started_in_silence(later, quiet_seconds)
     cpu = queued = moved = awaited_cpu = 0.0
     for process in later:
         was = before.get((process.pid, process.start_ticks))
@@ -117,7 +117,7 @@ def doing(
     is_busy = (
         cpu / seconds >= BUSY_SHARE
         or main_cpu / seconds >= BUSY_MAIN_SHARE
-        or awaited_cpu / seconds >= BUSY_PROGRAM_SHARE
+        or awaited_cpu / seconds >= BUSY_CHILD_SHARE
     )
     # The main process decides, not its workers. A process that is stopped only now and then still
     # uses the CPU.

@@ -96,10 +96,10 @@ CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=
 
 
 @table("child, quiet_seconds, what", [
-    (CHILD, 30.0, C), (CHILD, 16.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, W),
+    (CHILD, 30.0, C), (CHILD, 16.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, C),
     (replace(CHILD, cpu_seconds=0.0), 30.0, W),
 ])  # fmt: skip
-def test_a_program_that_was_started_in_the_silence_need_not_be_fast(
+def test_a_process_that_was_started_in_the_silence_need_not_be_fast(
     child: ProcessReading, quiet_seconds: float, what: Doing
 ) -> None:
     before = replace(child, cpu_seconds=0.0)
