@@ -50,14 +50,15 @@ def resolve(
     inventory: Sequence[GpuFacts] | None = None,
     environ: Mapping[str, str] | None = None,
     target: Mapping[str, Any] | None = None,
+    heeds_shell_gpus: bool = True,
 ) -> RunSpec:
     """The specification of one run.
 
     ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type;
     ``gpus_override`` is ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or
-    UUIDs, without which CUDA_VISIBLE_DEVICES of ``environ`` counts; ``inventory`` are the GPUs of
-    this machine, None if unknown; ``environ`` is that of the person who launches; ``target`` is
-    None for this machine.
+    UUIDs, without which CUDA_VISIBLE_DEVICES of ``environ`` counts if ``heeds_shell_gpus``;
+    ``inventory`` are the GPUs of this machine, None if unknown; ``environ`` is that of the person
+    who launches; ``target`` is None for this machine.
 
     Raises ResolveError with every problem.
     """
@@ -69,12 +70,16 @@ def resolve(
         phases, params = _parameters(profile, overrides or {})
     except ParameterError as error:
         problems, is_refusal = [*error.problems], False
+    source = "gpus"
     try:
-        source, selection = "gpus", form.gpus
         if gpus_override is not None:
-            source, selection = "--gpus", parse_selection(gpus_override)
-        elif target is None and (shell := _shell_gpus(form, env)) is not None:
-            source, selection = SHELL_GPUS, shell_selection(shell)
+            source = "--gpus"
+            selection = parse_selection(gpus_override)
+        elif target is None and heeds_shell_gpus and (shell := _shell_gpus(form, env)) is not None:
+            source = SHELL_GPUS
+            selection = shell_selection(shell)
+        else:
+            selection = form.gpus
         gpus = _gpus(form, selection, inventory)
         if source == SHELL_GPUS:
             gpus = replace(gpus, shell=env[SHELL_GPUS])

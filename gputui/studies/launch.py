@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import statistics
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from gputui.profiles.preflight import check, check_elsewhere, quick_checks
 from gputui.profiles.profile_file import Profile
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.runs.checks import CheckResult
-from gputui.runs.spec import RunSpec, Scalar
+from gputui.runs.spec import SHELL_GPUS, RunSpec, Scalar
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import past_peaks
 from gputui.store.rows import json_mapping
@@ -48,11 +49,22 @@ def resolve_study(
         gpus_override=None if spec.gpus_per_trial == gpus_of(profile) else str(spec.gpus_per_trial),
         inventory=None if situation is None else situation.facts,
         target=spec.target,
+        heeds_shell_gpus=False,
     )
     spec = replace(spec, gpus_per_trial=len(base.gpus.uuids) or base.gpus.count)
     if problems := impossible_budget(spec, usual_seconds):
         raise ResolveError(problems, is_refusal=True)
     return spec, base
+
+
+def ignored_shell_gpus(spec: StudySpec, profile: Profile, environ: Mapping[str, str]) -> str | None:
+    """The remark that a study leaves CUDA_VISIBLE_DEVICES of the launching shell
+    aside. None without that variable, and where it would choose nothing."""
+    has_gpus = spec.gpus_per_trial > 0 or not profile.form.gpus.is_none
+    if spec.target is not None or not has_gpus or "GPUTUI_RUN_DIR" in environ or SHELL_GPUS not in environ:
+        return None
+    shell = f"{SHELL_GPUS}={shlex.quote(environ[SHELL_GPUS])}"
+    return f"{shell} of the launching shell is ignored: the file and the profile say which GPUs a trial gets"
 
 
 def impossible_budget(spec: StudySpec, seconds: float | None) -> list[str]:

@@ -271,6 +271,23 @@ def test_a_gpu_of_the_launching_shell_that_is_not_there(project: Path) -> None:
     assert mentions(str(caught.value), "CUDA_VISIBLE_DEVICES: GPU 7") and caught.value.is_refusal
 
 
+@table(
+    ("override", "shell", "source"),
+    [
+        ("junk", None, "--gpus"), ("0,0", None, "--gpus"), ("MIG-1234", "0", "--gpus"), ("7,", "0", "--gpus"),
+        (None, "0,0", "CUDA_VISIBLE_DEVICES"), (None, "MIG-1234", "CUDA_VISIBLE_DEVICES"),
+        (None, "7", "CUDA_VISIBLE_DEVICES"),
+    ],
+)  # fmt: skip
+def test_a_problem_names_where_the_gpus_were_given(
+    project: Path, override: str | None, shell: str | None, source: str
+) -> None:
+    environ = {} if shell is None else {"CUDA_VISIBLE_DEVICES": shell}
+    with pytest.raises(ResolveError) as caught:
+        spec_of(project, "script: a.py", gpus=override, environ=environ)
+    assert caught.value.problems[0].startswith(f"{source}: ")
+
+
 def test_whether_gpus_are_wanted(project: Path) -> None:
     path = project / "x.yaml"
     for gpus, wanted, not_wanted in (("gpus: 0", ("2", "all", "0,"), (None, "0", "nonsense")), ("", (None,), ("0",))):

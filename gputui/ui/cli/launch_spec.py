@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from gputui.profiles.profile_file import Profile, ProfileNotFoundError, find, lo
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
-from gputui.runs.spec import SHELL_GPUS, RunSpec
+from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.ui.cli.context import Exit, Session
@@ -44,12 +43,16 @@ def resolve_spec(
     heeds_shell_gpus: bool = True,
 ) -> RunSpec:
     """The specification of a run; ends the command with one line per problem."""
-    environ = {name: value for name, value in os.environ.items() if heeds_shell_gpus or name != SHELL_GPUS}
     inventory = None if situation is None else situation.facts
     try:
         given = split_assignments(changes)
         return resolve(
-            profile, overrides=given, gpus_override=gpus, inventory=inventory, environ=environ, target=target
+            profile,
+            overrides=given,
+            gpus_override=gpus,
+            inventory=inventory,
+            target=target,
+            heeds_shell_gpus=heeds_shell_gpus,
         )
     except ParameterError as error:
         refuse(list(error.problems), Exit.USAGE)

@@ -62,7 +62,7 @@ def run(
     --grid: run each combination of some values of a PROFILE's parameters; the file of such a study
     is kept (study show --source).
     """
-    from gputui.ui.cli.study_launch import launch, load_file, load_grid, print_plan
+    from gputui.ui.cli.study_launch import launch, load_file, load_grid, note_ignored_gpus, print_plan
 
     if options["grid"]:
         found = load_grid(session, file, target, **options)
@@ -71,6 +71,7 @@ def run(
         fail(f"--{given} goes with --grid; a study's file has it as a key", Exit.USAGE)
     else:
         found = load_file(session, file, target)
+    note_ignored_gpus(found)
     if dry_run:
         print_plan(session, found.spec, as_json=as_json)
         return
@@ -84,9 +85,10 @@ def run(
 @click.pass_obj
 def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
-    from gputui.ui.cli.study_launch import load_file, print_plan, resolve_study
+    from gputui.ui.cli.study_launch import load_file, note_ignored_gpus, print_plan, resolve_study
 
     found = load_file(session, file)
+    note_ignored_gpus(found)
     spec, _ = resolve_study(session, found.spec, found.profile)
     if (missing := missing_library(spec)) is not None:
         fail(missing, Exit.REFUSED)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 from msgspec.structs import replace
 
 from gputui.core import units
+from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.profile_file import Profile
@@ -73,6 +76,13 @@ def load_grid(session: Session, wanted: str, target: str | None, **options: Any)
 def _parameter(key: str) -> str:
     """The parameter of a key of a study's file, else the key."""
     return key.removeprefix("space.").removeprefix("params.")
+
+
+def note_ignored_gpus(found: StudyFile) -> None:
+    """Say on standard error that the shell's choice of GPUs does not reach the trials."""
+    remark = plans.ignored_shell_gpus(found.spec, found.profile, os.environ)
+    if remark is not None:
+        click.echo(f"gputui: {clean(remark)}", err=True)
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:

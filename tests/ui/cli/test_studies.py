@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+import pytest
+
 from gputui.core.config import Workspace, locate
-from tests.ui.cli.program import refused, said, shape
+from gputui.machine.gpu_model import GpuFacts
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.runs.gpu_conditions import GpuCondition
+from gputui.studies.launch import resolve_study
+from gputui.studies.study_file import load_study
+from tests.tables import table
+from tests.texts import mentions
+from tests.ui.cli.program import call, refused, said, shape
 from tests.ui.tui.filling import GIB, Filler
 
 PROFILE = """
@@ -21,6 +31,8 @@ objective: {metric: loss}
 sampler: grid
 trials_per_gpu: 3
 """
+
+FOUR_GPUS = GpuSituation([GpuCondition(GpuFacts(f"GPU-{index}", index, "H200"), None) for index in range(4)])
 
 
 def test_trials_that_fit_on_a_gpu_together_are_counted(tmp_path: Path) -> None:
@@ -55,6 +67,41 @@ def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> N
     assert "--set" in refused(workspace, *words[:3], "--set", "lr=1", code=2)
     assert f"\nfrom {workspace.targets}" in said(workspace, "target", "list")
     assert "gone" in refused(workspace, *words[:6], "gone", code=2)
+
+
+@table(
+    ("gpus", "of_trial", "shell", "count"),
+    [
+        ("1", 1, "0,1,2,3", 1), ("4", 1, "2", 1), ("2", None, "1", 2), ("2", 2, "", 2), ("all", None, "0", 4),
+        ("[1]", None, "junk", 1), ("0", None, "2", 0), ("0", 2, "1", 2), ("1", 1, None, 1),
+    ],
+)  # fmt: skip
+def test_the_shells_gpus_are_not_those_of_trials(
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: str,
+    of_trial: int | None,
+    shell: str | None,
+    count: int,
+) -> None:
+    (tmp_path / "small.yaml").write_text(PROFILE.replace("gpus: 1", f"gpus: {gpus}"))
+    per_trial = "" if of_trial is None else f"gpus_per_trial: {of_trial}"
+    (tmp_path / "s.yaml").write_text(STUDY.replace("trials_per_gpu: 3", per_trial))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shell is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
+    found = load_study(tmp_path / "s.yaml", workspace, tmp_path)
+    spec, base = resolve_study(found.spec, found.profile, FOUR_GPUS, None)
+    is_pinned = gpus == "[1]"
+    assert (spec.gpus_per_trial, base.gpus.count, base.gpus.shell) == (count, count, None)
+    assert base.gpus.uuids == (("GPU-1",) if is_pinned else ())
+    grid = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2", "--dry-run")
+    for words in (("study", "run", str(tmp_path / "s.yaml"), "--dry-run"), grid):
+        remarks = call(workspace, *words).stderr.splitlines()
+        has_gpus = gpus != "0" or (count > 0 and words != grid)
+        assert len(remarks) == (shell is not None and has_gpus), words
+        assert not remarks or mentions(remarks[0], f"CUDA_VISIBLE_DEVICES={shlex.quote(shell or '')}", "ignored")
 
 
 def test_a_report_is_printed_or_written_to_a_folder_or_json(workspace: Workspace, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -104,6 +105,8 @@ def make_plan(
     points = [launch.point_words(point) for point in plan["first_points"][:4]]
     details += [f"trial {number}: {words}" for number, words in enumerate(points)]
     details.append(launch.plan_cost(plan))
+    if (remark := launch.ignored_shell_gpus(found.spec, found.profile, os.environ)) is not None:
+        details.append(remark)
     failed = [f"{one.name}: {one.detail}; {one.remedy}" for one in checks if one.status == "fail"]
     texts, problems = tuple(map(clean, details)), tuple(map(clean, failed))
     return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, found.source)
