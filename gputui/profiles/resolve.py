@@ -245,7 +245,7 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
 
 def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = False) -> ChosenPython:
     """The Python that a person's shell would start: that of the active environment, else the first
-    one on $PATH, such as a pyenv shim, which is used as it is.
+    one on $PATH outside gputui's own environment, such as a pyenv shim, which is used as it is.
 
     gputui's own is the last choice, unless the program comes with gputui (``is_own_program``).
     """
@@ -256,10 +256,12 @@ def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = Fals
             return ChosenPython(str(python), name)
     if is_own_program:
         return ChosenPython(sys.executable, "trainer")
-    first = shutil.which("python", path=environ.get("PATH", ""))
-    if first is None or Path(first).parent.resolve() == Path(sys.executable).parent.resolve():
-        return ChosenPython(sys.executable, "gputui")
-    return ChosenPython(str(Path(first).absolute()), "PATH")
+    own_folder = Path(sys.executable).parent.resolve()
+    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if Path(folder).resolve() != own_folder]
+    for name in ("python", "python3"):
+        if (first := shutil.which(name, path=os.pathsep.join(folders))) is not None:
+            return ChosenPython(str(Path(first).absolute()), "PATH")
+    return ChosenPython(sys.executable, "gputui")
 
 
 def _is_own_program(profile: Profile) -> bool:

@@ -88,7 +88,7 @@ PYTHON_ORIGINS: Mapping[PythonOrigin, str] = {
     "profile": "which the profile names",
     "VIRTUAL_ENV": "of the active virtual environment (VIRTUAL_ENV)",
     "CONDA_PREFIX": "of the active conda environment (CONDA_PREFIX)",
-    "PATH": "the first python on PATH",
+    "PATH": "the first python on PATH outside gputui's own environment",
     "trainer": "gputui's own, because the program comes with it",
     "gputui": "gputui's own, because no environment was active and PATH had no other python",
 }
@@ -165,7 +165,7 @@ class RunSpec(Struct, frozen=True):
 
     @property
     def python_words(self) -> str | None:
-        """The interpreter, and why it was taken: ``/env/bin/python, the first python on PATH``."""
+        """The interpreter, and why it was taken: ``/env/bin/python, which the profile names``."""
         if self.python is None or self.python_origin is None:
             return None
         return f"{self.python}, {PYTHON_ORIGINS[self.python_origin]}"

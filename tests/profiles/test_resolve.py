@@ -152,14 +152,18 @@ OWN = str(Path(sys.executable).parent)
 @table(
     ("environ", "python", "origin"),
     [
-        # Folders of {tmp}; of shims/ the python is a script, gone/ has none.
+        # Folders of {tmp}; of shims/ the python is a script, three/ has python3 only, gone/ has none.
         ({"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda", "PATH": "shims"}, "venv/bin/python", "VIRTUAL_ENV"),
         ({"VIRTUAL_ENV": "gone", "CONDA_PREFIX": "conda", "PATH": OWN}, "conda/bin/python", "CONDA_PREFIX"),
         ({"VIRTUAL_ENV": "", "CONDA_PREFIX": "gone", "PATH": "gone:shims:conda/bin"}, "shims/python", "PATH"),
         ({"VIRTUAL_ENV": OWN.removesuffix("/bin"), "PATH": "shims"}, sys.executable, "VIRTUAL_ENV"),
         # gputui's own, by each of its names.
-        ({"PATH": f"{OWN}:shims"}, sys.executable, "gputui"), ({"PATH": "linked:shims"}, sys.executable, "gputui"),
-        ({"PATH": "gone"}, sys.executable, "gputui"), ({}, sys.executable, "gputui"),
+        ({"PATH": OWN}, sys.executable, "gputui"), ({"PATH": "linked:gone"}, sys.executable, "gputui"),
+        # Another one that follows it, and one that has only the longer name.
+        ({"PATH": f"{OWN}:shims"}, "shims/python", "PATH"), ({"PATH": "linked:shims"}, "shims/python", "PATH"),
+        ({"PATH": "three"}, "three/python3", "PATH"), ({"PATH": f"{OWN}:three"}, "three/python3", "PATH"),
+        ({"PATH": "three:shims"}, "shims/python", "PATH"),
+        ({"PATH": "gone"}, sys.executable, "gputui"), ({"PATH": ""}, sys.executable, "gputui"),
     ],
 )  # fmt: skip
 def test_which_interpreter_without_a_key(
@@ -167,6 +171,7 @@ def test_which_interpreter_without_a_key(
 ) -> None:
     for place in ("venv/bin", "conda/bin", "shims"):
         make_program(tmp_path / place / "python")
+    make_program(tmp_path / "three" / "python3")
     (tmp_path / "linked").symlink_to(OWN)
     absolute = {
         name: ":".join(str(tmp_path / part) if part else "" for part in value.split(":"))

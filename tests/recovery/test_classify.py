@@ -151,7 +151,7 @@ def test_an_error_that_was_printed_before_later_steps_is_no_reason(tmp_path: Pat
 
 
 def test_a_missing_module_names_the_python_that_missed_it_and_no_other_kind_does(tmp_path: Path) -> None:
-    python = "/env/bin/python, the first python on PATH"
+    python = "/env/bin/python, the first python on PATH outside gputui's own environment"
     for error, is_named in (("ModuleNotFoundError: No module named 'x'", True), ("ValueError: x", False)):
         evidence = rank_failed(tmp_path / error, traceback(error), python=python)
         assert mentions(classify(evidence).summary, python) is is_named
