@@ -43,14 +43,15 @@ def list_(session: Session, as_json: bool) -> None:
         say(f"from {session.workspace.targets}")
 
 
-@command.command("check", changes=False)
+@command.command("check", changes=True)
 @click.argument("name")
 @json_option
 @click.pass_obj
 def check(session: Session, name: str, as_json: bool) -> None:
     """See whether a target can be used.
 
-    Is it reached, has it the right partition and account, free GPUs, and a clock that agrees?
+    Is it reached, has it the right partition and account, free GPUs, and a clock that agrees? Over
+    SSH it also goes through a launch of nothing there.
     """
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import TargetNotFoundError, find_target, survey

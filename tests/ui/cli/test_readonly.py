@@ -93,6 +93,11 @@ def test_every_command_says_whether_it_changes_anything_and_is_refused_if_it_doe
     assert refusals > 25 and contents(home) == before
 
 
+def test_a_check_that_starts_something_elsewhere_is_refused(filler: Filler) -> None:
+    filler.workspace.targets.write_text("lab: {kind: ssh, host: nowhere.invalid}\n")
+    assert mentions(refused(filler.workspace, "--readonly", "target", "check", "lab", code=3), "--readonly")
+
+
 def test_no_home_and_no_agent_are_made(workspace: Workspace, file: Path) -> None:
     absent = Workspace(file.parent / "none" / "profiles", file.parent / "none" / "state")
     for words, leaf in verbs():
