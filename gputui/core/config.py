@@ -47,6 +47,15 @@ class Workspace(Struct, frozen=True):
     state: Path
 
     @property
+    def label(self) -> str:
+        """``the home /data/home``, as ``--home`` and GPUTUI_HOME take it; in the XDG directories,
+        which have no such folder, ``the state folder /data/gputui``."""
+        home = self.state.parent
+        if self == Workspace(home / "profiles", home / "state"):
+            return f"the home {home}"
+        return f"the state folder {self.state}"
+
+    @property
     def database(self) -> Path:
         return self.state / "gputui.db"
 

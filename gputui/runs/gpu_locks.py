@@ -51,11 +51,11 @@ class LockHolder(Struct, frozen=True):
     uid: int
     user: str
     run_id: str
-    home: str
+    workspace: str
 
     def words(self) -> str:
         """``vit-1 of alice``; of this user ``vit-1 of the home /data/home``."""
-        owner = f"the home {self.home}" if self.uid == os.getuid() else self.user
+        owner = self.workspace if self.uid == os.getuid() else self.user
         return clip(clean(f"{self.run_id} of {owner} (pid {self.pid})"), MAX_HOLDER_CELLS)
 
 

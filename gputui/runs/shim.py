@@ -128,7 +128,7 @@ class Shim:
             taken = take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
             locks, conflict = list(taken.held.values()), taken.conflict
         for descriptor in locks:
-            note_holder(descriptor, self.plan.get("run_id"), str(self.directory.parents[3]))
+            note_holder(descriptor, self.plan.get("run_id"), self.plan["workspace"])
         error = self.start() if conflict is None else None
         survivors = self.supervise() if self.child else []
         record = self.outcome(survivors)
@@ -744,9 +744,9 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
     return TakenLocks(held, None, unusable)
 
 
-def note_holder(descriptor: int, run_id: str | None, home: str) -> None:
-    """Write into a held lock file who holds it, for other homes and users. Without permission to
-    write it stays unknown: the lock holds all the same."""
+def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:
+    """Write into a held lock file who holds it, for other homes and users. ``workspace`` is the
+    label of its home. Without permission to write it stays unknown: the lock holds all the same."""
     own = stat_of(os.getpid())
     # From the environment, because a directory of users in the network may not answer.
     user = os.environ.get("LOGNAME") or os.environ.get("USER") or f"uid {os.getuid()}"
@@ -757,7 +757,7 @@ def note_holder(descriptor: int, run_id: str | None, home: str) -> None:
         "uid": os.getuid(),
         "user": user,
         "run_id": run_id,
-        "home": home,
+        "workspace": workspace,
     }
     note = json.dumps(record).encode()
     with contextlib.suppress(OSError):

@@ -23,6 +23,9 @@ def test_what_is_said_goes_before_it() -> None:
     assert locate(None, environ, checkout=checkout).state == Path("/said/state")
     assert locate(None, {"HOME": "/h"}, checkout=checkout).state == Path("/checkout/state")
     assert locate(None, {"HOME": "/h"}).state == Path("/h/.local/state/gputui")
+    assert locate("/given", environ).label == "the home /given"
+    assert locate(None, {"HOME": "/h"}).label == "the state folder /h/.local/state/gputui"
+    assert locate(None, {"HOME": "/h", "XDG_STATE_HOME": "/x"}).label == "the state folder /x/gputui"
 
 
 def test_a_home_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_gpu_is_held_by_one_and_all_or_none_are_taken(locks: GpuLocks, shared:
 
 def test_a_lock_says_who_holds_it_while_that_process_lives(locks: GpuLocks) -> None:
     taken = locks.take(["GPU-a"])
-    shim.note_holder(taken.descriptors[0], "vit-1", "/data/home")
+    shim.note_holder(taken.descriptors[0], "vit-1", "the home /data/home")
     assert mentions(locks.holder("GPU-a"), "vit-1 of the home /data/home", f"pid {os.getpid()}")
     with pytest.raises(GpuHeldError, match="GPU-a is held by vit-1 of the home"):
         locks.take(UUIDS)

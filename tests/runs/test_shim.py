@@ -48,6 +48,7 @@ class Attempt:
             "cwd": str(self.folder),
             "grace_seconds": grace_seconds,
             "lock_files": [],
+            "workspace": "the home /data/home",
             **plan,
         }
         (self.folder / "attempt.json").write_text(json.dumps(record))
@@ -318,6 +319,7 @@ def test_a_lock_is_held_while_the_attempt_lives_and_shared_with_those_that_share
     plan: dict[str, Any] = {"lock_files": [str(tmp_path / "gpu.lock")]}
     attempt.start("import time; time.sleep(60)", **plan, shares_gpus=True)
     attempt.started()
+    assert json.loads((tmp_path / "gpu.lock").read_text())["workspace"] == "the home /data/home"
     (tmp_path / "other").mkdir()
     other = Attempt(tmp_path / "other")
     other.start("print('ran')", **plan, shares_gpus=joins)

@@ -111,6 +111,7 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         "resume_from": run.resume_from,
         "lock_files": list(grant.lock_files),
         "shares_gpus": grant.shares_gpus,
+        "workspace": context.workspace.label,
         "shell": None if spec.shell is None else asdict(spec.shell),
         "agent": agent_for_executor(context.workspace),
     }

@@ -62,7 +62,7 @@ CANCEL_SECONDS = 15.0
 # A file of another machine may appear here a little later.
 UNSEEN_LOOKS = 3
 # Fields of attempt.json that its target does not get.
-PRIVATE_FIELDS = ("agent", "client_environment", "lock_files")
+PRIVATE_FIELDS = ("agent", "client_environment", "lock_files", "workspace")
 
 # The modules of the zipapp that runs on the target, below the package gputui.
 PROGRAM_MODULES = (

@@ -128,7 +128,7 @@ def test_the_views_know_which_gpus_another_home_holds(connection: sqlite3.Connec
     bench.see(*UUIDS)
     bench.recorder.flush()
     taken = bench.admission.locks.take(["GPU-1", "GPU-2"])
-    note_holder(taken.descriptors[0], "vit-1", "/data/home")
+    note_holder(taken.descriptors[0], "vit-1", "the home /data/home")
 
     def held() -> dict[str, str | None]:
         bench.admission.note_locks()
