@@ -230,6 +230,7 @@ class Courier(ABC):
                 self.contact_at, self.due = asked_at, now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
+            self.clock.until = None
             self.problem = str(error)
             is_over = self.is_given_up(asked_at) and self.give_up()
             self.failures += 1
@@ -424,7 +425,7 @@ class Courier(ABC):
             "limit_restarts": sum(start.get("why") == far.TIME_LIMIT for start in starts),
             "gpus": self.plan["asks"]["gpus"] * self.plan.get("nodes", 1),
             "queued_seconds": self.clock.queued_seconds,
-            "ran_seconds": max(self.clock.ran_seconds, sum(map(recorded_seconds, ends))),
+            "ran_seconds": self.clock.corrected_by([*map(recorded_seconds, ends)]),
             "contact_at": self.contact_at,
             "poll_seconds": self.poll_seconds,
             "problem": self.problem,
@@ -448,7 +449,7 @@ class Courier(ABC):
 
 class JobClock(Struct):
     """How long a job has waited and run by the states that its target reported, up to the contact at
-    ``until`` (UTC unix seconds)."""
+    ``until`` (UTC unix seconds); None after a failed one: what happened until the next is unknown."""
 
     queued_seconds: float = 0.0
     ran_seconds: float = 0.0
@@ -457,11 +458,7 @@ class JobClock(Struct):
     @classmethod
     def of(cls, placed: Mapping[str, Any] | None) -> JobClock:
         """The clock as a former courier of the attempt left it in placement.json."""
-        if placed is None:
-            return cls()
-        clock = cls(placed["queued_seconds"], placed["ran_seconds"], placed["contact_at"])
-        clock.count(placed["state"], time.time())
-        return clock
+        return cls() if placed is None else cls(placed["queued_seconds"], placed["ran_seconds"])
 
     def count(self, state: str | None, now: float) -> None:
         """Add the time since the last contact, when the job was in a state."""
@@ -472,11 +469,21 @@ class JobClock(Struct):
             self.ran_seconds += elapsed
         self.until = now
 
+    def corrected_by(self, recorded: Sequence[float | None]) -> float:
+        """How long the job has run, given how long each of its starts did by the target's records:
+        they count alone once there is one of each; until then as the least."""
+        complete = [seconds for seconds in recorded if seconds is not None]
+        if len(complete) == len(recorded):
+            return sum(complete)
+        return max(self.ran_seconds, sum(complete))
 
-def recorded_seconds(exit_record: Mapping[str, Any] | None) -> float:
-    """How long a start of a job ran by the shim's record; 0 without one."""
+
+def recorded_seconds(exit_record: Mapping[str, Any] | None) -> float | None:
+    """How long a start of a job ran by the shim's record; None without one."""
     begin, end = ((exit_record or {}).get(name) for name in ("started_at", "ended_at"))
-    return max(0.0, end - begin) if isinstance(begin, float) and isinstance(end, float) else 0.0
+    if not isinstance(begin, float) or not isinstance(end, float):
+        return None
+    return max(0.0, end - begin)
 
 
 def ended_by_itself(exit_record: Mapping[str, Any] | None) -> bool:

@@ -25,6 +25,7 @@ from gputui.runs.executors.courier import (
     take_client_environment,
 )
 from gputui.runs.launch_shell import capture
+from tests.tables import table
 
 JOB = "7"
 MOST_TURNS = 20
@@ -160,6 +161,46 @@ def test_the_time_in_the_queue_is_not_the_time_that_a_job_ran() -> None:
     # A contact after the clock was set back.
     clock.count("running", 0.0)
     assert (clock.queued_seconds, clock.ran_seconds) == (20.0, 30.0)
+
+
+HOUR = 3600.0
+
+
+@table(
+    ("ran", "recorded", "expected"),
+    [
+        (9 * HOUR, (HOUR,), HOUR), (HOUR, (9 * HOUR,), 9 * HOUR), (9 * HOUR, (HOUR, 2 * HOUR), 3 * HOUR),
+        # The running start, and one that left no record.
+        (HOUR, (None,), HOUR), (HOUR, (2 * HOUR, None), 2 * HOUR), (5 * HOUR, (None, HOUR), 5 * HOUR),
+    ],
+)  # fmt: skip
+def test_complete_records_of_the_target_beat_the_clock(
+    ran: float, recorded: tuple[float | None, ...], expected: float
+) -> None:
+    assert JobClock(ran_seconds=ran).corrected_by(recorded) == expected
+
+
+def test_time_without_contact_counts_only_by_the_record_of_the_target(folder: Path) -> None:
+    there = Target(folder, listed("running"))
+    courier = Doctored(there)
+    turn(courier)
+    begin(courier)
+    # Nobody answered for eight hours, or no courier asked.
+    courier.clock = JobClock(ran_seconds=HOUR, until=time.time() - 8 * HOUR)
+    there.is_reached = False
+    turn(courier)
+    there.is_reached = True
+    turn(courier)
+    placed = json.loads((folder / "placement.json").read_text())
+    assert HOUR <= placed["ran_seconds"] < 2 * HOUR
+    (folder / "placement.json").write_text(json.dumps({**placed, "contact_at": time.time() - 8 * HOUR}))
+    successor = Doctored(there)
+    turn(successor)
+    assert successor.clock.ran_seconds < 2 * HOUR
+    times = {"started_at": 10.0, "ended_at": 10.0 + 5 * HOUR}
+    (courier.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False, **times}))
+    end_of(successor)
+    assert json.loads((folder / "placement.json").read_text())["ran_seconds"] == 5 * HOUR
 
 
 def test_a_report_counts_gpus_and_at_least_the_time_that_the_starts_of_a_job_recorded(folder: Path) -> None:
