@@ -81,6 +81,8 @@ def record(
             samples.start()
         while (lock := _take_over(workspace)) is None:
             if not _attach(workspace, reporter, samples, ends_at):
+                if samples is not None:
+                    samples.close()
                 return 0
     except OSError as error:
         text = f"cannot write {error.filename or workspace.state}: {error.strerror}"
@@ -92,6 +94,8 @@ def record(
         linger_seconds=0.0,
         output=samples,
     )
+    where = workspace.database if samples is None else f"{workspace.database} and {samples.path}"
+    print(f"gputui: recording every {interval_seconds:g} s into {where}; ctrl+c ends it", file=sys.stderr)  # noqa: T201
     code = _run(workspace, options, lock, reporter)
     if workspace.database.exists():
         with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
@@ -127,10 +131,9 @@ def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | Non
     identity = read_identity(workspace)
     if identity is None or not identity.ready:
         time.sleep(POLL_SECONDS)
-        return True
-    signals: list[int] = []
+        return not reporter.is_asked_to_stop
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: signals.append(received))
+        signal.signal(number, reporter.ask_to_stop)
     pid = identity.process.pid
     words = "at its own interval; this one serves its outputs beside it, and records on when that ends"
     print(f"gputui: pid {pid} records here already, {words}", file=sys.stderr)  # noqa: T201
@@ -138,7 +141,7 @@ def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | Non
         has_ended = follow(
             workspace,
             identity.process,
-            is_over=lambda: bool(signals) or reporter.is_gone or time.monotonic() >= ends_at,
+            is_over=lambda: reporter.is_asked_to_stop or reporter.is_gone or time.monotonic() >= ends_at,
             show=reporter.show_stored,
             samples=samples,
         )
@@ -147,9 +150,7 @@ def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | Non
     if has_ended and workspace.agent_stopped.exists():
         print("gputui: gputui agent stop has ended the recording", file=sys.stderr)  # noqa: T201
         has_ended = False
-    if not has_ended and samples is not None:
-        samples.close()
-    return has_ended
+    return has_ended and not reporter.is_asked_to_stop
 
 
 def _run(
@@ -236,8 +237,16 @@ class _Reporter:
         self._next_at = 0.0
         self.is_gone = False
         """True if nobody reads the output any more."""
+        self.is_asked_to_stop = False
+        """True after a signal that came beside another recorder; also if the agent begins just then."""
+
+    def ask_to_stop(self, _number: int, _frame: object) -> None:
+        """Handle a signal until an agent does."""
+        self.is_asked_to_stop = True
 
     def __call__(self, agent: Agent) -> None:
+        if self.is_asked_to_stop:
+            agent.stopping = True
         context, recorder = agent.context, agent.context.recorder
         if recorder.host is None or recorder.inventory is None or not self._is_due():
             return

@@ -123,7 +123,7 @@ class FileOutput:
     """Accepts messages in one thread and writes them in another."""
 
     def __init__(self, path: Path, form: Format, rotate_bytes: int | None) -> None:
-        self._path, self._form = path, form
+        self.path, self._form = path, form
         header = csv_row(list(CSV_COLUMNS)) if form == "csv" else b""
         self._file = RotatedFile(path, rotate_bytes, header)
         self._waiting: queue.Queue[bytes | None] = queue.Queue(WAITING_BATCHES)
@@ -153,11 +153,11 @@ class FileOutput:
                 self._file.write(text)
             except OSError as error:
                 if not self._is_stuck:
-                    log.warning("%s cannot be written (%s); samples are dropped until it can", self._path, error)
+                    log.warning("%s cannot be written (%s); samples are dropped until it can", self.path, error)
                 self._is_stuck = True
                 continue
             if self._is_stuck:
-                log.warning("%s is written again; some samples are missing from it", self._path)
+                log.warning("%s is written again; some samples are missing from it", self.path)
                 self._is_stuck = False
         with suppress(OSError):
             self._file.close()

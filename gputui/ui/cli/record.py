@@ -32,8 +32,6 @@ def record(
     from gputui.agent.startup import RecordError
     from gputui.agent.startup import record as run_recorder
 
-    where = session.workspace.database if output is None else f"{session.workspace.database} and {output}"
-    print(f"gputui: recording every {interval_seconds:g} s into {where}; ctrl+c ends it", file=sys.stderr)  # noqa: T201
     try:
         code = run_recorder(
             session.workspace,

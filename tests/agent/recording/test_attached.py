@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
 import subprocess
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gputui.agent import startup
 from gputui.agent.recording.attached import StoredSamples
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
@@ -69,11 +73,12 @@ def test_a_second_recorder_serves_its_outputs_beside_the_first(machine: Machine)
     assert second.is_serving() and first.is_serving()
     assert recorder_of(machine.workspace) == first.process.pid
     machine.gputui("--record", "--duration", "1", "--json")
-    assert "records here already" in second.end()
+    errors = second.end()
+    assert "records here already" in errors and "recording every" not in errors
     assert first.is_serving()
     kinds = {(line["kind"], line.get("gpu")) for line in second.lines()}
     assert {("gpu", 0), ("gpu", 1), ("host", None)} <= kinds
-    first.end()
+    assert "recording every 0.2 s" in first.end()
     assert recorder_of(machine.workspace) is None
 
 
@@ -92,6 +97,30 @@ def test_the_second_records_on_when_the_first_ends_but_not_after_agent_stop(mach
         _, errors = recording.process.communicate(timeout=60)
         assert recording.process.returncode == 0, errors
     assert recorder_of(machine.workspace) is None
+
+
+def test_a_signal_between_two_recorders_is_not_lost(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the first has ended, and the agent of the second does not handle signals yet."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    identity = SimpleNamespace(ready=True, process=SimpleNamespace(pid=1))
+    locks = [None, object()]
+    agent = SimpleNamespace(stopping=False, context=SimpleNamespace(recorder=SimpleNamespace(host=None)))
+
+    def run(_workspace: object, _options: object, _lock: object, on_second: Callable[[Any], None]) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        on_second(agent)
+        return 0
+
+    monkeypatch.setattr(startup, "_take_over", lambda _: locks.pop(0))
+    monkeypatch.setattr(startup, "read_identity", lambda _: identity)
+    monkeypatch.setattr(startup, "follow", lambda *_, **__: True)
+    monkeypatch.setattr(startup, "_run", run)
+    try:
+        startup.record(workspace, interval_seconds=1.0, duration_seconds=None, as_json=True, output=io.StringIO())
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert agent.stopping
 
 
 def test_what_is_read_back_is_what_was_recorded_and_each_message_once(tmp_path: Path) -> None:
