@@ -258,8 +258,8 @@ def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = Fals
         return ChosenPython(sys.executable, "trainer")
     own_folder = Path(sys.executable).parent.resolve()
     folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if Path(folder).resolve() != own_folder]
-    for name in ("python", "python3"):
-        if (first := shutil.which(name, path=os.pathsep.join(folders))) is not None:
+    for program in ("python", "python3"):
+        if (first := shutil.which(program, path=os.pathsep.join(folders))) is not None:
             return ChosenPython(str(Path(first).absolute()), "PATH")
     return ChosenPython(sys.executable, "gputui")
 
