@@ -244,10 +244,11 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
 
 
 def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = False) -> ChosenPython:
-    """The Python that a person's shell would start: that of the active environment, else the first
-    one on $PATH outside gputui's own environment, such as a pyenv shim, which is used as it is.
+    """The Python that a person's shell would start: that of the active environment, else ``python``,
+    or ``python3``, on $PATH, such as a pyenv shim, which is used as it is.
 
-    gputui's own is the last choice, unless the program comes with gputui (``is_own_program``).
+    gputui's own is taken if that is the one, if there is none, and for a program that comes with
+    gputui (``is_own_program``).
     """
     origins: tuple[PythonOrigin, ...] = ("VIRTUAL_ENV", "CONDA_PREFIX")
     for name in origins:
@@ -256,12 +257,11 @@ def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = Fals
             return ChosenPython(str(python), name)
     if is_own_program:
         return ChosenPython(sys.executable, "trainer")
-    own_folder = Path(sys.executable).parent.resolve()
-    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if Path(folder).resolve() != own_folder]
-    for program in ("python", "python3"):
-        if (first := shutil.which(program, path=os.pathsep.join(folders))) is not None:
-            return ChosenPython(str(Path(first).absolute()), "PATH")
-    return ChosenPython(sys.executable, "gputui")
+    path = environ.get("PATH", "")
+    first = shutil.which("python", path=path) or shutil.which("python3", path=path)
+    if first is None or Path(first).parent.resolve() == Path(sys.executable).parent.resolve():
+        return ChosenPython(sys.executable, "gputui")
+    return ChosenPython(str(Path(first).absolute()), "PATH")
 
 
 def _is_own_program(profile: Profile) -> bool:

@@ -88,9 +88,9 @@ PYTHON_ORIGINS: Mapping[PythonOrigin, str] = {
     "profile": "which the profile names",
     "VIRTUAL_ENV": "of the active virtual environment (VIRTUAL_ENV)",
     "CONDA_PREFIX": "of the active conda environment (CONDA_PREFIX)",
-    "PATH": "the first python on PATH outside gputui's own environment",
+    "PATH": "the first python on PATH",
     "trainer": "gputui's own, because the program comes with it",
-    "gputui": "gputui's own, because no environment was active and PATH had no other python",
+    "gputui": "gputui's own, because no environment was active and PATH had no other python before it",
 }
 """Why an interpreter was taken, as the end of a sentence that names its path."""
 

@@ -159,9 +159,9 @@ OWN = str(Path(sys.executable).parent)
         ({"VIRTUAL_ENV": OWN.removesuffix("/bin"), "PATH": "shims"}, sys.executable, "VIRTUAL_ENV"),
         # gputui's own, by each of its names.
         ({"PATH": OWN}, sys.executable, "gputui"), ({"PATH": "linked:gone"}, sys.executable, "gputui"),
-        # Another one that follows it, and one that has only the longer name.
-        ({"PATH": f"{OWN}:shims"}, "shims/python", "PATH"), ({"PATH": "linked:shims"}, "shims/python", "PATH"),
-        ({"PATH": "three"}, "three/python3", "PATH"), ({"PATH": f"{OWN}:three"}, "three/python3", "PATH"),
+        # It comes first, as where the person has installed gputui beside their own packages.
+        ({"PATH": f"{OWN}:shims"}, sys.executable, "gputui"), ({"PATH": "linked:shims"}, sys.executable, "gputui"),
+        ({"PATH": "three"}, "three/python3", "PATH"), ({"PATH": f"{OWN}:three"}, sys.executable, "gputui"),
         ({"PATH": "three:shims"}, "shims/python", "PATH"),
         ({"PATH": "gone"}, sys.executable, "gputui"), ({"PATH": ""}, sys.executable, "gputui"),
     ],

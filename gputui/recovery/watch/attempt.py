@@ -20,7 +20,7 @@ from gputui.recovery.watch.hangs import (
     doing,
     is_stuck,
     judge,
-    started_in_silence,
+    younger_than,
 )
 from gputui.recovery.watch.leaks import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import NonFinite, Spike, Straggler, gradient_spike, loss_spike
@@ -40,6 +40,8 @@ LONE_RANK_LINES = 20
 # How long every check must find the ranks stuck, or `hang_after` if that is shorter; and the same
 # if a check during this silence found them at work, because work has pauses.
 STUCK_SECONDS, STUCK_AFTER_WORK_SECONDS = 10.0, 24.0
+# A silence counts from when the last step was read and looked at, on a busy machine so much later.
+STEP_NOTICED_SECONDS = 5.0
 # Heartbeats come once in a quarter of a minute.
 TRAFFIC_SECONDS = 30.0
 
@@ -74,7 +76,7 @@ class AttemptWatch:
 
     Attributes:
         progress_at: the last progress.
-        lines_at: when the newest line arrived at this agent.
+        lines_at, first_line_at: when the newest and the first line arrived at this agent.
         step_lines, line_ranks: the lines with a step, and the ranks that they name; None for none.
         stuck_since: since when every check found the attempt stuck.
         worked: a check during this silence found it at work.
@@ -95,6 +97,7 @@ class AttemptWatch:
     straggler: Straggler = field(default_factory=Straggler)
     had_lines: bool = False
     lines_at: float = -math.inf
+    first_line_at: float = math.inf
     step_lines: int = 0
     line_ranks: set[int | None] = field(default_factory=set)
     size: int = 1
@@ -116,6 +119,7 @@ class AttemptWatch:
         if not own:
             return []
         self.had_lines = True
+        self.first_line_at = min(self.first_line_at, clock)
         before, silent = self.progress.lines, clock - self.progress_at
         # Lines that arrived without an agent have only the script's timestamps.
         at_most = LONGEST_GAP_SECONDS if arrived_at is None else silent + LOOK_SECONDS
@@ -192,13 +196,16 @@ class AttemptWatch:
         if before is None:
             return None, False
         seconds = snapshot.at - before.at
+        processes = list(itertools.chain.from_iterable(snapshot.ranks.values()))
+        # What was there before the first line is what trains.
+        silent_seconds = min(quiet.seconds + STEP_NOTICED_SECONDS, snapshot.at - self.first_line_at)
         doings = {
             rank: doing(
                 before.ranks.get(rank, ()),
                 snapshot.ranks.get(rank, ()),
                 seconds,
                 self._gpu_activity(rank, samples),
-                quiet.seconds,
+                silent_seconds,
                 is_only=snapshot.size == 1,
             )
             for rank in (range(snapshot.size) if snapshot.size > 1 else snapshot.ranks)
@@ -214,7 +221,7 @@ class AttemptWatch:
             is_closed=not self.was_open,
             is_patient=self.is_patient,
             exchanges=self._exchanges(snapshot),
-            has_program=self._has_program(snapshot, quiet.seconds),
+            has_program=any(process.is_program for process in younger_than(processes, silent_seconds)),
         )
         verdict = judge(quiet, activity)
         if verdict is None or not is_stuck(verdict):
@@ -228,12 +235,6 @@ class AttemptWatch:
             needed = verdict.hold_seconds
         is_time = quiet.is_overdue or quiet.may_be_evident
         return verdict, is_time and snapshot.at - self.stuck_since >= needed
-
-    @staticmethod
-    def _has_program(snapshot: ProcessSnapshot, quiet_seconds: float) -> bool:
-        """Return whether a program that a rank started in the silence still runs."""
-        processes = itertools.chain.from_iterable(snapshot.ranks.values())
-        return any(process.is_program for process in started_in_silence(processes, quiet_seconds))
 
     def _exchanges(self, snapshot: ProcessSnapshot) -> bool:
         """Return whether connections beyond the attempt have moved data for some time."""

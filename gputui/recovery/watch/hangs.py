@@ -23,8 +23,6 @@ BUSY_SHARE = 0.10
 BUSY_MAIN_SHARE = 0.03
 # Of a process that was started in the silence: that is what the attempt waits for, and it need not be fast.
 BUSY_CHILD_SHARE = 0.005
-# A silence counts from when the last step was read and looked at, on a busy machine so much later.
-STEP_NOTICED_SECONDS = 5.0
 # Heartbeats and log lines are far below, a slow network disk far above.
 BUSY_IO_BYTES_PER_SECOND = 16 * 1024
 # On connections beyond the attempt, over half a minute. The heartbeats of trackers are below, a slow upload above.
@@ -74,10 +72,9 @@ class GpuActivity(Struct, frozen=True):
         return is_waiting and self.power_share < SPIN_POWER_SHARE
 
 
-def started_in_silence(processes: Iterable[ProcessReading], quiet_seconds: float) -> list[ProcessReading]:
-    """The processes that were started in a silence of so many seconds."""
-    longest = quiet_seconds + STEP_NOTICED_SECONDS
-    return [process for process in processes if process.age_seconds <= longest]
+def younger_than(processes: Iterable[ProcessReading], seconds: float) -> list[ProcessReading]:
+    """The processes that were started in the last ``seconds``."""
+    return [process for process in processes if process.age_seconds <= seconds]
 
 
 def doing(
@@ -85,18 +82,19 @@ def doing(
     later: Sequence[ProcessReading],
     seconds: float,
     gpu: GpuActivity | None = None,
-    quiet_seconds: float = 0.0,
+    silent_seconds: float = 0.0,
     *,
     is_only: bool = False,
 ) -> Doing:
     """Determine the activity of a rank, of one or several processes, in the ``seconds`` between two
-    snapshots, in a silence of ``quiet_seconds``. ``is_only``: the attempt has no other rank."""
+    snapshots; processes that are younger than ``silent_seconds`` were started in the silence.
+    ``is_only``: the attempt has no other rank."""
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
         return Doing.UNKNOWN
     before = {(process.pid, process.start_ticks): process for process in earlier}
-    awaited = started_in_silence(later, quiet_seconds)
+    awaited = younger_than(later, silent_seconds)
     cpu = queued = moved = awaited_cpu = 0.0
     for process in later:
         was = before.get((process.pid, process.start_ticks))

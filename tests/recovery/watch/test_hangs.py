@@ -95,15 +95,15 @@ def test_what_a_rank_does_is_told_by_two_looks(
 CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=20.0)
 
 
-@table("child, quiet_seconds, what", [
-    (CHILD, 30.0, C), (CHILD, 16.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, C),
+@table("child, silent_seconds, what", [
+    (CHILD, 30.0, C), (CHILD, 10.0, W), (replace(CHILD, is_program=False), 30.0, C),
     (replace(CHILD, cpu_seconds=0.0), 30.0, W),
 ])  # fmt: skip
 def test_a_process_that_was_started_in_the_silence_need_not_be_fast(
-    child: ProcessReading, quiet_seconds: float, what: Doing
+    child: ProcessReading, silent_seconds: float, what: Doing
 ) -> None:
     before = replace(child, cpu_seconds=0.0)
-    assert doing([reading(), before], [reading(), child], 2.0, None, quiet_seconds) is what
+    assert doing([reading(), before], [reading(), child], 2.0, None, silent_seconds) is what
 
 
 @table("later, is_only, what", [(0.08, True, C), (0.02, True, W), (None, True, W), (0.08, False, W)])
@@ -205,6 +205,19 @@ def test_data_on_a_connection_to_another_program_is_life(bytes_per_second: int, 
         for at in range(0, 300, 2)
     )
     assert certain_after(looks) == until
+
+
+@table("age, kind", [(20.0, "slow"), (90.0, "hang")])
+def test_what_was_there_before_the_first_line_is_not_waited_for(age: float, kind: str) -> None:
+    """The silence began 100 s ago, a few seconds after the first line."""
+    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0, had_lines=True)
+    watch.first_line_at = 0.0
+    child = replace(CHILD, age_seconds=age)
+    quiet = ProgressSilence("steps", 100.0, 60.0, long_seconds=600.0)
+    for at in (40.0, 42.0):
+        look = ProcessSnapshot(at, {None: [reading(), child]}, [], 1, is_closed=True)
+        seen, _ = watch.assess(look, {}, quiet, 60.0)
+    assert seen is not None and seen.kind == kind
 
 
 def test_a_heartbeat_is_no_life() -> None:
