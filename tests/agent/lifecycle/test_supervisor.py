@@ -33,6 +33,7 @@ from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.run_history import read_transitions
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 from tests.agent.conftest import NOW, SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
 from tests.texts import mentions
@@ -61,6 +62,20 @@ def made(workspace: Workspace, connection: sqlite3.Connection) -> Doctored:
     )
     supervisor = Doctored(context, selectors.DefaultSelector())
     return supervisor
+
+
+def end_one(made: Supervisor, run: Run, *, code: int) -> Path:
+    """Let the supervisor watch an attempt whose command has ended; its folder."""
+    connection, launch = made.context.connection, Launch(("x",), {}, "/", 1.0)
+    with transaction(connection):
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=NOW)
+        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
+    made.attempts[run.run_id] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    folder = made.context.workspace.run_dir(run.run_id) / "attempts/1"
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps({"at": NOW}))
+    (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW}))
+    return folder
 
 
 def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
@@ -103,15 +118,7 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     over = threading.Event()
     monkeypatch.setattr(checkpoint_survey, "surveyed", lambda *_: over.wait(60) and ())
     spec = replace(SPEC, checkpoints=CheckpointSpec("/dead/checkpoints", "*.pt", ()))
-    run = add_run(connection, spec=spec, workspace=workspace)
-    with transaction(connection):
-        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
-        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
-    folder = workspace.run_dir("a-1") / "attempts/1"
-    folder.mkdir(parents=True)
-    (folder / "started.json").write_text(json.dumps({"at": NOW}))
-    (folder / "exit.json").write_text(json.dumps({"code": 1, "signal": None, "ended_at": NOW}))
+    folder = end_one(made, add_run(connection, spec=spec, workspace=workspace), code=1)
     (folder / "output.log").write_text("ValueError: odd\n")
     made.turn()
     assert isinstance(made.attempts["a-1"].phase, Postmortem)
@@ -162,15 +169,7 @@ def test_a_run_ends_whatever_its_logs_hold(
         return real(folder, **others)
 
     monkeypatch.setattr(execution, "collect", collect)
-    run = add_run(connection, workspace=workspace)
-    with transaction(connection):
-        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
-        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
-    folder = workspace.run_dir("a-1") / "attempts/1"
-    folder.mkdir(parents=True)
-    (folder / "started.json").write_text(json.dumps({"at": NOW}))
-    (folder / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "ended_at": NOW}))
+    end_one(made, add_run(connection, workspace=workspace), code=3)
     wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 

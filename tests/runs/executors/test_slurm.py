@@ -143,7 +143,7 @@ def test_a_suspended_run_is_shown_as_such_and_saves_when_it_is_stopped(slurm: Sl
     (job,) = slurm.submitted(run_id)
     slurm.cluster.run("scontrol", "suspend", job)
     slurm.wait_for_place(run_id, "suspended")
-    slurm.stop(run_id)
+    assert slurm.stop(run_id) > 5 and slurm.placement(run_id)["state"] == "ended"
 
 
 @pytest.mark.long
