@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.core.text import SEQUENCE
 from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, ParsedLine, Rejected, parse_values
+from gputui.metrics.epochs import EpochCount
 from gputui.metrics.values import printed_number
 
 if TYPE_CHECKING:
@@ -22,56 +23,6 @@ MATCH_SECONDS = 0.02
 MAX_TIMEOUTS = 3
 
 CUT_OFF = Rejected("cut off: no newline at its end")
-
-
-class EpochCount:
-    """Counts the steps of a line that names an epoch and a place in it on through the training.
-
-    The first epoch of the run counts as 0, whatever its number. An epoch is as long as the first total
-    that is printed, or without one as the first epoch that ends. Places under another total, as after
-    a change of the batch, are converted to that length: all attempts count on one scale. A place that
-    passes its total, or does not begin again with the next epoch, is a step already.
-
-    ``learned`` is the first epoch, then the length of an epoch (0 for such a place), then 1 once an
-    epoch has ended and shown which; None before the first line.
-    """
-
-    def __init__(self, learned: Sequence[int] | None = None) -> None:
-        first, length, is_sure = (*(learned or ()), None, None, None)[:3]
-        self._first, self._length, self._is_sure = first, length, bool(is_sure)
-        self._last: tuple[int, int] | None = None
-        self._stride = 1
-
-    @property
-    def learned(self) -> Sequence[int] | None:
-        if self._first is None or self._length is None:
-            return None if self._first is None else (self._first,)
-        return (self._first, self._length, 1) if self._is_sure else (self._first, self._length)
-
-    def step(self, epoch: int, place: int, total: int | None) -> int:
-        """The step of the next line."""
-        self._first = epoch if self._first is None else min(self._first, epoch)
-        if not self._is_sure:
-            self._learn(epoch, place, total)
-        self._last = (epoch, place)
-        if not self._length:
-            return place
-        if total:
-            place = place * self._length // total
-        return (epoch - self._first) * self._length + place
-
-    def _learn(self, epoch: int, place: int, total: int | None) -> None:
-        last_epoch, last_place = self._last or (epoch, place)
-        is_next = epoch > last_epoch
-        if (total is not None and place > total) or (is_next and place > last_place):
-            self._length, self._is_sure = 0, True
-        elif is_next:
-            self._length = self._length or total or last_place + self._stride - place
-            self._is_sure = True
-        elif total is not None:
-            self._length = self._length or total
-        else:
-            self._stride = max(1, place - last_place)
 
 
 class OutputPatterns(LineFormat):
