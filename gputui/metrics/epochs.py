@@ -29,6 +29,20 @@ class EpochCount:
             return None if self._first is None else (self._first,)
         return (self._first, self._length, 1) if self._is_sure else (self._first, self._length)
 
+    @property
+    def state(self) -> tuple[int | None, ...]:
+        return (self._first, self._length, int(self._is_sure), *(self._last or (None, None)), self._stride)
+
+    @classmethod
+    def of_state(cls, state: Sequence[int | None]) -> EpochCount:
+        """The count that goes on from a ``state``."""
+        count = cls()
+        count._first, count._length, is_sure, last_epoch, last_place, stride = state
+        count._is_sure, count._stride = bool(is_sure), stride or 1
+        if last_epoch is not None and last_place is not None:
+            count._last = (last_epoch, last_place)
+        return count
+
     def step(self, epoch: int, place: int, total: int | None) -> int:
         """The step of the next line."""
         self._first = epoch if self._first is None else min(self._first, epoch)

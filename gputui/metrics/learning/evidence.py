@@ -1,0 +1,376 @@
+"""What several lines of one shape show: which number is the step, which are metrics, and whether that is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, takewhile
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
+from gputui.metrics.learning.tokens import Column, Line, numbers_of
+from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning
+
+MAX_ROWS = 6
+LEAST_ROWS = 3
+LEAST_ROWS_UNKNOWN_NAMES = 4
+LEAST_ROWS_BESIDE_OTHERS = 2
+# The tokens between an epoch and the place in it: "3 [ 150/1251".
+_NEAR_TOKENS = 4
+
+Numbers = Sequence[float | int | None]
+
+
+class Row(Struct, frozen=True, array_like=True):
+    """The numbers of one line, and the counts of the lines that only count, at that time."""
+
+    numbers: tuple[tuple[float | int | None, ...], ...]
+    counts: Mapping[str, int]
+
+
+class Candidate(Struct, frozen=True, array_like=True):
+    """A shape whose newest ``rows`` are collected. ``counted`` is how far the counter of a line without metrics went,
+    over all epochs; ``is_crowded``: the lines come several times for one step, with other numbers."""
+
+    text: str
+    header: tuple[str, ...]
+    since_line: int
+    lines: int = 0
+    rows: tuple[Row, ...] = ()
+    counted: int = 0
+    is_crowded: bool = False
+
+    def with_line(self, line: Line, counts: Mapping[str, int]) -> Candidate:
+        """The candidate with one line more."""
+        row = row_of(line, counts)
+        last = self.rows[-1] if self.rows else None
+        is_crowded = self.is_crowded or (last is not None and _is_crowd(line, last, row))
+        counted = self.counted + (0 if last is None else _progress(line, last, row))
+        rows = (*self.rows, row)[-MAX_ROWS:]
+        return replace(self, lines=self.lines + 1, rows=rows, counted=counted, is_crowded=is_crowded)
+
+
+class Context(NamedTuple):
+    """What is known of the log: whether metrics, and those with steps of their own, were learned, and whether it has
+    ended."""
+
+    has_metrics: bool
+    has_steps: bool
+    is_over: bool
+
+
+class Lesson(NamedTuple):
+    """A learned shape, and the shape of the lines whose count is its step, if those are not learned yet."""
+
+    shape: LearnedShape
+    source: str | None = None
+
+
+NEWEST = "newest step"
+"""The count of the learned shapes, among those of the lines that only count."""
+
+
+class _Counting(NamedTuple):
+    """The columns that count. ``is_named``: their names say so."""
+
+    step: Column | None
+    epoch: Column | None
+    is_named: bool
+
+
+def row_of(line: Line, counts: Mapping[str, int]) -> Row:
+    """The evidence of a line."""
+    return Row(tuple(numbers_of(line.tokens[column.token]) for column in line.columns), counts)
+
+
+def is_counter(line: Line) -> bool:
+    """Return whether a line counts: a bar, or a header."""
+    return any(map(_is_counter, line.columns))
+
+
+def is_promising(line: Line) -> bool:
+    """Return whether a line may hold metrics: a number with the name of one, or an unknown one beside a counter."""
+    meanings = {column.meaning for column in line.columns}
+    if Meaning.METRIC in meanings:
+        return True
+    is_named = any(column.meaning is Meaning.UNKNOWN and column.name for column in line.columns)
+    return is_named and not meanings.isdisjoint({Meaning.STEP, Meaning.EPOCH})
+
+
+def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
+    """The shape of a candidate, if its lines are sure to hold metrics."""
+    evidence = Evidence(line.columns, candidate.rows)
+    counting = evidence.counting
+    is_whole_epoch = counting.epoch is not None and evidence.is_whole(counting.epoch)
+    has_place = counting.step is not None or is_whole_epoch
+    metrics = [column for column in line.columns if column.meaning is Meaning.METRIC and evidence.varies(column)]
+    unknown = [column for column in line.columns if evidence.is_unknown_metric(column)]
+    if metrics:
+        is_familiar = context.has_metrics or (context.is_over and has_place)
+        is_sure = is_familiar and (counting.is_named or not has_place)
+        least = LEAST_ROWS_BESIDE_OTHERS if is_sure else LEAST_ROWS
+    elif counting.is_named and any(map(evidence.is_real, unknown)):
+        least = LEAST_ROWS_UNKNOWN_NAMES
+    else:
+        return None
+    if len(evidence.rows) < least or (candidate.is_crowded and counting.step is None):
+        return None
+    source = None
+    if not has_place:
+        source = NEWEST if context.has_steps else evidence.advancing_count()
+        if source is None or (source == NEWEST and not evidence.advances(NEWEST)):
+            return None
+    taken = _counters(evidence, is_whole_epoch=is_whole_epoch)
+    for column in line.columns:
+        if column.meaning in (Meaning.METRIC, Meaning.SETTING) or column in unknown:
+            share = (LearnedColumn(column.token, "value_total"),) if column.is_pair else ()
+            taken.setdefault(column, (LearnedColumn(column.token, "value", column.name), *share))
+    shape = _shape(line, candidate, taken, evidence)
+    return Lesson(shape, None if source == NEWEST else source)
+
+
+def learn_counter(line: Line, candidate: Candidate) -> LearnedShape | None:
+    """The shape of lines that only count."""
+    evidence = Evidence(line.columns, candidate.rows)
+    column = _counter(line)
+    if column is None:
+        return None
+    roles = _counter_roles(column, "epoch" if column.meaning is Meaning.EPOCH else "step")
+    evidence.counting = _Counting(None if roles[0].role == "epoch" else column, None, True)
+    return _shape(line, candidate, {column: roles}, evidence)
+
+
+def names_epoch(line: Line) -> bool:
+    """Return whether a line that only counts counts epochs."""
+    column = _counter(line)
+    return column is not None and column.meaning is Meaning.EPOCH
+
+
+class Evidence:
+    """Lines of one shape, those of the first rank and of new places. ``counting`` are the columns that count."""
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        self.columns = columns
+        self.rows = list(rows)
+        self.rank = self._keep_first_rank()
+        self._drop_nested()
+        self.counting = self._find_counting()
+        self._drop_repeated()
+
+    def numbers(self, column: Column, of_pair: int = 0) -> list[float | int | None]:
+        """The numbers of a column, or of the totals of one."""
+        index = self.columns.index(column)
+        return [row.numbers[index][of_pair] for row in self.rows]
+
+    def is_whole(self, column: Column) -> bool:
+        return all(type(number) is int and number >= 0 for number in self.numbers(column))
+
+    def is_real(self, column: Column) -> bool:
+        return any(type(number) is float for number in self.numbers(column))
+
+    def varies(self, column: Column) -> bool:
+        return len({str(number) for number in self.numbers(column)}) > 1
+
+    def is_unknown_metric(self, column: Column) -> bool:
+        """Return whether a column with an unknown name measures something: it varies, and is no other counter."""
+        if column.meaning is not Meaning.UNKNOWN or not column.name or column in self.counting:
+            return False
+        return self.varies(column) and not (self.is_whole(column) and self.never_falls(column))
+
+    def never_falls(self, column: Column) -> bool:
+        return all(later >= earlier for earlier, later in pairwise(self._known(column)))
+
+    def begins_again(self, column: Column) -> bool:
+        """Return whether places begin again, or each is the end of an epoch."""
+        return self._is_end(column) or not self.never_falls(column)
+
+    def advances(self, count: str) -> bool:
+        """Return whether a count rose from each line to the next."""
+        values = [row.counts.get(count) for row in self.rows]
+        return all(a is not None and b is not None and b > a for a, b in pairwise(values))
+
+    def advancing_count(self) -> str | None:
+        """The count of other lines that rose from each line to the next; of several the one that rose most."""
+        counts = [count for count in self.rows[-1].counts if count != NEWEST and self.advances(count)]
+        first, last = self.rows[0].counts, self.rows[-1].counts
+        return max(counts, key=lambda count: last[count] - first[count], default=None)
+
+    def _known(self, column: Column) -> list[float | int]:
+        return [number for number in self.numbers(column) if number is not None]
+
+    def _keep_first_rank(self) -> int | None:
+        column = next((column for column in self.columns if column.meaning is Meaning.RANK), None)
+        if column is None or not self.is_whole(column):
+            return None
+        ranks = self._known(column)
+        self.rows = [row for row, rank in zip(self.rows, ranks, strict=True) if rank == min(ranks)]
+        return int(min(ranks))
+
+    def _drop_nested(self) -> None:
+        """Leave out bars of the same form with a smaller total: a validation within the training."""
+        bar = next((column for column in self.columns if column.is_pair and (column.is_bar or not column.name)), None)
+        if bar is None or any(column.meaning is Meaning.EPOCH for column in self.columns):
+            return
+        totals = self.numbers(bar, 1)
+        largest = max((total for total in totals if total is not None), default=None)
+        self.rows = [row for row, total in zip(self.rows, totals, strict=True) if total == largest]
+
+    def _drop_repeated(self) -> None:
+        """Leave out rows with the counters of the row before: other ranks, or a bar that is redrawn."""
+        counters = [self.columns.index(column) for column in self.counting[:2] if isinstance(column, Column)]
+        step = self.counting.step
+        if not counters or (step is not None and self._is_end(step)):
+            return
+        kept = self.rows[:1]
+        for row in self.rows[1:]:
+            if any(row.numbers[index] != kept[-1].numbers[index] for index in counters):
+                kept.append(row)
+        self.rows = kept
+
+    def _find_counting(self) -> _Counting:
+        """Of several counters that agree the finer one is the step, and one of the whole training is better than a
+        place."""
+        epoch = next((column for column in self.columns if column.meaning is Meaning.EPOCH), None)
+        named = [column for column in self.columns if column.meaning is Meaning.STEP and self._grows(column)]
+        if named:
+            step = max(named, key=lambda column: (self._advance(column), not column.is_pair))
+            return _Counting(step, epoch or self._epoch_before(step), True)
+        places = [
+            column
+            for column in self.columns
+            if column.is_pair and (column.is_bar or not column.name or column.name in PARTS)
+            if column.meaning in (Meaning.UNKNOWN, Meaning.STEP) and self._is_place(column)
+        ]
+        if places:
+            step = places[0]
+            return _Counting(step, epoch or self._epoch_before(step), epoch is not None or step.is_bar)
+        if epoch is not None:
+            return _Counting(None, epoch, True)
+        bare = [column for column in self._leading() if self._grows(column) and self._has_stride(column)]
+        if bare:
+            return _Counting(bare[-1], self._epoch_before(bare[-1]), False)
+        return _Counting(None, None, False)
+
+    def _leading(self) -> list[Column]:
+        """The numbers without a name at the beginning."""
+        return list(takewhile(lambda column: not column.name and not column.is_pair, self.columns))[:2]
+
+    def _epoch_before(self, step: Column) -> Column | None:
+        """The whole number before a place, as in ``3 [150/1251]`` and ``[1, 150]``: it rises only where the place
+        begins again."""
+        index = self.columns.index(step)
+        column = self.columns[index - 1] if index else None
+        if column is None or column.is_pair or step.token - column.token > _NEAR_TOKENS or not self.is_whole(column):
+            return None
+        if column.meaning is not Meaning.UNKNOWN or (column.name and column.name not in PARTS):
+            return None
+        lines = pairwise(zip(self._known(column), self._known(step), strict=True))
+        if any(
+            later < epoch or (later > epoch and next_place > place) for (epoch, place), (later, next_place) in lines
+        ):
+            return None
+        return column
+
+    def _is_place(self, column: Column) -> bool:
+        if self._is_end(column):
+            return len(self.rows) > 1 and self.advancing_count() is not None
+        return self._grows(column)
+
+    def _is_end(self, column: Column) -> bool:
+        """Return whether each line is the end of an epoch: its place is its total."""
+        return column.is_pair and self.is_whole(column) and self.numbers(column) == self.numbers(column, 1)
+
+    def _grows(self, column: Column) -> bool:
+        """Return whether a column of whole numbers grows, or begins again now and then."""
+        if not self.is_whole(column):
+            return False
+        places = self._known(column)
+        if column.is_pair:
+            totals = self.numbers(column, 1)
+            if any(total is None or place > total for place, total in zip(places, totals, strict=True)):
+                return False
+        rises = sum(later > earlier for earlier, later in pairwise(places))
+        falls = sum(later < earlier for earlier, later in pairwise(places))
+        return rises > falls or (rises == falls > 0 and places[0] < places[-1])
+
+    def _advance(self, column: Column) -> float:
+        return sum(max(0, later - earlier) for earlier, later in pairwise(self._known(column)))
+
+    def _has_stride(self, column: Column) -> bool:
+        steps = {later - earlier for earlier, later in pairwise(self._known(column)) if later > earlier}
+        return len(steps) == 1
+
+
+def _is_counter(column: Column) -> bool:
+    return (column.is_pair and column.is_bar) or column.meaning in (Meaning.STEP, Meaning.EPOCH)
+
+
+def _counter(line: Line) -> Column | None:
+    """The column of a line that only counts; None if it is no whole number."""
+    column = next(filter(_is_counter, line.columns), None)
+    if column is None or not all(type(number) is int for number in numbers_of(line.tokens[column.token])):
+        return None
+    return column
+
+
+def _progress(line: Line, last: Row, row: Row) -> int:
+    """How much further the counter of a line that only counts is than in the row before."""
+    column = _counter(line)
+    if column is None:
+        return 0
+    index = line.columns.index(column)
+    before, now = last.numbers[index], row.numbers[index]
+    place, now_place = before[0], now[0]
+    if type(place) is not int or type(now_place) is not int:
+        return 0
+    return now_place - place if now_place >= place else now_place
+
+
+def _is_crowd(line: Line, last: Row, row: Row) -> bool:
+    """Return whether two lines of one epoch or step, with other numbers, are of several things: classes, layers."""
+    if row.numbers == last.numbers or any(column.is_pair and column.is_bar for column in line.columns):
+        return False
+    epoch = next((index for index, column in enumerate(line.columns) if column.meaning is Meaning.EPOCH), None)
+    if epoch is None:
+        return row.counts == last.counts
+    if row.numbers[epoch] != last.numbers[epoch]:
+        return False
+    changed = (
+        column
+        for column, number, earlier in zip(line.columns, row.numbers, last.numbers, strict=True)
+        if number != earlier and type(number[0]) is int
+    )
+    return any(column.meaning in (Meaning.UNKNOWN, Meaning.IGNORED) for column in changed)
+
+
+def _counters(evidence: Evidence, *, is_whole_epoch: bool) -> dict[Column, tuple[LearnedColumn, ...]]:
+    taken: dict[Column, tuple[LearnedColumn, ...]] = {}
+    step, epoch, _ = evidence.counting
+    if step is not None:
+        taken[step] = _counter_roles(step, "step")
+    if epoch is not None and is_whole_epoch:
+        taken[epoch] = _counter_roles(epoch, "epoch")
+    elif epoch is not None:
+        taken[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
+    if evidence.rank is not None:
+        column = next(column for column in evidence.columns if column.meaning is Meaning.RANK)
+        taken[column] = _counter_roles(column, "rank")
+    return taken
+
+
+def _counter_roles(column: Column, role: Role) -> tuple[LearnedColumn, ...]:
+    total: Mapping[Role, Role] = {"step": "step_total", "epoch": "epoch_total"}
+    counter = LearnedColumn(column.token, role)
+    return (counter, LearnedColumn(column.token, total[role])) if column.is_pair else (counter,)
+
+
+def _shape(
+    line: Line, candidate: Candidate, taken: Mapping[Column, tuple[LearnedColumn, ...]], evidence: Evidence
+) -> LearnedShape:
+    columns = tuple(role for column in line.columns for role in taken.get(column, ()))
+    step, epoch, _ = evidence.counting
+    is_held_out = step is not None and step.is_pair and step.part in HELD_OUT
+    restarts = step is not None and epoch is None and evidence.begins_again(step)
+    return LearnedShape(line.text, columns, candidate.since_line, is_held_out, restarts, evidence.rank)

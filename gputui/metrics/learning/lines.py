@@ -1,0 +1,362 @@
+"""Learn the shapes of a program's metric lines while it prints them, and read the lines of those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gputui.metrics.contract import LineFormat, Parsed, parse_values
+from gputui.metrics.learning.blocks import Blocks
+from gputui.metrics.learning.evidence import (
+    NEWEST,
+    Candidate,
+    Context,
+    is_counter,
+    is_promising,
+    learn,
+    learn_counter,
+    names_epoch,
+)
+from gputui.metrics.learning.remarks import remark
+from gputui.metrics.learning.shapes import Counters, LearnedShape, Position, ShapeReader
+from gputui.metrics.learning.tokens import Line, header_cells, leading_cells, read_line
+from gputui.metrics.learning.words import SIGNS, has_metric_piece
+from gputui.metrics.printed import CUT_OFF, printed_text
+
+MAX_SHAPES = 32
+MAX_CANDIDATES = 24
+MAX_COUNTERS = 12
+MAX_HEADERS = 4
+MAX_HEADER_CHARACTERS = 400
+MAX_REMARKS = 3
+# The characters without a new shape after which only lines that come again are looked at.
+LEARNING_CHARACTERS = 8_000_000
+_BEGINNING_CHARACTERS = 48
+_MAX_DULL = 2048
+# The newest steps whose names are not stored again: other ranks print them too, and bars are redrawn.
+_RECENT_STEPS = 2
+# A place this near to its total was the end of an epoch.
+_END_OF_EPOCH = 0.75
+
+_DIGITS = re.compile(r"\d+")
+_WORDS = re.compile(r"[A-Za-z#]+")
+_BACKSPACES = re.compile("\x08+")
+_BAR = re.compile(r"\d%\s?\|")
+_EPOCH = "epoch"
+
+
+class Running(Struct, frozen=True):
+    """Where the reading is: the ``newest`` step, the epoch of a header line and its total, what was stored of the
+    newest steps, the `Position` of each shape, a record that has begun, and headers of tables."""
+
+    lines: int = 0
+    characters: int = 0
+    newest: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    recent: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    positions: Mapping[int, tuple[int | None, ...]] = field(default_factory=dict)
+    block: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+
+
+class Learned(Struct, frozen=True):
+    """What was learned, where the reading is, and the lines that may become shapes yet."""
+
+    shapes: tuple[LearnedShape, ...] = ()
+    running: Running = Running()
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    counters: Mapping[str, Candidate] = field(default_factory=dict)
+
+    @property
+    def for_next_attempt(self) -> Learned:
+        """What the output of the next attempt is read with: it counts on the same scale, and may repeat steps."""
+        positions = {index: (None, None, None, *state[3:]) for index, state in self.running.positions.items()}
+        return Learned(self.shapes, Running(positions=positions))
+
+
+class LearnedLines(LineFormat):
+    """Metrics in the output of a program, by the shapes that were learned, and those that are learned meanwhile.
+
+    ``has_news``: a shape was learned whose earlier lines were passed over, so that the output should be read again
+    from its beginning with `restarted`.
+    """
+
+    breaks_at_return = True
+
+    def __init__(self, learned: Learned = Learned(), *, learns: bool = True) -> None:  # noqa: B008
+        self.has_news = False
+        self._learns = learns
+        running = learned.running
+        self._readers: list[ShapeReader] = []
+        self._positions: list[Position] = []
+        for index, shape in enumerate(learned.shapes):
+            self._readers.append(ShapeReader(shape))
+            self._positions.append(Position(running.positions.get(index, ())))
+        self._candidates = dict(learned.candidates)
+        self._counters = dict(learned.counters)
+        self._blocks = Blocks(running.block)
+        self._headers = list(running.headers)
+        self._lines, self._characters = running.lines, running.characters
+        self._newest, self._epoch, self._epochs = running.newest, running.epoch, running.epochs
+        self._recent = {step: set(names) for step, names in running.recent}
+        # Lines without metrics, by what stays if their digits go.
+        self._dull: dict[str, None] = {}
+        self._learned: Learned | None = learned
+        self._note_shapes()
+
+    @property
+    def learned(self) -> Learned:  # type: ignore[override]
+        if self._learned is None:
+            running = Running(
+                self._lines,
+                self._characters,
+                self._newest,
+                self._epoch,
+                self._epochs,
+                tuple((step, tuple(sorted(names))) for step, names in self._recent.items()),
+                {index: position.state for index, position in enumerate(self._positions)},
+                self._blocks.state,
+                tuple(self._headers),
+            )
+            self._learned = Learned(self._shapes, running, dict(self._candidates), dict(self._counters))
+        return self._learned
+
+    @property
+    def restarted(self) -> Learned:
+        """What to read the output with again from its beginning."""
+        return Learned(self._shapes)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Lines that look like metrics and are not stored, with the key of the profile that would."""
+        often = [candidate for candidate in self._candidates.values() if candidate.lines > 1]
+        often.sort(key=lambda candidate: -candidate.lines)
+        return [remark(candidate) for candidate in often[:MAX_REMARKS]]
+
+    def parse(self, line: bytes) -> Parsed:
+        self._learned = None
+        self._lines += 1
+        text = self._blocks.add(_text(line))
+        if text is None:
+            return None
+        for index, reader in enumerate(self._readers):
+            match = reader.match(text)
+            if match is not None:
+                return self._record(index, match)
+        if self._learns and len(self._readers) < MAX_SHAPES:
+            self._learn(text)
+        return None
+
+    def parse_unterminated(self, line: bytes) -> Parsed:
+        """A number at the end of the output may lack digits, so one is valid only if text follows."""
+        text = _text(line)
+        for reader in self._readers:
+            match = reader.match(text)
+            if match is not None:
+                return self.parse(line) if reader.last_end(match) < len(text.rstrip()) else CUT_OFF
+        return None
+
+    def conclude(self) -> None:
+        """Learn what a run shows that printed few lines and has ended."""
+        if not self._learns:
+            return
+        for key, candidate in list(self._candidates.items()):
+            line = read_line(candidate.text, candidate.header)
+            if line is not None and len(candidate.rows) > 1:
+                self._judge(key, line, candidate, is_over=True)
+
+    @property
+    def _shapes(self) -> tuple[LearnedShape, ...]:
+        return tuple(reader.shape for reader in self._readers)
+
+    # --- lines of learned shapes ---
+
+    def _record(self, index: int, match: re.Match[str]) -> Parsed:
+        reader = self._readers[index]
+        shape = reader.shape
+        counters = reader.counters(match)
+        if counters is None or (shape.rank is not None and counters.rank != shape.rank):
+            return None
+        step = self._step(index, counters)
+        if shape.is_source or step is None:
+            return None
+        values = reader.values(match)
+        stored = self._recent.setdefault(step, set())
+        values = {name: value for name, value in values.items() if name == _EPOCH or name not in stored}
+        if not values.keys() - {_EPOCH}:
+            return None
+        stored.update(values)
+        while len(self._recent) > _RECENT_STEPS:
+            del self._recent[next(iter(self._recent))]
+        epoch = self._epoch if counters.epoch is None else counters.epoch
+        named: dict[str, int | float] = {"step": step}
+        if epoch is not None:
+            named[_EPOCH] = epoch
+        total = self._total_steps(index, counters)
+        if total is not None:
+            named["total_steps"] = total
+        return parse_values({**named, **values})
+
+    def _step(self, index: int, counters: Counters) -> int | None:
+        """The step of a line, and what its counters say of the lines behind it."""
+        shape = self._readers[index].shape
+        if shape.is_held_out:
+            return self._newest if counters.step == counters.step_total else None
+        if counters.step is not None:
+            step = self._place(index, counters)
+            if step is not None and not (shape.is_source and self._has_steps):
+                self._newest = step
+            return step
+        if counters.epoch is None:
+            return self._newest if self._has_steps or self._has_step_source else self._epoch
+        if shape.is_source:
+            self._epoch, self._epochs = counters.epoch, counters.epoch_total
+            return None
+        if self._has_steps or self._has_step_source:
+            return self._newest or 0
+        return counters.epoch
+
+    def _place(self, index: int, counters: Counters) -> int | None:
+        shape, position = self._readers[index].shape, self._positions[index]
+        place, total = counters.step, counters.step_total
+        assert place is not None
+        is_nameless = counters.epoch is None and self._epoch is None and not shape.restarts
+        was_at_end = total is not None and (position.place or 0) >= _END_OF_EPOCH * total
+        if is_nameless and was_at_end and position.has_restarted(place, total):
+            self._readers[index] = ShapeReader(replace(shape, restarts=True))
+            self.has_news = True
+        return position.step(counters, self._epoch, restarts=shape.restarts)
+
+    def _total_steps(self, index: int, counters: Counters) -> int | None:
+        shape = self._readers[index].shape
+        if shape.is_held_out:
+            return None
+        epochs = self._epochs if counters.epoch is None else counters.epoch_total
+        if counters.step is None:
+            return None if self._has_steps or self._has_step_source else epochs
+        if counters.epoch is None and self._epoch is None and not shape.restarts:
+            return counters.step_total
+        length = self._positions[index].epoch_length
+        return None if epochs is None or not length else epochs * length
+
+    # --- other lines ---
+
+    def _learn(self, text: str) -> None:
+        words = {word.lower() for word in _WORDS.findall(text)}
+        has_sign = not words.isdisjoint(SIGNS) or has_metric_piece(text.lower()) or _BAR.search(text) is not None
+        if words and not has_sign:
+            return
+        dull = _DIGITS.sub("0", text)
+        if dull in self._dull:
+            return
+        if self._characters > LEARNING_CHARACTERS:
+            dull = dull[:_BEGINNING_CHARACTERS]
+            if dull not in self._dull:
+                self._note_dull(dull)
+                return
+        self._characters += len(text)
+        line = self._read(text)
+        if line is None:
+            self._note_dull(dull)
+            return
+        key = f"{crc32(line.shape.encode()):08x}"
+        if is_promising(line):
+            self._add(self._candidates, MAX_CANDIDATES, key, line)
+            self._judge(key, line, self._candidates[key])
+        elif is_counter(line):
+            self._add(self._counters, MAX_COUNTERS, key, line)
+            if names_epoch(line) and self._lacks_epoch:
+                self._confirm_counter(key)
+        else:
+            self._note_dull(dull)
+
+    def _read(self, text: str) -> Line | None:
+        """A line that is no header of a table; with its header, if it is a row of one."""
+        line = read_line(text)
+        if line is None:
+            self._note_header(text)
+            return None
+        cells = leading_cells(line.tokens)
+        if cells > 1:
+            for header in reversed(self._headers):
+                for names in header_cells(header):
+                    if len(names) == cells:
+                        return read_line(text, names)
+        return line
+
+    def _note_header(self, text: str) -> None:
+        words = {word.lower() for word in _WORDS.findall(text)}
+        header = text.strip()
+        if words.isdisjoint(SIGNS) or len(header) > MAX_HEADER_CHARACTERS or not header_cells(header):
+            return
+        if header in self._headers:
+            self._headers.remove(header)
+        self._headers = [*self._headers, header][-MAX_HEADERS:]
+
+    def _add(self, candidates: dict[str, Candidate], most: int, key: str, line: Line) -> None:
+        """Count a line of a candidate, and forget the one that came least lately."""
+        counts = {key: counter.counted for key, counter in self._counters.items()}
+        if self._newest is not None:
+            counts[NEWEST] = self._newest
+        if self._epoch is not None:
+            counts[_EPOCH] = self._epoch
+        candidate = candidates.pop(key, None) or Candidate(line.text, line.header, self._lines)
+        candidates[key] = candidate.with_line(line, counts)
+        if len(candidates) > most:
+            del candidates[next(iter(candidates))]
+
+    def _judge(self, key: str, line: Line, candidate: Candidate, *, is_over: bool = False) -> None:
+        lesson = learn(line, candidate, Context(self._has_metrics, self._has_steps, is_over))
+        if lesson is None:
+            return
+        del self._candidates[key]
+        if lesson.source is not None and lesson.source in self._counters:
+            self._confirm_counter(lesson.source)
+        self._confirm(lesson.shape)
+        if self._lacks_epoch:
+            for counter_key, counter in list(self._counters.items()):
+                counter_line = read_line(counter.text)
+                if counter_line is not None and names_epoch(counter_line):
+                    self._confirm_counter(counter_key)
+
+    def _confirm_counter(self, key: str) -> None:
+        candidate = self._counters.pop(key)
+        line = read_line(candidate.text)
+        shape = None if line is None else learn_counter(line, candidate)
+        if shape is not None:
+            self._confirm(shape)
+
+    def _confirm(self, shape: LearnedShape) -> None:
+        if len(self._readers) >= MAX_SHAPES:
+            return
+        self._readers.append(ShapeReader(shape))
+        self._positions.append(Position())
+        self._characters = 0
+        self.has_news = True
+        self._note_shapes()
+
+    def _note_shapes(self) -> None:
+        """What the shapes together mean for a line without a step."""
+        with_step = [shape for shape in self._shapes if shape.has("step") and not shape.is_held_out]
+        self._has_metrics = any(not shape.is_source for shape in self._shapes)
+        self._has_steps = any(not shape.is_source for shape in with_step)
+        self._has_step_source = any(shape.is_source for shape in with_step)
+        # Places without an epoch, and lines without a counter, take that of a header.
+        self._lacks_epoch = any(
+            not shape.is_source and not shape.has("epoch") and not shape.is_held_out for shape in self._shapes
+        )
+
+    def _note_dull(self, dull: str) -> None:
+        self._dull[dull] = None
+        if len(self._dull) > _MAX_DULL:
+            del self._dull[next(iter(self._dull))]
+
+
+def _text(line: bytes) -> str:
+    text = printed_text(line)
+    return _BACKSPACES.sub("", text) if "\x08" in text else text

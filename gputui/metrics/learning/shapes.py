@@ -1,0 +1,195 @@
+"""A learned shape: one regular expression for its lines, and what its numbers are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from gputui.metrics.epochs import EpochCount
+from gputui.metrics.learning.tokens import PAIR_SEPARATOR, PATTERNS, Token, read_number, tokenize
+
+Role = Literal["step", "step_total", "epoch", "epoch_total", "rank", "value", "value_total", "epoch_value"]
+
+_WHOLE = r"\d[\d,]*"
+_WHOLE_GROUP = f"({_WHOLE})"
+_NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)[kKMBGT]?(?:\s?%)?"
+_NUMBER_LIKE = frozenset({"number", "comma", "tensor", "pair", "quantity", "id"})
+
+
+class LearnedColumn(Struct, frozen=True):
+    """A number of a shape, that of a token of its example. ``epoch_value`` is a fraction of epochs; ``value_total``
+    the number that the value before it is divided by."""
+
+    token: int
+    role: Role
+    name: str = ""
+
+
+class LearnedShape(Struct, frozen=True):
+    """Lines of the form of ``example``.
+
+    ``is_held_out``: its places are those of a validation, of which the last line counts. ``restarts``: its places
+    begin again though it names no epoch. ``rank`` is the one whose lines count.
+    """
+
+    example: str
+    columns: tuple[LearnedColumn, ...]
+    since_line: int
+    is_held_out: bool = False
+    restarts: bool = False
+    rank: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its metrics."""
+        return tuple(column.name for column in self.columns if column.role in ("value", "epoch_value"))
+
+    @property
+    def is_source(self) -> bool:
+        """Whether its lines only count, so that they give lines without a step theirs."""
+        return not any(column.role == "value" for column in self.columns)
+
+    def has(self, role: Role) -> bool:
+        """Return whether one of its numbers is this."""
+        return any(column.role == role for column in self.columns)
+
+
+class Counters(NamedTuple):
+    """What a line counts; None what it does not name."""
+
+    step: int | None
+    step_total: int | None
+    epoch: int | None
+    epoch_total: int | None
+    rank: int | None
+
+
+class ShapeReader:
+    """Reads the lines of a shape."""
+
+    def __init__(self, shape: LearnedShape) -> None:
+        self.shape = shape
+        self.match = re.compile(_expression(shape)).fullmatch
+        self._counters = {column.role: index for index, column in enumerate(shape.columns, 1) if column.name == ""}
+        self._values = [
+            (index, column.name, index < len(shape.columns) and shape.columns[index].role == "value_total")
+            for index, column in enumerate(shape.columns, 1)
+            if column.role in ("value", "epoch_value")
+        ]
+
+    def counters(self, match: re.Match[str]) -> Counters | None:
+        """The counters of a line; None if one of them is no whole number."""
+        numbers: list[int | None] = []
+        for role in ("step", "step_total", "epoch", "epoch_total", "rank"):
+            index = self._counters.get(role)
+            number = None if index is None else whole(match[index])
+            if index is not None and number is None:
+                return None
+            numbers.append(number)
+        return Counters(*numbers)
+
+    def values(self, match: re.Match[str]) -> dict[str, int | float]:
+        """The metrics of a line."""
+        values = {}
+        for index, name, is_share in self._values:
+            number = read_number(match[index])
+            total = read_number(match[index + 1]) if is_share else 1
+            if number is not None and total:
+                values[name] = number / total if is_share else number
+        return values
+
+    def last_end(self, match: re.Match[str]) -> int:
+        """The end of the last number of a line that counts."""
+        return match.end(len(self.shape.columns))
+
+
+class Position:
+    """Where a shape's lines are in the training: one growing step of its places, epochs, or both.
+
+    Places that begin again, in lines that name no epoch, are those of the next epoch; a header line may have named
+    it. Smaller totals than before are those of something within the epoch, as a validation's bar of the same form.
+    """
+
+    def __init__(self, state: Sequence[int | None] = ()) -> None:
+        self._epoch, self._place, self._total, *count = state or (None, None, None)
+        self._count = EpochCount.of_state(count) if count else EpochCount()
+
+    @property
+    def state(self) -> tuple[int | None, ...]:
+        return (self._epoch, self._place, self._total, *self._count.state)
+
+    @property
+    def place(self) -> int | None:
+        """The newest place."""
+        return self._place
+
+    @property
+    def epoch_length(self) -> int | None:
+        """The steps of an epoch, once they are known."""
+        learned = self._count.learned
+        return learned[1] if learned is not None and len(learned) > 1 else None
+
+    def has_restarted(self, place: int, total: int | None) -> bool:
+        """Return whether a place begins again."""
+        is_nested = total is not None and self._total is not None and total < self._total
+        return self._place is not None and place < self._place and not is_nested
+
+    def step(self, counters: Counters, header_epoch: int | None, *, restarts: bool) -> int | None:
+        """The step of a line with a place; None if it is that of something else."""
+        place, total, epoch = counters.step, counters.step_total, counters.epoch
+        assert place is not None
+        if epoch is None:
+            if total is not None and self._total is not None and total < self._total:
+                return None
+            if header_epoch is not None or restarts:
+                begins_again = self.has_restarted(place, total) and total == self._total
+                earlier = -1 if self._epoch is None else self._epoch + begins_again
+                epoch = max(header_epoch or 0, earlier)
+            self._total, self._epoch = total, epoch
+        self._place = place
+        if epoch is None:
+            return place
+        return self._count.step(epoch, place, total)
+
+
+def whole(text: str) -> int | None:
+    """A whole number, with its thousands apart or not."""
+    try:
+        return int(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _expression(shape: LearnedShape) -> str:
+    """The expression that matches the lines of a shape, with a group for each of its columns, in their order."""
+    pieces: list[str] = []
+    before: Token | None = None
+    for index, token in enumerate(tokenize(shape.example)):
+        pieces.append(r"\s*" if before is None else _gap(before, token))
+        pieces.append(_piece(token, [column for column in shape.columns if column.token == index]))
+        before = token
+    return "".join(pieces) + r"\s*"
+
+
+def _gap(before: Token, token: Token) -> str:
+    is_between_numbers = before.kind in _NUMBER_LIKE and token.kind in _NUMBER_LIKE
+    is_between_words = before.kind == token.kind == "word" and token.gap
+    return r"\s+" if (is_between_numbers and token.gap) or is_between_words else r"\s*"
+
+
+def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
+    if token.kind in ("word", "mark"):
+        return re.escape(token.text)
+    if token.kind == "pair":
+        first, second = [_WHOLE_GROUP, _WHOLE_GROUP] if columns else [_WHOLE, _WHOLE]
+        return first + PAIR_SEPARATOR + second
+    if token.kind == "tensor":
+        return f"({PATTERNS['tensor']})" if columns else f"(?:{PATTERNS['tensor']})"
+    if token.kind not in ("number", "comma"):
+        return f"(?:{PATTERNS[token.kind]})"
+    if columns and columns[0].role not in ("value", "epoch_value"):
+        return _WHOLE_GROUP
+    return f"({_NUMBER})" if columns else f"(?:{_NUMBER})"

@@ -1,0 +1,125 @@
+"""The words of printed lines: what a name says about its number, and the normal form of a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum, auto
+from functools import lru_cache
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+class Meaning(Enum):
+    """What a name says about the number behind it."""
+
+    EPOCH = auto()
+    STEP = auto()
+    RANK = auto()
+    METRIC = auto()
+    SETTING = auto()  # stored beside metrics, but no sign of them: a configuration has it too
+    IGNORED = auto()  # a time, a rate, a memory, a size, the best of several
+    UNKNOWN = auto()
+
+
+EPOCHS = frozenset({"epoch", "epochs", "ep", "e"})
+STEPS = _words(
+    "step steps iter iters iteration iterations it itr i # global_step global_steps globalstep num_updates update "
+    "updates batch batches minibatch batch_idx timestep timesteps total_timesteps num_steps train_step train_steps "
+    "trained_steps optimizer_step round rounds boosting_round n_iter env_steps frames"
+)
+RANKS = frozenset({"rank", "default", "gpu", "worker", "local_rank", "global_rank", "process", "device"})
+
+PARTS = {
+    "train": "train", "training": "train", "trn": "train",
+    "val": "val", "valid": "val", "validation": "val", "validating": "val", "dev": "val",
+    "eval": "eval", "evaluation": "eval", "evaluating": "eval", "evaluate": "eval",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+"""The words for a part of the data, and the one that stands for it before a name."""
+HELD_OUT = frozenset({"val", "eval", "test"})
+
+_METRICS = _words(
+    "acc ppl error err mse mae rmse mape rmsle auc auroc auprc aucpr ap map miou iou f f1 precision prec recall dice "
+    "bleu rouge meteor cer wer ter reward rewards rew return returns score kl elbo nll bpb bpc bpd psnr ssim lpips fid "
+    "inception ce bce top r2 l1 l2 mfu gnorm norm cost objective obj ndcg mrr hits spearman pearson mcc kappa "
+    "sensitivity specificity likelihood logp elo winrate win_rate success l td q value_loss bits nats cider energy "
+    "gini deviance residual uas las tok_acc em exact_match mlm nsp"
+)
+_METRIC_PIECE = re.compile(r"loss|accura|perplex|entropy|reward|rmse|return_mean|likelihood|divergence")
+_SETTINGS = _words("lr lrs learning_rate wd weight_decay momentum mom beta1 beta2 eps alpha scale dropout")
+_TIMES = _words(
+    "time times eta elapsed sec secs second seconds ms duration dur hours minutes took remaining wall clock latency "
+    "fps ips wps ups wpb bsz tps sps it/s speed throughput ms/batch s/it runtime"
+)
+_IGNORED = _TIMES | _words(
+    "best min max mem memory vram ram gb mb gib mib temp temperature power util size data batch forward backward fwd "
+    "bwd total seed line port pid version patience num count counter world params parameters tokens samples images "
+    "instances examples workers threads id index counts bytes percent progress cpu gpu wait overhead io load prep "
+    "counter steps epochs skipped left used free"
+)
+_LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
+_CONNECTORS = frozenset({"is", "was", "of", "are"})
+# After such a word stands a number of something else: "improved from 0.5 to 0.4".
+_PREPOSITIONS = _words("from to at in by for after on than since per with until as and or")
+
+
+SIGNS = _METRICS | STEPS | EPOCHS | PARTS.keys() | {"L", "l", "bar"}
+"""Words without one of which, and without a bar, no line is looked at."""
+
+
+def has_metric_piece(text: str) -> bool:
+    """Return whether a part of some word in lower case is that of a metric's name."""
+    return _METRIC_PIECE.search(text) is not None
+
+
+@lru_cache(1024)
+def meaning(name: str) -> Meaning:
+    """The meaning of a name in its normal form."""
+    if not name:
+        return Meaning.UNKNOWN
+    pieces = [piece for piece in re.split(r"[^\w@#]+|_|@", name) if piece]
+    last = pieces[-1] if pieces else name
+    tail = name.rsplit("/", 1)[-1]
+    ends = {name, tail, "_".join(pieces[-2:]), tail.rsplit("_", 1)[-1] if " " not in tail else last}
+    bare = {piece.rstrip("0123456789") for piece in pieces}
+    if "best" in pieces or not _TIMES.isdisjoint({name, last, tail}):
+        return Meaning.IGNORED
+    if not EPOCHS.isdisjoint({tail, last}) and len(pieces) <= 3:
+        return Meaning.EPOCH
+    if not STEPS.isdisjoint({name, tail, "_".join(pieces[-2:]), last}) and len(pieces) <= 3:
+        return Meaning.STEP
+    if tail in RANKS:
+        return Meaning.RANK
+    if not _SETTINGS.isdisjoint(ends):
+        return Meaning.SETTING
+    if name == "L" or _METRIC_PIECE.search(name) or not _METRICS.isdisjoint(bare | set(pieces) | ends):
+        return Meaning.METRIC
+    if not _IGNORED.isdisjoint(pieces):
+        return Meaning.IGNORED
+    return Meaning.UNKNOWN
+
+
+def normal_name(printed: Sequence[str]) -> str:
+    """The name that the words before a number make: lower case, joined by ``_``, and a word of its own for a part of
+    the data before it: ``val/loss`` of "Validation loss". "" if they end in no name."""
+    words = [word if len(word) == 1 else word.lower() for word in printed]
+    while words and words[-1] in _CONNECTORS:
+        words.pop()
+    if not words or words[-1] in _PREPOSITIONS:
+        return ""
+    while len(words) > 1 and words[0] in _LEADING:
+        words.pop(0)
+    if len(words) > 1 and words[0] in PARTS:
+        part = PARTS[words.pop(0)]
+        while len(words) > 1 and words[0] in _LEADING:
+            words.pop(0)
+        return f"{part}/{'_'.join(words)}"
+    return "_".join(words)
+
+
+def has_part(name: str) -> bool:
+    """Return whether a name itself says of which part of the data it is."""
+    return any(piece.rstrip("0123456789") in PARTS for piece in re.split(r"[\W_]+", name))
