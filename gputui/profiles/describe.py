@@ -54,7 +54,7 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
     if not shown.get("CUDA_VISIBLE_DEVICES", "?"):
         shown["CUDA_VISIBLE_DEVICES"] = f"<the {count_of(count, 'GPU')} it gets>" if count else "<no GPU>"
     lines = [
-        f"profile      {spec.profile_path or spec.name}",
+        f"typed        {shlex.join(spec.typed)}" if spec.typed else f"profile      {spec.profile_path or spec.name}",
         f"command      {shlex.join(launch.argv)}",
         f"in           {launch.cwd}",
         f"GPUs         {_gpus(spec, situation)}{spec.gpus.origin_words}",

@@ -39,8 +39,7 @@ def check_interpreter(
             spec.python, environment_of(spec, environ), spec.workdir, module, deadline_seconds, needed
         )
     except ProbeError as error:
-        remedy = "set python: in the profile to the training environment's interpreter"
-        return [CheckResult("interpreter", "fail", f"{spec.python} {error}", remedy)]
+        return [CheckResult("interpreter", "fail", f"{spec.python} {error}", other_interpreter(spec))]
     results = [chosen_interpreter(spec, f"Python {answer.python} at ")]
     results.append(_torch(spec, answer, simulated_gpus))
     results += _launcher(spec, answer)
@@ -52,9 +51,16 @@ def check_interpreter(
 
 def chosen_interpreter(spec: RunSpec, version: str = "") -> CheckResult:
     """The interpreter that was taken, and why; a warning where nobody chose it."""
-    remedy = "activate the training's environment, or set python: in the profile"
+    remedy = f"activate the training's environment, or {other_interpreter(spec)}"
     detail = f"{version}{spec.python_words or spec.python}"
     return graded("interpreter", detail, remedy, warns=spec.python_origin == "gputui")
+
+
+def other_interpreter(spec: RunSpec) -> str:
+    """The remedy for an interpreter that is not the training's."""
+    if spec.typed:
+        return "name the training environment's python in the command"
+    return "set python: in the profile to the training environment's interpreter"
 
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
@@ -69,7 +75,7 @@ def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> Ch
         return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
     if answer.torch is None:
         package = "'gputui[train]'" if spec.python == sys.executable else "torch"
-        remedy = f"install it there ({spec.python} -m pip install {package}), or set python: to one that has it"
+        remedy = f"install it there ({spec.python} -m pip install {package}), or {other_interpreter(spec)}"
         return CheckResult("torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs", remedy)
     build = f"torch {answer.torch} " + (f"built for CUDA {answer.cuda}" if answer.cuda else "without CUDA")
     if spec.gpus.count and simulated_gpus:

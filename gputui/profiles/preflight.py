@@ -17,7 +17,7 @@ from gputui.core.redaction import redact_params
 from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import nearest, nearest_file
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
-from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter
+from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter, other_interpreter
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
@@ -112,7 +112,7 @@ def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
         path = spec.env.get("PATH") or environ.get("PATH")
         found = shutil.which(str(Path(base) / first) if "/" in first else first, path=path)
         if found is None:
-            remedy = "install it, or give its path in command:"
+            remedy = "install it, or give its path"
             return CheckResult("program", "fail", f"no program {first} that can be run", remedy)
         return CheckResult("program", "pass", found)
     if first == "-m":
@@ -136,8 +136,7 @@ def _interpreter(spec: RunSpec) -> CheckResult:
     if "/" in spec.python and shutil.which(spec.python) is not None:
         return chosen_interpreter(spec)
     state = "is not a program that can be run" if Path(spec.python).exists() else "does not exist"
-    remedy = "set python: in the profile to the training environment's interpreter"
-    return CheckResult("interpreter", "fail", f"{spec.python} {state}", remedy)
+    return CheckResult("interpreter", "fail", f"{spec.python} {state}", other_interpreter(spec))
 
 
 def _workdir(spec: RunSpec) -> CheckResult:

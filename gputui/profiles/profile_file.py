@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,14 +34,24 @@ class ProfileNotFoundError(LookupError):
 
 
 class Profile(Struct, frozen=True):
-    """A valid profile. ``path`` is the file as it was named; ``folder`` holds the real file, behind
-    symbolic links: its relative paths start there."""
+    """A valid profile. ``path`` is the file as it was named, None for the profile of a command that
+    was ``typed``; ``folder`` holds the real file, behind symbolic links, or is where the command was
+    typed: relative paths start there."""
 
     name: str
-    path: Path
+    path: Path | None
     folder: Path
     form: ProfileForm
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
+    typed: tuple[str, ...] = ()
+
+    @classmethod
+    def of_form(
+        cls, form: ProfileForm, name: str, path: Path | None, folder: Path, typed: Sequence[str] = ()
+    ) -> Profile:
+        """The profile of a valid form."""
+        parameters = {key: parameter.parameter(key) for key, parameter in form.params.items()}
+        return cls(name, path, folder, form, parameters, tuple(typed))
 
     @property
     def description(self) -> str:
@@ -92,8 +102,7 @@ def read_profile(text: str, path: Path) -> Profile:
     problems = given_twice(path, document) + [problem_at(path, document, place, **what) for place, what in found]
     if problems or form is None:
         raise ProfileError(problems)
-    parameters = {name: parameter.parameter(name) for name, parameter in form.params.items()}
-    return Profile(form.name or _run_name(path), path, path.resolve().parent, form, parameters)
+    return Profile.of_form(form, form.name or _run_name(path), path, path.resolve().parent)
 
 
 def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:

@@ -75,6 +75,8 @@ def resolve(
         if gpus_override is not None:
             source = "--gpus"
             selection = parse_selection(gpus_override)
+        elif profile.path is None and inventory is not None and not inventory:
+            selection = Selection(count=0)  # a command asks for no GPU by itself
         elif target is None and heeds_shell_gpus and (shell := _shell_gpus(form, env)) is not None:
             source = SHELL_GPUS
             selection = shell_selection(shell)
@@ -97,7 +99,8 @@ def resolve(
         workdir=workdir,
         python=None if python is None else python.path,
         python_origin=None if python is None or target is not None else python.origin,
-        profile_path=str(profile.folder / profile.path.resolve().name),
+        profile_path=None if profile.path is None else str(profile.folder / profile.path.resolve().name),
+        typed=profile.typed,
         nproc=_processes(form, gpus, is_overridden=source != "gpus"),
         gpus=gpus,
         visible=form.visible,
@@ -141,6 +144,10 @@ def _parameters(profile: Profile, overrides: Mapping[str, Scalar]) -> tuple[tupl
 
 def _unknown(profile: Profile, name: str, given: Scalar) -> str:
     """The message for an unknown parameter, with the lines that would add it to the profile."""
+    if profile.path is None:
+        return (
+            f"{unknown_parameter(name, profile.parameters)}; only typed options can be set, so type it in the command"
+        )
     from gputui.profiles.init.draft import script_option
     from gputui.profiles.init.typed_command import TypedCommand
 
@@ -233,6 +240,7 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
     form, folder = profile.form, profile.folder
     if form.python is None:
         return shell_interpreter(environ, is_own_program=_is_own_program(profile))
+    origin: PythonOrigin = "command" if profile.path is None else "profile"
     path = _home(form.python, environ)
     if "/" not in path:
         path = shutil.which(path, path=environ.get("PATH")) or path
@@ -240,7 +248,7 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
         bases = [str(folder)] if workdir.startswith(RUN_DIR) else [workdir, str(folder)]
         candidates = [os.path.normpath(Path(base) / path) for base in bases]
         path = next((candidate for candidate in candidates if Path(candidate).exists()), candidates[0])
-    return ChosenPython(path, "profile")
+    return ChosenPython(path, origin)
 
 
 def shell_interpreter(environ: Mapping[str, str], *, is_own_program: bool = False) -> ChosenPython:

@@ -19,6 +19,7 @@ def secrets_of(spec: RunSpec) -> set[str]:
     and placeholders may put them under harmless names."""
     argvs = [
         tuple(spec.sinks.values()),
+        spec.typed,
         # The bracket of an optional piece is no part of the option's name.
         tuple(word.removeprefix("[") for word in (*spec.program, *(spec.args or ()))),
         () if spec.checkpoints is None else spec.checkpoints.resume,
@@ -42,6 +43,7 @@ def redact_spec(spec: RunSpec) -> RunSpec:
     return replace(
         spec,
         program=own.argv(spec.program),
+        typed=own.argv(spec.typed),
         args=None if spec.args is None else own.argv(spec.args),
         params=redact_params(spec.params),
         shell=None,

@@ -82,10 +82,11 @@ class CheckpointSpec(Struct, frozen=True):
     resume: tuple[str, ...] = ()
 
 
-PythonOrigin = Literal["profile", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "trainer", "gputui"]
+PythonOrigin = Literal["profile", "command", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "trainer", "gputui"]
 
 PYTHON_ORIGINS: Mapping[PythonOrigin, str] = {
     "profile": "which the profile names",
+    "command": "which the command names",
     "VIRTUAL_ENV": "of the active virtual environment (VIRTUAL_ENV)",
     "CONDA_PREFIX": "of the active conda environment (CONDA_PREFIX)",
     "PATH": "the first python on PATH",
@@ -118,7 +119,9 @@ class RunSpec(Struct, frozen=True):
     python: str | None = None
     # None on a target, and where the command names its own program.
     python_origin: PythonOrigin | None = None
+    # None for a run of a command; ``typed`` are its words then, and ``workdir`` where they were typed.
     profile_path: str | None = None
+    typed: tuple[str, ...] = ()
     nproc: int = 1
     gpus: GpuRequest = msgspec.field(default_factory=GpuRequest)
     visible: Literal["uuid", "index"] = "uuid"

@@ -97,15 +97,16 @@ def _run_words(workspace: Workspace, study_id: str, spec: StudySpec) -> list[str
     or another one here, its target, and the GPUs of a trial where they differ from the profile's."""
     on = [] if spec.target is None else ["--on", str(spec.target["name"])]
     try:
-        profile = load(Path(read_spec(workspace.studies / study_id / SPEC_FILE).profile_path or ""))
+        path = Path(read_spec(workspace.studies / study_id / SPEC_FILE).profile_path or "")
+        profile = load(path)
     except (SpecError, ProfileError):
         return [spec.profile, *on]
     try:
-        is_found = find(spec.profile, workspace, Path.cwd()).resolve() == profile.path.resolve()
+        is_found = find(spec.profile, workspace, Path.cwd()).resolve() == path.resolve()
     except ProfileNotFoundError:
         is_found = False
     gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
-    return [spec.profile if is_found else str(profile.path), *on, *gpus]
+    return [spec.profile if is_found else str(path), *on, *gpus]
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------

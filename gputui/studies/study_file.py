@@ -388,7 +388,7 @@ def grid_source(
         raise ParameterError(problems)
     data = {
         "name": f"{profile.name}-grid",
-        "profile": str(profile.path.resolve()),
+        **({"command": list(profile.typed)} if profile.path is None else {"profile": str(profile.path.resolve())}),
         "space": space,
         **({"params": params} if params else {}),
         "sampler": "grid",

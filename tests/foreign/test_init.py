@@ -46,8 +46,9 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
     ),
     "make": (
         "stages", ("make", "train", "EPOCHS=3", "PYTHON=python"), None,
-        {"launcher": "command", "params": {"EPOCHS": 3, "BATCH": 32}, "roles": {"batch_size": "BATCH"},
-         "metrics": ["output"], "checkpoints": ("{run_dir}/out", "**/snapshot.pt", [])},
+        {"launcher": "command", "params": {"EPOCHS": 3, "PYTHON": "python", "BATCH": 32},
+         "roles": {"batch_size": "BATCH"}, "metrics": ["output"],
+         "checkpoints": ("{run_dir}/out", "**/snapshot.pt", [])},
     ),
     "shell": (
         "stages", ("bash", "two.sh", "out", "32"), None,
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
     "positional": (
         "stages", ("torchrun", "--nproc-per-node=2", "multigpu.py", "50", "10"), None,
         {"launcher": "torchrun", "params": {"total_epochs": 50, "save_every": 10, "batch_size": 32},
-         "metrics": ["output"], "checkpoints": ("{run_dir}/out", "snapshot.pt", [])},
+         "metrics": ["output"], "checkpoints": ("{run_dir}", "snapshot.pt", [])},
     ),
     "hf itself": (
         "hf_real", ("train.py",), None,
@@ -142,8 +143,10 @@ def test_words_keep_their_quotes(tmp_path: Path) -> None:
     form = drafted(tmp_path, "python", "-u", "a.py", "--note", "it's a {b}", "--lr", "1e-3", "--seed", "-1", "-v")[
         1
     ].form
-    assert form.args == ["--note", "it's a {b}", "--lr", "{lr}", "--seed", "{seed}", "-v"]
-    assert {name: one.default for name, one in form.params.items()} == {"lr": 1e-3, "seed": -1}
+    assert form.args == ["--note", "{note}", "--lr", "{lr}", "--seed", "{seed}", "[-v", "{v}]"]
+    assert {name: one.default for name, one in form.params.items()} == {
+        "note": "it's a {b}", "lr": 1e-3, "seed": -1, "v": True,
+    }  # fmt: skip
 
 
 OPTIONS = """
@@ -162,7 +165,7 @@ p.add_argument("--loaders", dest="workers")
     ("typed", "args"),
     [
         ("-b 8", "-b {batch_size} -j {workers}"),
-        ("-b8 -j0 data", "-b {batch_size} -j {workers} data"),
+        ("-b8 -j0 data", "-b{batch_size} -j{workers} data"),
         ("--batch=8", "--batch={batch_size} -j {workers}"),
         ("--batch-size 8 --loaders 2", "--batch-size {batch_size} --loaders {workers}"),
         ("--learning-rate 1e-3 -j 2", "--learning-rate {rate} -j {workers} --batch-size {batch_size}"),
@@ -214,5 +217,5 @@ def test_where_checkpoints_are_and_what_resumes(
 def test_words_of_a_command_that_assign(tmp_path: Path) -> None:
     form = drafted(tmp_path, "yolo", "detect", "train", "batch=8", "epochs=20", "model=a.yaml")[1].form
     assert form.command == ["yolo", "detect", "train"]
-    assert form.args == ["batch={batch}", "epochs={epochs}", "model=a.yaml"]
+    assert form.args == ["batch={batch}", "epochs={epochs}", "model={model}"]
     assert form.roles == {"batch_size": "batch"}

@@ -1,4 +1,4 @@
-"""Facts from a script's text: options of every kind of parser, where it saves, what it prints."""
+"""Facts from a script's text: where it saves, what it prints."""
 
 from __future__ import annotations
 
@@ -20,61 +20,6 @@ def survey(folder: Path, text: str) -> Survey:
     # A byte order mark, as editors of Windows write it.
     (folder / "a.py").write_text(f"\ufeff{text}")
     return survey_script(folder / "a.py")
-
-
-PARSERS = {
-    "argparse": """
-import argparse
-p = argparse.ArgumentParser()
-p.add_argument("-b", "--batch-size", type=int, default=16)
-p.add_argument("--lr", default=BASE / 2)
-p.add_argument("--amp", action="store_true")
-p.add_argument("--data", required=True)
-p.add_argument("--sizes", nargs="+")
-""",
-    "click": """
-import click
-@click.command()
-@click.option("--batch-size", "-b", default=16)
-@click.option("--lr", default=BASE / 2)
-@click.option("--amp/--no-amp")
-@click.option("--data", required=True)
-def main(**options): ...
-""",
-    "hf": """
-from dataclasses import dataclass, field
-from transformers import HfArgumentParser
-@dataclass
-class Arguments:
-    batch_size: int = field(default=16, metadata={"help": "x"})
-    lr: float = BASE
-    amp: bool = False
-    data: str = field(metadata={"help": "x"})
-HfArgumentParser(Arguments).parse_args_into_dataclasses()
-""",
-    "globals": """
-batch_size = 4 * 4
-lr = BASE
-amp = False
-data = "x"
-exec(open('configurator.py').read())
-""",
-}
-
-
-@table("style", PARSERS)
-def test_options(tmp_path: Path, style: str) -> None:
-    found = survey(tmp_path, PARSERS[style])
-    assert found.style == style
-    expected = {"batch_size", "amp", "data"} | ({"lr"} if style != "globals" else set())
-    assert set(found.options) == expected
-    assert found.options["batch_size"].default == 16
-    assert found.options["amp"].default is False
-    if style in ("argparse", "click"):
-        assert found.options["batch_size"].flag == "--batch-size"
-        assert found.options["amp"].is_flag and found.options["amp"].flag == "--amp"
-    if style != "globals":
-        assert found.options["data"].is_required and not found.options["lr"].is_known
 
 
 SAVES = [

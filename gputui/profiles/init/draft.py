@@ -21,14 +21,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, quote, role_of
+from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, quoted
 from gputui.profiles.init.draft_outputs import DraftOutputs, yaml_text
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
 from gputui.profiles.init.presets import PRESETS, Preset
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.runs.command import format_value
-from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
+from gputui.runs.launchers import FOR_SCRIPT
 from gputui.runs.spec import Scalar
 
 MAX_LEFT = 12
@@ -58,7 +58,7 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
     subject = examine(command, folder, preset)
     if subject.preset is PRESETS["makefile"] and not command.launcher.takes_command:
         raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
-    if len(words) == 1 and command.launcher is FOR_RANKS and not subject.is_distributed:
+    if words[0] == command.script and not subject.is_distributed:
         command.launcher = FOR_SCRIPT
     notes = DraftNotes()
     survey = subject.survey
@@ -69,11 +69,11 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
     arguments = DraftArguments(subject, notes)
     arguments.read()
     outputs = DraftOutputs(subject, notes, arguments.out_options)
-    name = _name(command, folder)
+    name = run_name(command, folder)
     lines = [
         f"# {name}, drafted by gputui init. gputui check shows what it would start; docs/recipes.md has more.",
         f"name: {name}",
-        *_program_lines(command),
+        *_program_lines(command, folder),
         *_gpu_lines(subject, gpus),
         *_argument_lines(subject, arguments),
         *outputs.metrics(),
@@ -93,11 +93,11 @@ def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scala
     if option is None:
         return None
     is_optional = option.is_flag or (option.default is None and option.flag)
-    word = argument_of(option.flag, subject.separator, name)
+    word = " ".join(argument_of(option.flag, subject.separator_of(option), name))
     return option.default, f"[{word}]" if is_optional else word
 
 
-def _name(command: TypedCommand, folder: Path) -> str:
+def run_name(command: TypedCommand, folder: Path) -> str:
     """A name after the script, module or program; behind the folder's if it says nothing."""
     if command.module is not None:
         stem = command.module.rpartition(".")[2]
@@ -111,18 +111,20 @@ def _name(command: TypedCommand, folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"
 
 
-def _program_lines(command: TypedCommand) -> list[str]:
+def _program_lines(command: TypedCommand, folder: Path) -> list[str]:
     """``launcher``, what it starts, and ``workdir``."""
     lines = [f"launcher: {command.launcher.name}"]
     if command.launcher.takes_command:
-        lines.append(f"command: {yaml_text(' '.join(map(quote, command.program)))}")
+        lines.append(f"command: {yaml_text(quoted(command.program))}")
     else:
         lines.append(
             f"module: {command.module}" if command.module is not None else f"script: {yaml_text(str(command.script))}"
         )
+        beside = (name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists())
+        python = command.python or next(beside, None)
         lines.append(
-            f"python: {yaml_text(command.python)}"
-            if command.python is not None
+            f"python: {yaml_text(python)}"
+            if python is not None
             else "# python: .venv/bin/python      # the training environment's; else the active one"
         )
     if command.module is not None or command.launcher.takes_command or command.script is None or "/" in command.script:
@@ -148,31 +150,31 @@ def _gpu_lines(subject: DraftSubject, gpus: int) -> list[str]:
 def _argument_lines(subject: DraftSubject, arguments: DraftArguments) -> list[str]:
     """``params``, ``args`` and ``roles``."""
     lines: list[str] = []
+    scopes = arguments.scopes
     if arguments.params:
         lines.append("params:")
     for name, value in arguments.params.items():
-        if name in subject.survey.shared and role_of(name) in ("batch_size", "grad_accum"):
-            lines.append(
-                f"  {name}: {{default: {_yaml_value(value)}, scope: global}}    # the script divides it among the ranks"
-            )
+        if name in scopes:
+            lines.append(f"  {name}: {{default: {_yaml_value(value)}, scope: global}}    # of all ranks together")
         else:
             lines.append(f"  {name}: {_yaml_value(value)}")
     if arguments.args:
-        lines += ["args: >-", *(f"  {row}" for row in _wrapped(arguments.args))]
+        lines += ["args: >-", *(f"  {row}" for row in _wrapped([quoted(words) for words in arguments.args]))]
     elif not subject.command.launcher.takes_command:
         lines.append('args: ""')
     flags = {option.flag for option in subject.survey.options.values()}
     if own := [flag for flag in arguments.left if flag in flags]:
         shown = " ".join(own[:MAX_LEFT]) + (f" and {len(own) - MAX_LEFT} more" if len(own) > MAX_LEFT else "")
         lines.append(f"# with the script's own defaults: {shown}")
-    if arguments.roles:
-        lines.append("roles: {" + ", ".join(f"{role}: {param}" for role, param in arguments.roles.items()) + "}")
-    elif not any(role_of(param) == "batch_size" for param in arguments.params):
+    if roles := arguments.roles:
+        lines.append("roles: {" + ", ".join(f"{role}: {param}" for role, param in roles.items()) + "}")
+    elif not any(meaning.role == "batch_size" for meaning in arguments.meanings.values()):
         lines.append("# no batch size was found that recovery could lower: roles: {batch_size: its_name}")
     return lines
 
 
 def _yaml_value(value: Scalar) -> str:
+    """A parameter's default in YAML."""
     if value is None:
         return "null"
     return json.dumps(value) if isinstance(value, str) else format_value(value)

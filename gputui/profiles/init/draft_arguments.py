@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence, Set
 
 from msgspec import Struct
 
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
-from gputui.profiles.init.script_survey import Option
-from gputui.profiles.init.typed_command import as_number
-from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
-from gputui.runs.spec import ROLE_NAMES, Scalar
+from gputui.profiles.init.roles import RESUME, Meaning, meaning_of
+from gputui.profiles.init.script_options import Option
+from gputui.profiles.init.typed_command import number_or_text
+from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
+from gputui.runs.command import format_value
+from gputui.runs.spec import ROLE_NAMES, Scalar, Scope
 
 OUT = "{run_dir}/out"
 """The output folder of a drafted run."""
 
-# Names of recovery's parameters in other people's scripts, beside ROLE_NAMES.
-_ROLE_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "batch_size": (
-        "per_device_train_batch_size", "device_batch_size", "train_batch_size", "micro_batch_size", "micro_bs",
-        "batch", "bs",
-    ),
-    "grad_accum": ("grad_accum_steps", "accumulate_grad_batches", "accum_steps", "accum", "gradient_accumulation"),
-    "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing"),
-    "lr": ("base_lr",),
-    "grad_clip": ("clip_grad", "gradient_clip_val", "clip"),
-    "num_workers": ("workers", "dataloader_num_workers"),
-    "timeout": ("ddp_timeout",),
-}  # fmt: skip
 _OUTPUT_OPTIONS = (
     "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
     "logdir", "log_dir", "results_dir", "project_dir", "save_path", "work_dir",
@@ -44,15 +33,20 @@ _LENGTH = re.compile(
 _HF_INTERVALS = ("save_steps", "logging_steps")
 # An option for a file that the script saves, and loads if it exists.
 _SAVED_FILE = re.compile(r"^(?!.*(?:load|resume|init|pretrain)).*(?:snapshot|checkpoint|ckpt|save)", re.IGNORECASE)
+# What a framework has by default, whatever trains with it.
+_FRAMEWORK_ROLES = ("batch_size", "grad_accum")
+_CONFIGURATION = re.compile(r".+\.(?:ya?ml|json|toml|cfg|ini|py)")
 
 
 class _TypedOption(Struct, frozen=True):
-    """A typed option. ``value`` is None for one that takes none."""
+    """A typed option as the parameter ``name``. ``value`` is None for one that takes none;
+    ``option`` is None if the script's parser was not read."""
 
     flag: str
     name: str
     value: str | None
     separator: str = " "
+    option: Option | None = None
 
 
 class DraftArguments:
@@ -60,148 +54,260 @@ class DraftArguments:
     parameter lr.
 
     Attributes:
+        is_verbatim: the command line stays exactly as it was typed, and gets only options that the script has for
+            certain; else outputs go to the run's folder, and what the script requires is added.
         params: parameter → default.
-        roles: role of recovery → parameter, if recovery would not know the parameter by its name.
-        args: the arguments, as words that `shlex.split` can read.
-        out_options: options that name the output folder → ``OUT``.
+        meanings: parameter → what it is to recovery.
+        args: groups of words; an option and its value are one.
+        out_options: options that name the output folder → ``OUT``, or a file → its path.
         left: options that keep the script's own default.
+        resume: the option that is given a checkpoint, None if the script shows none.
     """
 
-    def __init__(self, subject: DraftSubject, notes: DraftNotes) -> None:
+    def __init__(self, subject: DraftSubject, notes: DraftNotes, *, is_verbatim: bool = False) -> None:
         self.subject = subject
         self.notes = notes
+        self.is_verbatim = is_verbatim
         self.params: dict[str, Scalar] = {}
-        self.roles: dict[str, str] = {}
-        self.args: list[str] = []
+        self.meanings: dict[str, Meaning] = {}
+        self.args: list[tuple[str, ...]] = []
         self.out_options: dict[str, str] = {}
         self.left: list[str] = []
+        self.resume: Option | None = None
 
     def read(self) -> None:
-        """Take typed words, numbers as parameters; add options that recovery or a person changes."""
+        """Take typed words as parameters; add options that recovery or a person changes."""
         typed = self._add_typed()
         for name, option in self.subject.options.items():
-            if name not in typed:
-                self._add_untyped(name, option)
+            meaning = meaning_of(name, option.help, option.default)
+            if meaning is not None and meaning.role == RESUME and self.resume is None:
+                self.resume = option
+            if name not in typed and not option.takes_many and not self.is_verbatim:
+                self._add_untyped(name, option, meaning)
+        if self.is_verbatim:
+            self._offer(typed)
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Role of recovery → parameter, where recovery would not know the parameter by its name."""
+        roles: dict[str, str] = {}
+        for role, usual in ROLE_NAMES.items():
+            fit = [name for name, meaning in self.meanings.items() if meaning.role == role]
+            fit.sort(key=lambda name: (self.params[name] is None, self.meanings[name].doubt))
+            if fit and fit[0] not in usual:
+                roles[role] = fit[0]
+        return roles
+
+    @property
+    def scopes(self) -> dict[str, Scope]:
+        """Parameters that count over all ranks, as their names or help say, or as the script divides them."""
+        factors = {
+            name: meaning for name, meaning in self.meanings.items() if meaning.role in ("batch_size", "grad_accum")
+        }
+        in_role = {*self.roles.values(), *ROLE_NAMES["batch_size"], *ROLE_NAMES["grad_accum"]}
+        shared = self.subject.survey.shared
+        return {
+            name: "global"
+            for name, meaning in factors.items()
+            if name in in_role and (meaning.scope == "global" or name in shared)
+        }
 
     def _add_typed(self) -> set[str]:
         """Returns the names of the typed options."""
         command, options = self.subject.command, self.subject.options
         words = deque(command.words)
-        if self.subject.survey.style == "lightning" and not command.program and command.words[:1] != ["fit"]:
+        is_lightning = self.subject.survey.style == "lightning" and not command.program
+        if is_lightning and not self.is_verbatim and command.words[:1] != ["fit"]:
             words.appendleft("fit")
         typed: set[str] = set()
-        positional = deque(option.name for option in options.values() if not option.flag)
+        positional = deque(option for option in options.values() if not option.flag)
         while words:
-            found = _next_typed(words, self.subject)
-            if isinstance(found, _TypedOption):
-                typed.add(found.name)
-                self._add_option(found)
-            elif found.startswith("-"):
-                self.args.append(quote(found))
+            word = _next_typed(words, self.subject)
+            if isinstance(word, _TypedOption):
+                typed |= {word.name, word.option.name if word.option is not None else word.name}
+                self._add_option(word)
+                if word.option is not None and word.option.takes_many:
+                    while words and not words[0].startswith("-"):
+                        self.args.append((words.popleft(),))
+            elif word == "--":
+                self.args += [(word,), *((rest,) for rest in words)]
+                break
+            elif word.startswith("-") and number_or_text(word) == word:
+                self.args.append((word,))
             else:
-                name = positional.popleft() if positional else ""
-                typed.add(name)
-                self._add_positional(found, name)
+                option = positional.popleft() if positional and not positional[0].takes_many else None
+                typed.add("" if option is None else option.name)
+                self._add_positional(word, option)
         return typed
 
     def _add_option(self, typed: _TypedOption) -> None:
-        flag, name, value, separator = typed.flag, typed.name, typed.value, typed.separator
-        if value is None:
-            self.params[name] = True
-            self.args.append(f"[{flag} {{{name}}}]")
-        elif name.lower() in _OUTPUT_OPTIONS:
-            self._add_output(name, f"{flag}{separator}{OUT}")
+        flag, value, separator, option = typed.flag, typed.value, typed.separator, typed.option
+        is_name = re.fullmatch(NAME_PATTERN, typed.name) is not None and typed.name not in RESERVED_NAMES
+        words = (flag, value or "") if separator == " " else (f"{flag}{separator}{value}",)
+        name = self._free_name(typed.name)
+        if not is_name:
+            self.args.append((flag,) if value is None else words)
+        elif value is None:
+            self._add_param(name, True, _optional((flag, f"{{{name}}}")), option)
+        elif typed.name.lower() in _OUTPUT_OPTIONS and not self.is_verbatim:
+            self._add_output(typed.name, _argument(flag, separator, OUT))
             self.notes.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
-        elif name in RESERVED_NAMES or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
-            self.args.append(f"{flag}{separator}{quote(value)}")
-        elif (number := as_number(value)) is not None:
-            self._add_param(name, number, argument_of(flag, separator, name))
         else:
-            self.args.append(f"{flag}{separator}{quote(value)}")
+            self._add_param(name, self._typed_value(name, value, option), argument_of(flag, separator, name), option)
 
-    def _add_positional(self, word: str, name: str) -> None:
-        """Add a typed word for the positional argument ``name``, "" if the script has none."""
-        number = as_number(word)
-        if name.lower() in _OUTPUT_OPTIONS:
-            self._add_output(name, OUT)
+    def _free_name(self, name: str) -> str:
+        """The name, with a number behind it if the command has it already."""
+        number, free = 1, name
+        while free in self.params:
+            number += 1
+            free = f"{name}_{number}"
+        return free
+
+    def _typed_value(self, name: str, text: str, option: Option | None) -> Scalar:
+        """The value of a typed word: a number only if the script takes it as one, or if it can be no
+        other thing, as 007 or 1.10 can."""
+        number = number_or_text(text)
+        if isinstance(number, str):
+            return text
+        default = None if option is None else option.default
+        meaning = meaning_of(name, "" if option is None else option.help, default)
+        is_count = isinstance(default, int | float) and not isinstance(default, bool)
+        is_float = isinstance(default, float) or (meaning is not None and meaning.role == "lr")
+        if is_float and isinstance(number, int):
+            return float(number)
+        is_plain = format_value(number) == text or re.search(r"[eE]", text) is not None
+        return number if is_plain or is_count or meaning is not None else text
+
+    def _add_positional(self, word: str, option: Option | None) -> None:
+        """Add a typed word for a positional argument, None if the script has none."""
+        if option is None:
+            self.args.append((word,))
+        elif option.name.lower() in _OUTPUT_OPTIONS and not self.is_verbatim:
+            self._add_output(option.name, (OUT,))
             self.notes.found.append(f"{word} became {OUT}, a folder of each run's own")
-        elif not name or number is None:
-            self.args.append(quote(word))
+        elif option.name in RESERVED_NAMES:
+            self.args.append((word,))
         else:
-            self.params[name] = number
-            self.args.append(f"{{{name}}}")
+            name = self._free_name(option.name)
+            self._add_param(name, self._typed_value(name, word, option), (f"{{{name}}}",), option)
 
-    def _add_untyped(self, name: str, option: Option) -> None:
+    def _offer(self, typed: Set[str]) -> None:
+        """Add the option of each role that no typed one has, if its default is certain: the script's
+        own, with no configuration file that may say otherwise, or that of the framework for every
+        script. They come first, since not every word may stand behind the typed ones."""
+        survey, taken = self.subject.survey, {meaning.role for meaning in self.meanings.values()}
+        if any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.words):
+            return
+        offers: dict[str, tuple[int, Option]] = {}
+        for name, option in self.subject.options.items():
+            meaning = meaning_of(name, option.help, option.default)
+            if meaning is None or meaning.role in (*taken, RESUME) or name in typed or option.takes_many:
+                continue
+            is_number = isinstance(option.default, int | float) and not option.is_flag
+            is_off = option.is_flag and option.default is False
+            is_certain = survey.is_certain if name in survey.options else meaning.role in _FRAMEWORK_ROLES
+            is_better = meaning.doubt < offers[meaning.role][0] if meaning.role in offers else True
+            if is_certain and option.is_known and option.flag and (is_number or is_off) and is_better:
+                offers[meaning.role] = (meaning.doubt, option)
+        words, self.args = self.args, []
+        for _, option in offers.values():
+            argument = argument_of(option.flag, self.subject.separator_of(option), option.name)
+            if option.is_flag:
+                argument = _optional(argument)
+            self._add_param(option.name, option.default, argument, option)
+        self.args += words
+
+    def _add_untyped(self, name: str, option: Option, meaning: Meaning | None) -> None:
         flag, default = option.flag, option.default
-        separator = self.subject.separator if flag else ""
+        separator = self.subject.separator_of(option)
         argument = argument_of(flag, separator, name)
+        is_role = meaning is not None and meaning.role != RESUME
         if self.subject.survey.named_files == {default} and _SAVED_FILE.search(name):
-            self._add_output(name, f"{flag}{separator}{OUT}/{str(default).rpartition('/')[2]}")
+            # In the run's own folder: nothing creates one below it for a file.
+            path = f"{{run_dir}}/{str(default).rpartition('/')[2]}"
+            self._add_output(name, _argument(flag, separator, path), path)
         elif name.lower() in _OUTPUT_OPTIONS and not option.is_flag:
-            self._add_output(name, f"{flag}{separator}{OUT}")
+            self._add_output(name, _argument(flag, separator, OUT))
         elif option.is_required and name not in RESERVED_NAMES:
             self.params[name] = UNDECIDED
             self.args.append(argument)
             self.notes.open_points.append(f"the script requires {flag or name}: give it as params: {name}")
         elif not flag:
             # Without it the positional arguments behind it would move.
-            self._add_param(name, default, argument)
-        elif not option.is_known or not (role_of(name) or _LENGTH.fullmatch(name) or name in _HF_INTERVALS):
+            self._add_param(name, default, argument, option)
+        elif not option.is_known or not (is_role or _LENGTH.fullmatch(name) or name in _HF_INTERVALS):
             self.left.append(flag)
-        elif option.is_flag and default is not True:  # the flag of an option that is on turns it off
-            self._add_param(name, default, f"[{argument}]")
-        elif not option.is_flag and default is None:
-            self._add_param(name, None, f"[{argument}]")
+        elif (option.is_flag and default is not True) or (not option.is_flag and default is None):
+            # The flag of an option that is on turns it off.
+            self._add_param(name, default, _optional(argument), option)
         elif not option.is_flag and not isinstance(default, str):
-            self._add_param(name, default, argument)
+            self._add_param(name, default, argument, option)
         else:
             self.left.append(flag)
 
-    def _add_output(self, name: str, argument: str) -> None:
+    def _add_output(self, name: str, argument: tuple[str, ...], place: str = OUT) -> None:
         self.args.append(argument)
-        self.out_options[name] = OUT
+        self.out_options[name] = place
 
-    def _add_param(self, name: str, default: Scalar, argument: str) -> None:
+    def _add_param(self, name: str, default: Scalar, argument: tuple[str, ...], option: Option | None) -> None:
         self.params[name] = default
         self.args.append(argument)
-        role = role_of(name)
-        if role is None or role in self.roles or name in ROLE_NAMES[role]:
-            return
-        if not any(usual in self.params for usual in ROLE_NAMES[role]):
-            self.roles[role] = name
+        meaning = meaning_of(name, "" if option is None else option.help, default)
+        if meaning is not None and meaning.role != RESUME:
+            self.meanings[name] = meaning
 
 
 def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
     """Take from the front of ``words`` an option with its value, or else one word."""
     word = words.popleft()
     flag, equals, value = word.partition("=")
-    option = subject.option_of(flag) if equals or word.startswith("-") else None
-    if option is None and re.match(r"-\w\S", word):  # -b32
+    is_dashed = re.match(r"--?[A-Za-z]", word) is not None
+    if not is_dashed and not re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w./@-]*=.*", word, re.DOTALL):
+        return word
+    option = subject.option_of(flag)
+    if option is None and is_dashed and (joined := re.match(r"-([A-Za-z])(\S.*)", word, re.DOTALL)) is not None:  # -b32
         short = subject.option_of(word[:2])
-        if short is not None and not short.is_flag:
-            return _TypedOption(word[:2], short.name, word[2:])
-    name = re.sub(r"[-.]", "_", flag.lstrip("-+")) if option is None else option.name
-    if option is not None and option.is_flag:
-        return _TypedOption(flag, name, None)
+        is_value = short is not None and not short.is_flag
+        if is_value or (short is None and not isinstance(number_or_text(joined[2]), str)):
+            return _TypedOption(word[:2], joined[1] if short is None else short.name, joined[2], "", short)
+    name = re.sub(r"[/@]", ".", re.sub("-", "_", flag.lstrip("-+~"))) if option is None else option.name
+    if option is not None and (flag in option.negatives or (option.is_flag and not equals)):
+        spelled = re.sub("-", "_", flag.lstrip("-"))
+        return _TypedOption(flag, spelled if flag in option.negatives else name, None, option=option)
     if equals:
-        return _TypedOption(flag, name, value, "=")
-    is_value_next = bool(words) and words[0] != "" and (words[0][0] != "-" or as_number(words[0]) is not None)
-    return _TypedOption(flag, name, words.popleft()) if word.startswith("-") and is_value_next else word
+        return _TypedOption(flag, name, value, "=", option)
+    is_value_next = (
+        bool(words)
+        and words[0] != "--"
+        and (not words[0].startswith("-") or not isinstance(number_or_text(words[0]), str))
+    )
+    return _TypedOption(flag, name, words.popleft() if is_value_next else None, option=option)
 
 
-def argument_of(flag: str, separator: str, name: str) -> str:
-    """The argument for a parameter, such as ``--steps {steps}``; only the value without a flag."""
-    return f"{flag}{separator}{{{name}}}" if flag else f"{{{name}}}"
+def _argument(flag: str, separator: str, value: str) -> tuple[str, ...]:
+    if not flag:
+        return (value,)
+    return (flag, value) if separator == " " else (f"{flag}{separator}{value}",)
 
 
-def role_of(name: str) -> str | None:
-    """The role that recovery gives to a parameter of this name."""
-    for role, usual in ROLE_NAMES.items():
-        if name.lower() in (*usual, *_ROLE_ALIASES.get(role, ())):
-            return role
-    return None
+def _optional(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Words as an optional piece, which is there only with its parameter."""
+    joined = [*words]
+    joined[0], joined[-1] = f"[{joined[0]}", joined[-1]
+    joined[-1] += "]"
+    return tuple(joined)
+
+
+def argument_of(flag: str, separator: str, name: str) -> tuple[str, ...]:
+    """The words for a parameter, such as ``--steps {steps}``; only the value without a flag."""
+    return _argument(flag, separator, f"{{{name}}}")
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as text for `shlex.split`, with placeholders such as ``{lr}`` bare."""
+    return " ".join(quote(word) for word in words)
 
 
 def quote(word: str) -> str:
     """Quote a word for `shlex.split`, but leave placeholders such as ``{lr}`` bare."""
-    return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"
+    return word if re.fullmatch(r"[\w@%+=:,./{}\[\]-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"

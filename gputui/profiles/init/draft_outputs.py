@@ -42,7 +42,7 @@ class DraftOutputs:
 
     def _out_dir(self) -> str | None:
         """The output folder: from the script's option for it, else from its code."""
-        if self.out_options:
+        if OUT in self.out_options.values():
             return OUT
         for word, ending in _OUTPUT_WORDS.items():
             for call, words in self.survey.keywords.items():
@@ -202,7 +202,7 @@ class DraftOutputs:
         folder, _, file = path.rpartition("/")
         option = next((name for name, each in self.survey.options.items() if each.default == path), None)
         if option is not None and option in self.out_options:
-            return _Checkpoints(OUT, file, is_guess=True)
+            return _Checkpoints(self.out_options[option].removesuffix(f"/{file}"), file, is_guess=True)
         if self.out_dir is not None:
             return _Checkpoints(self.out_dir, f"**/{file}", is_guess=True)
         return _Checkpoints(folder or ".", file, is_guess=True)
@@ -222,9 +222,10 @@ class DraftOutputs:
             if option is not None and option.is_flag:
                 return option.flag, "the script finds its newest checkpoint itself"
             if option is not None:
-                return f"{option.flag}{self.subject.separator}{{checkpoint}}", ""
+                return f"{option.flag}{self.subject.separator_of(option)}{{checkpoint}}", ""
         for name in self.subject.options.keys() & set(_RESUME_STEPS):
-            return f"{survey.options[name].flag}{self.subject.separator}{{checkpoint_step}}", ""
+            option = self.subject.options[name]
+            return f"{option.flag}{self.subject.separator_of(option)}{{checkpoint_step}}", ""
         if preset is not None and preset.advice:
             return None, preset.advice
         if self._loads_own_checkpoint:

@@ -10,7 +10,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputui.profiles.init.presets import PRESETS, Preset, recognised
-from gputui.profiles.init.script_survey import Option, Survey, survey_script
+from gputui.profiles.init.script_options import Option
+from gputui.profiles.init.script_survey import Survey, survey_script
 from gputui.profiles.init.typed_command import TypedCommand, command_options, command_text, script_file
 
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel"}
@@ -36,18 +37,24 @@ class DraftSubject(Struct, frozen=True):
     options: Mapping[str, Option]
     command_text: str
 
-    @property
-    def separator(self) -> str:
+    def separator_of(self, option: Option) -> str:
         """The text between an option and its value."""
+        if not option.flag.startswith("-"):
+            return "="
         return " " if self.preset is None else self.preset.separator
 
     def option_of(self, flag: str) -> Option | None:
         """The option that a typed word spells: a flag, or the beginning of one as in argparse."""
-        spelled = {_plain(each): one for one in self.options.values() for each in (one.flag, *one.others) if each}
+        spellings = {
+            _plain(text): option
+            for option in self.options.values()
+            for text in (option.flag, *option.others, *option.negatives)
+            if text
+        }
         plain = _plain(flag)
-        if plain in spelled or not flag.startswith("--"):
-            return spelled.get(plain)
-        begun = {one.name: one for each, one in spelled.items() if each.startswith(plain)}
+        if plain in spellings or not flag.startswith("--"):
+            return spellings.get(plain)
+        begun = {option.name: option for text, option in spellings.items() if text.startswith(plain)}
         return next(iter(begun.values())) if len(begun) == 1 else None
 
     @property

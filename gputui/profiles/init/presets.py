@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from gputui.profiles.init.script_survey import Option, Style, Survey
+from gputui.profiles.init.script_options import Option, Style
+from gputui.profiles.init.script_survey import Survey
 from gputui.profiles.init.typed_command import TypedCommand
 
 

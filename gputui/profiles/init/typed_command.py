@@ -6,26 +6,30 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
-from gputui.profiles.init.script_survey import Option
+from gputui.core.yaml_forms.problems import nearest_file
+from gputui.profiles.init.script_options import Option
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 
 SHELLS = ("bash", "sh", "zsh")
-_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
+_MAKERS = ("make", "just")
+_ASSIGNMENT = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=")
 
 
 class DraftError(Exception):
-    """No profile can be drafted. One line that says why and what to do."""
+    """No profile can be made of the command. One line that says why and what to do."""
 
 
 @dataclass(slots=True)
 class TypedCommand:
     """A typed command: ``torchrun --nproc-per-node=2 train.py --lr 0.1`` has the launcher torchrun,
-    ``nproc`` 2, the script train.py and the words ``--lr 0.1``. ``program`` begins a command
-    without a launcher, as in ``make train``.
+    ``nproc`` 2, the script train.py and the words ``--lr 0.1``. ``program`` begins a command that
+    stays as it was typed, as in ``make train``; ``python`` is a typed interpreter but ``python``
+    itself, which is that of the shell.
     """
 
     launcher: Launcher = FOR_RANKS
@@ -40,60 +44,103 @@ class TypedCommand:
 def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
     """Split a command that was typed in ``folder``. Raises DraftError."""
     if not words:
-        raise DraftError(
-            "name a script (gputui init train.py) or a command (gputui init -- torchrun train.py --lr 0.1)"
-        )
+        raise DraftError("name a script (train.py) or a command (-- torchrun train.py --lr 0.1)")
     first = Path(words[0]).name
     if words[0].startswith("-"):
-        raise DraftError(f"no option {words[0]} of gputui init; a command that begins so goes behind --")
+        raise DraftError(f"no option {words[0]}; a command that begins so goes behind --")
     if _ASSIGNMENT.match(words[0]):
-        raise DraftError(f"{words[0]}: write variables as env: in the profile, and here only the command behind them")
-    if len(words) == 1 and words[0].endswith(".py"):
-        if not (folder / words[0]).is_file():
-            raise DraftError(f"{words[0]}: no such file")
-        return TypedCommand(script=words[0], python=_python_beside(folder))
+        raise DraftError(f"{words[0]}: set variables before gputui, and name here only the command behind them")
+    if first.endswith((".py", ".ipynb", ".sh")) and not (folder / words[0]).is_file():
+        beside = (folder / words[0]).parent
+        meant = nearest_file(first, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
+        hint = "" if meant is None else f"; did you mean {meant}?"
+        raise DraftError(f"{words[0]}: no such file{hint}")
+    if first.endswith(".py"):
+        return TypedCommand(script=words[0], words=list(words[1:]))
     if (launcher := _typed_launcher([first, *words[1:]])) is not None:
-        return _after_launcher(words, words[1:], TypedCommand(launcher=launcher, python=_python_beside(folder)), folder)
+        return _after_launcher(words, words[1:], TypedCommand(launcher=launcher))
     if re.fullmatch(r"python[\d.]*", first):
-        return _python_command(words, folder)
+        return _python_command(words)
+    if first.endswith(".ipynb"):
+        return _notebook(words, folder)
     return _other_command(words, folder)
 
 
-def _python_command(words: Sequence[str], folder: Path) -> TypedCommand:
-    """``python -u train.py --lr 0.1``, or ``python -m`` with a module or a launcher's module."""
-    python = words[0] if "/" in words[0] else _python_beside(folder)
-    command = TypedCommand(launcher=FOR_SCRIPT, python=python)
+def _python_command(words: Sequence[str]) -> TypedCommand:
+    """``python -u train.py --lr 0.1``, or ``python -m`` with a module or a launcher's module. With
+    other options of the interpreter the line stays as it was typed."""
+    command = TypedCommand(launcher=FOR_SCRIPT, python=None if words[0] == "python" else words[0])
     rest = list(words[1:])
-    while rest[:1] and rest[0] in ("-u", "-O", "-B"):
+    while rest[:1] == ["-u"]:  # gputui sets PYTHONUNBUFFERED
         rest.pop(0)
     if rest[:1] == ["-m"] and len(rest) > 1:
         if (launcher := _typed_launcher(rest[1:])) is not None:
             command.launcher = launcher
-            return _after_launcher(words, rest[2:], command, folder)
+            return _after_launcher(words, rest[2:], command)
         command.module, command.words = rest[1], rest[2:]
         return command
-    if not rest or rest[0].startswith("-"):
+    if not rest:
         raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
+    if rest[0].startswith("-"):
+        return _unchanged(words)
     command.script, command.words = rest[0], rest[1:]
     return command
 
 
-def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
-    """A command that stays as it was typed, apart from its options. These begin behind the Python
-    script or the shell script, or with the first ``NAME=VALUE``."""
-    first = Path(words[0]).name
-    file = folder / words[0]
-    if file.exists() and shutil.which(words[0]) is None and not (file.is_file() and os.access(file, os.X_OK)):
-        raise DraftError(f"{words[0]} is neither a Python script nor a program; see gputui init --help")
-    script = None
-    if first in SHELLS:
-        ends = (index + 1 for index, word in enumerate(words) if index and not word.startswith("-"))
-    elif first not in ("make", "just") and (script := next((word for word in words if word.endswith(".py")), None)):
-        ends = (index + 1 for index, word in enumerate(words) if word == script)
+def _notebook(words: Sequence[str], folder: Path) -> TypedCommand:
+    """A notebook, executed into the run's folder by papermill, which prints what its cells do, or by
+    nbconvert."""
+    if shutil.which("papermill") is not None:
+        program = ["papermill", "--log-output", words[0], f"{{run_dir}}/{Path(words[0]).name}"]
+    elif shutil.which("jupyter-nbconvert") is not None:
+        program = ["jupyter-nbconvert", "--to", "notebook", "--execute", words[0], "--output-dir", "{run_dir}"]
     else:
-        ends = (index for index, word in enumerate(words) if _ASSIGNMENT.match(word))
-    end = next(ends, len(words))
+        raise DraftError(f"{words[0]}: a notebook runs by papermill or jupyter nbconvert, and neither is on PATH")
+    return TypedCommand(launcher=FOR_COMMAND, program=program, words=list(words[1:]))
+
+
+def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
+    """A command that is no script of Python; a file of this folder is named as the shell needs it."""
+    first, program = words[0], list(words[:1])
+    file = folder / first
+    if file.is_file() and ("/" in first or shutil.which(first) is None):
+        if os.access(file, os.X_OK):
+            program = [first if "/" in first else f"./{first}"]
+        elif first.endswith(".sh"):
+            program = ["bash", first]
+        else:
+            raise DraftError(f"{first} is neither a Python script nor a program; chmod +x makes it one")
+    return _unchanged([*program, *words[1:]])
+
+
+def _unchanged(words: Sequence[str]) -> TypedCommand:
+    """A command that stays as it was typed, apart from its options. These begin behind the script of
+    Python or of the shell, or with the first option or ``NAME=VALUE``."""
+    first, script = Path(words[0]).name, None
+    if first in SHELLS:
+        ends = [index + 1 for index, word in enumerate(words) if index and not word.startswith("-")]
+    elif first in _MAKERS:
+        ends = [index for index, word in enumerate(words) if _ASSIGNMENT.match(word)]
+    elif script := next((word for word in words if word.endswith(".py")), None):
+        ends = [words.index(script) + 1]
+    elif first.endswith(".sh"):
+        ends = [1]
+    elif (inner := _python_words(words)) is not None:
+        ends = [inner]
+    else:
+        ends = [index for index, word in enumerate(words) if index and (word[:1] == "-" or _ASSIGNMENT.match(word))]
+    end = ends[0] if ends else len(words)
     return TypedCommand(launcher=FOR_COMMAND, script=script, program=list(words[:end]), words=list(words[end:]))
+
+
+def _python_words(words: Sequence[str]) -> int | None:
+    """The place behind ``python -m package.train`` or ``python -c CODE`` in a command."""
+    places = (
+        index + 3
+        for index, (word, option) in enumerate(pairwise(words))
+        if re.fullmatch(r"python[\d.]*", Path(word).name) and option in ("-m", "-c")
+    )
+    return next(places, None)
 
 
 def _typed_launcher(words: Sequence[str]) -> Launcher | None:
@@ -105,34 +152,42 @@ def _typed_launcher(words: Sequence[str]) -> Launcher | None:
     return None
 
 
-def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand, folder: Path) -> TypedCommand:
+def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand) -> TypedCommand:
     """Read the launcher's options and the script from ``rest``. A line with an option that a
     profile cannot express stays as it was ``typed``."""
     form, words = command.launcher.typed, list(rest)
     assert form is not None
+    command.nproc = _typed_count(rest, form.count)
     if form.subcommand is not None:
         words.pop(0)
     while words:
         word = words.pop(0)
-        option, equals, value = word.partition("=")
+        option, equals, _ = word.partition("=")
         if option in ("-m", "--module"):
             command.module, command.words = words[0] if words else None, words[1:]
-            return command
+            break
         if not word.startswith("-"):
             command.script, command.words = word, words
-            return command
+            break
         if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
-            return _other_command(typed, folder)
-        if option in form.flags:
-            continue
-        value = value if equals else words.pop(0) if words else ""
-        if option in form.count and value.isdigit():
-            command.nproc = int(value)
-    raise DraftError(f"no script is named behind {command.launcher.name}")
+            return replace(_unchanged(typed), nproc=command.nproc)
+        is_value_next = bool(words) and not words[0].startswith("-") and not words[0].endswith(".py")
+        if not equals and option not in form.flags and is_value_next:
+            words.pop(0)
+    if command.script is None and command.module is None:
+        raise DraftError(f"no script is named behind {command.launcher.name}")
+    return command
 
 
-def _python_beside(folder: Path) -> str | None:
-    return next((name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists()), None)
+def _typed_count(words: Sequence[str], names: Sequence[str]) -> int | None:
+    """The number of processes that a launcher's options ask for; None without one, or for a word
+    such as ``gpu``."""
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option in names:
+            value = value if equals else "".join(words[index + 1 : index + 2])
+            return int(value) if value.isdigit() else None
+    return None
 
 
 def script_file(command: TypedCommand, folder: Path) -> Path | None:
@@ -200,13 +255,8 @@ def _shell_arguments(text: str) -> dict[str, Option]:
     return options
 
 
-def as_number(text: str) -> int | float | None:
-    """The number that a word spells, or None."""
-    value = number_or_text(text)
-    return None if isinstance(value, str) else value
-
-
 def number_or_text(text: str) -> int | float | str:
+    """The number that a word spells, else the word."""
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text) else text

@@ -65,9 +65,11 @@ class Verb(click.Command):
         return super().invoke(ctx)
 
 
-def verb(name: str, *, changes: Changes, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:
+def verb(
+    name: str, *, changes: Changes, cls: type[Verb] = Verb, **settings: Any
+) -> Callable[[Callable[..., Any]], Verb]:
     """Make a function a command of its own; a `Group` does the same for its subcommands."""
-    return click.command(name, cls=Verb, changes=changes, **settings)
+    return click.command(name, cls=cls, changes=changes, **settings)
 
 
 class Group(click.Group):

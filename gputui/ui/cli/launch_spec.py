@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import ParameterError, split_assignments
-from gputui.profiles.profile_file import Profile, ProfileNotFoundError, find, load
+from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
@@ -24,13 +25,44 @@ from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.ui.cli.context import Exit, Session
 
+SCRIPT_SUFFIXES = (".py", ".ipynb", ".sh")
 
-def load_profile(session: Session, wanted: str) -> Profile:
-    """The profile of a path or name; ends the command with one line per problem."""
+
+def load_profile(session: Session, wanted: str, *, or_else: str = "") -> Profile:
+    """The profile of a path or name; ends the command with one line per problem. ``or_else`` says
+    what else it could have been."""
     try:
         return load(find(wanted, session.workspace, Path.cwd()))
-    except (ProfileNotFoundError, ProfileError) as error:
+    except ProfileNotFoundError as error:
+        refuse(["; ".join(filter(None, (str(error), or_else)))], Exit.USAGE)
+    except ProfileError as error:
         refuse(str(error).splitlines(), Exit.USAGE)
+
+
+def is_command(session: Session, words: Sequence[str]) -> bool:
+    """Return whether typed words begin with a script or program. A profile's name, and a path that
+    ends with .yaml, is a profile."""
+    first = words[0] if words else ""
+    if not first or first.endswith(SUFFIXES):
+        return False
+    if "/" in first or "=" in first or first.endswith(SCRIPT_SUFFIXES):
+        return True
+    try:
+        find(first, session.workspace, Path.cwd())
+    except ProfileNotFoundError:
+        return Path(first).is_file() or shutil.which(first) is not None
+    return False
+
+
+def typed_profile(words: Sequence[str]) -> Profile:
+    """The profile of a command that was typed in this folder; ends the command if there is none."""
+    from gputui.profiles.init.command_profile import command_profile
+    from gputui.profiles.init.typed_command import DraftError
+
+    try:
+        return command_profile(words, Path.cwd())
+    except DraftError as error:
+        refuse([str(error)], Exit.USAGE)
 
 
 def resolve_spec(

@@ -16,25 +16,53 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, Session, Verb, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile
 
+IS_COMMAND = "gputui.is_command"
+"""Of a click context: whether its words are a command and not a profile."""
+
 DECISION_SECONDS = 1.0
 """How long to wait for the agent to decide whether a new run starts."""
 
 
-@verb("run", changes=lambda options: not options["dry_run"])
-@click.argument("profile")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
-@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+class RunVerb(Verb):
+    """A command whose options come before a typed command, but stand anywhere beside a profile."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from gputui.ui.cli import launch_spec
+
+        words, is_separated = _words_of(self, ctx, args)
+        session = ctx.find_object(Session)
+        is_command = is_separated or (session is not None and launch_spec.is_command(session, words[:1]))
+        ctx.allow_interspersed_args = not is_command
+        ctx.meta[IS_COMMAND] = is_command
+        return super().parse_args(ctx, args)
+
+
+def _words_of(command: click.Command, ctx: click.Context, args: list[str]) -> tuple[list[str], bool]:
+    """The words behind gputui's own options, and whether ``--`` separates them."""
+    parser = command.make_parser(ctx)
+    parser.allow_interspersed_args = False
+    parsed, _, _ = parser.parse_args(list(args))
+    typed = parsed.get("words")
+    words = list(typed) if isinstance(typed, tuple | list) else []
+    before = args[: len(args) - len(words)]
+    return words, before[-1:] == ["--"]
+
+
+@verb("run", changes=lambda options: not options["dry_run"], cls=RunVerb)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROFILE | SCRIPT… | -- COMMAND…")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
+@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as profile or launcher say, or 1).")
 @click.option("--on", "target", metavar="TARGET", help="Where it runs (gputui target list); else here.")
 @click.option("--time", "time_limit", metavar="TIME", help="With --on: the job's limit, such as 8h.")
 @click.option("--partition", help="With --on: the job's partition.")
 @click.option("--account", help="With --on: the account that pays for the job.")
-@click.option("--name", help="What the run is called (else as the profile).")
+@click.option("--name", help="What the run is called (else as the profile or script).")
 @click.option(
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
 )
@@ -42,10 +70,10 @@ DECISION_SECONDS = 1.0
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
 @json_option
-@click.pass_obj
+@click.pass_context
 def command(
-    session: Session,
-    profile: str,
+    ctx: click.Context,
+    words: tuple[str, ...],
     changes: tuple[str, ...],
     gpus: str | None,
     target: str | None,
@@ -59,18 +87,26 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Launch a run from a profile: a path, or a name that gputui profile list lists.
+    """Launch a run: from a profile, a script, or any command.
 
-    It is queued when its GPUs are busy, and survives the end of this terminal.
+    PROFILE is a path that ends with .yaml, or a name that gputui profile list lists. What follows a
+    script or -- belongs to it: gputui run --gpus 2 train.py --lr 0.1. A run is queued when its GPUs
+    are busy, and survives the end of this terminal.
     """
     from gputui.ui.cli import check, launch_spec
 
-    chosen = launch_spec.load_profile(session, profile)
+    session: Session = ctx.obj
+    if ctx.meta[IS_COMMAND]:
+        chosen = launch_spec.typed_profile(words)
+    elif len(words) > 1:
+        fail(f"{words[0]} is a profile, and {words[1]} none of its options; --set changes a parameter", Exit.USAGE)
+    else:
+        chosen = launch_spec.load_profile(session, words[0], or_else="no file or program has that name either")
     asked = {"time": time_limit, "partition": partition, "account": account}
     job = {key: value for key, value in asked.items() if value is not None}
     if target is not None:
-        found = launch_spec.target_of(session, chosen, target, job)
-        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, found)
+        place = launch_spec.target_of(session, chosen, target, job)
+        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, place)
         if dry_run:
             print_preview(session, spec)
             return

@@ -1,0 +1,143 @@
+"""From a typed command to the profile of its run: launcher, GPUs, parameters, roles."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gputui.profiles.init.command_profile import command_profile
+from gputui.profiles.init.typed_command import DraftError
+from gputui.profiles.resolve import resolve
+from gputui.runs.command import expand
+from tests.tables import table
+
+PARSER = "import argparse\np = argparse.ArgumentParser()\n"
+SCRIPTS = {
+    "plain.py": "print(1)\n",
+    "b.py": PARSER + "p.add_argument('-net', type=str, default='vgg')\n"
+    "p.add_argument('-b', type=int, default=128, help='batch size for dataloader')\n"
+    "p.add_argument('--global-batch-size', type=int, default=256)\n"
+    "p.add_argument('--dropout', type=float, default=0.5)\n"
+    "p.add_argument('--save', default='model.pt')\n",
+    "whole.py": PARSER + "p.add_argument('--total-batch-size', type=int, default=64)\np.add_argument('--config')\n"
+    "p.add_argument('--amp', action=argparse.BooleanOptionalAction, default=True)\n"
+    "p.add_argument('--gradient-checkpointing', action='store_true')\n",
+    "pkg/train.py": "print(1)\n",
+    "train.sh": "python plain.py --lr $1\n",
+}
+
+# the command; launcher and what it starts; GPUs; parameters; roles
+COMMANDS: list[tuple[str, str, int, dict[str, object], dict[str, str]]] = [
+    ("plain.py", "python plain.py", 1, {}, {}),
+    ("plain.py --lr 1e-3 --amp --name x", "python plain.py", 1, {"lr": 1e-3, "amp": True, "name": "x"}, {}),
+    ("python plain.py lr=0.1 data.batch_size=32", "python plain.py", 1, {"lr": 0.1, "data.batch_size": 32},
+     {"batch_size": "data.batch_size"}),
+    ("python -u -m pkg.train -b 8", "python pkg.train", 1, {"b": 8}, {}),
+    ("python plain.py --flag=True --no-flag", "python plain.py", 1, {"flag": "True", "no_flag": True}, {}),
+    ("python plain.py --version 1.10 --id 007", "python plain.py", 1, {"version": "1.10", "id": "007"}, {}),
+    ("python plain.py --lr 1 +trainer.x=1 model/enc=small", "python plain.py", 1,
+     {"lr": 1.0, "trainer.x": 1, "model.enc": "small"}, {}),
+    ("b.py", "python b.py", 1, {"b": 128}, {"batch_size": "b"}),
+    ("b.py -net vgg16 -b32 --dropout 0", "python b.py", 1, {"net": "vgg16", "b": 32, "dropout": 0.0},
+     {"batch_size": "b"}),
+    ("b.py --global-batch-size 64", "python b.py", 1, {"global_batch_size": 64}, {"batch_size": "global_batch_size"}),
+    ("b.py --save model.pt", "python b.py", 1, {"save": "model.pt", "b": 128}, {"batch_size": "b"}),
+    ("whole.py", "python whole.py", 1, {"total_batch_size": 64, "gradient_checkpointing": False},
+     {"batch_size": "total_batch_size"}),
+    ("whole.py --no-amp --config a.yaml", "python whole.py", 1, {"no_amp": True, "config": "a.yaml"}, {}),
+    ("torchrun --nproc-per-node=2 b.py -b 8", "torchrun b.py", 2, {"b": 8}, {"batch_size": "b"}),
+    ("torchrun --nproc_per_node gpu b.py -b 8", "torchrun b.py", 1, {"b": 8}, {"batch_size": "b"}),
+    ("accelerate launch --num_processes 2 plain.py --lr 0.1", "accelerate plain.py", 2, {"lr": 0.1}, {}),
+    ("accelerate launch --num_processes 2 --mixed_precision fp16 --use_fsdp plain.py --lr 0.1",
+     "command accelerate launch --num_processes 2 --mixed_precision fp16 --use_fsdp plain.py", 2, {"lr": 0.1}, {}),
+    ("deepspeed --num_gpus 3 plain.py --deepspeed ds.json", "deepspeed plain.py", 3, {"deepspeed": "ds.json"}, {}),
+    ("./train.sh 0.1", "command bash ./train.sh", 1, {}, {}),
+    ("train.sh --lr 0.1", "command bash train.sh", 1, {"lr": 0.1}, {}),
+    ("uv run --extra gpu b.py -b 8", "command uv run --extra gpu b.py", 1, {"b": 8}, {"batch_size": "b"}),
+    ("uv run python -m pkg.train --lr 0.1", "command uv run python -m pkg.train", 1, {"lr": 0.1}, {}),
+    ("make -j4 train LR=0.1", "command make -j4 train", 1, {"LR": 0.1}, {"lr": "LR"}),
+    ("llamafactory-cli train x.yaml --learning_rate 1e-4", "command llamafactory-cli train x.yaml", 1,
+     {"learning_rate": 1e-4}, {}),
+    ("tune run lora --config x.yaml batch_size=2", "command tune run lora", 1,
+     {"config": "x.yaml", "batch_size": 2}, {}),
+    ("litgpt pretrain --train.micro_batch_size 4", "command litgpt pretrain", 1, {"train.micro_batch_size": 4},
+     {"batch_size": "train.micro_batch_size"}),
+    ("python -X dev plain.py --lr 0.1", "command python -X dev plain.py", 1, {"lr": 0.1}, {}),
+    ("python -c 'print(1)' --x 3", "command python -c print(1)", 1, {"x": 3}, {}),
+    ("bash -c 'echo $HOME'", "command bash -c echo $HOME", 1, {}, {}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@table(("typed", "start", "gpus", "params", "roles"), COMMANDS)
+def test_the_profile_of_a_command(
+    scripts: Path, typed: str, start: str, gpus: int, params: dict[str, object], roles: dict[str, str]
+) -> None:
+    profile = command_profile(shlex.split(typed), scripts)
+    form = profile.form
+    assert " ".join([form.launcher, *(form.command or [str(form.script or form.module)])]) == start
+    assert (form.gpus.count, form.roles) == (gpus, roles)
+    assert {name: param.default for name, param in form.params.items()} == params
+    scopes = {name for name, param in form.params.items() if param.scope == "global"}
+    assert scopes == {name for name in roles.values() if "global" in name or "total" in name}
+
+
+EXACT = [
+    "plain.py --a 1 --a 2 -b8 -j4 -v -vv --x= --y=1=2 pos 3 -1 --note 'two words' a=b=c https://x/?y=1 -- --z 1",
+    "plain.py '{\"lr\": 1}' --json '{\"a\": {\"b\": 1}}' --run '{run}' --list '[1,2]' k='[a,b]' '' --checkpoint x.pt",
+    "b.py -b 3 --sizes 1 2 3 --dropout=0.25 extra",
+    "plain.py --lr -0.5 -lr 3 --flag -x -1.5 - --é ü ./a=b",
+]
+
+
+@table("typed", EXACT)
+def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
+    words = shlex.split(typed)
+    spec = resolve(command_profile(words, scripts), inventory=[])
+    assert spec.typed == tuple(words) and spec.profile_path is None and spec.workdir == str(scripts)
+    assert list(expand(spec.args or (), spec.params, "/run", None)) == words[1:]
+
+
+def test_gpus_where_there_are_none(scripts: Path) -> None:
+    one, two = (command_profile(words.split(), scripts) for words in ("b.py", "torchrun --nproc-per-node 2 b.py"))
+    assert [(spec.gpus.count, spec.nproc) for spec in (resolve(each, inventory=[]) for each in (one, two))] == [
+        (0, 1), (0, 2),
+    ]  # fmt: skip
+    assert [(spec.gpus.count, spec.nproc) for spec in map(resolve, (one, two))] == [(1, 1), (2, 2)]
+
+
+@table(
+    ("typed", "named"),
+    [
+        ("", "train.py"), ("b_.py", "b.py"), ("LR=1 make", "before gputui"),
+        ("torchrun --nproc-per-node 2", "torchrun"),
+        ("python", "no script"), ("pkg/x.ipynb", "x.ipynb"), ("./notes.txt", "chmod"), ("--x", "--x"),
+    ],
+)  # fmt: skip
+def test_what_is_no_command(scripts: Path, typed: str, named: str) -> None:
+    (scripts / "notes.txt").write_text("x")
+    with pytest.raises(DraftError, match=named) as caught:
+        command_profile(shlex.split(typed), scripts)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_notebook(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (scripts / "n.ipynb").write_text("{}")
+    (scripts / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(scripts / "bin"))
+    with pytest.raises(DraftError, match="papermill"):
+        command_profile(["n.ipynb"], scripts)
+    for name in ("jupyter-nbconvert", "papermill"):
+        (scripts / "bin" / name).write_text("")
+        (scripts / "bin" / name).chmod(0o755)
+        program = command_profile(["n.ipynb", "-p", "lr", "0.1"], scripts).form.command or []
+        assert program[0] == name and "n.ipynb" in program and any("{run_dir}" in word for word in program)
