@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ class Batch:
 
     Lines without a time get ``arrived_at`` (UTC unix seconds), the latest at which they can have
     been written. ``comparison`` leaves out what earlier versions of the file had; None to store all.
-    ``nulls`` belong to the source.
+    ``nulls`` belong to the source; ``refused`` are the names that it leaves to a better source.
     ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
     beginning of each rejected line, ``newest`` the last number of each name by rank. The steps are
     those of lines without an event.
@@ -102,6 +102,7 @@ class Batch:
     arrived_at: float | None = None
     comparison: VersionComparison | None = None
     nulls: NullReader = field(default_factory=NullReader)
+    refused: Collection[str] = ()
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -110,7 +111,8 @@ class Batch:
     last_step: int | None = None
     more: bool = False
     notes: dict[EventKind, MetricsNote] = field(default_factory=dict)
-    learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    learned: Any = None
+    inherited: Any = None
 
     def add(self, source_id: int, offset: int, line: bytes, parsed: ParsedLine | Rejected | None) -> None:
         """Add a line at an offset of the current generation, which was written as ``line``."""
@@ -128,6 +130,11 @@ class Batch:
                 data, values = _renamed(values, "time")
                 self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
             at = self.arrived_at
+        if self.refused and not values.keys().isdisjoint(self.refused):
+            values = {name: value for name, value in values.items() if name not in self.refused}
+            if values.keys() <= _NOT_MEASURED:
+                return
+            data = orjson.dumps(values).decode()
         if not is_numeric:
             data, values = self._without_secrets(step, data, values)
         if "event" not in values:
@@ -191,13 +198,14 @@ _ADVANCE = (
     "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
 )
 
-# Stored with the lines, so that no reader scans all lines of an attempt.
-_NOTE_STEPS = (
-    "UPDATE attempts SET first_step = coalesce(first_step, ?), "
-    "last_step = max(coalesce(last_step, -1), ?), "
-    "first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN ? END) "
-    "WHERE run_id = (SELECT run_id FROM metric_sources WHERE source_id = ?) AND number = ?"
-)
+# Stored with the lines, so that no reader scans all lines of an attempt. What is read again may be older.
+_NOTE_STEPS = """
+UPDATE attempts SET
+    first_step = min(coalesce(first_step, :first), iif(:is_again, :first, coalesce(first_step, :first))),
+    last_step = max(coalesce(last_step, -1), :last),
+    first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN :now END)
+WHERE run_id = (SELECT run_id FROM metric_sources WHERE source_id = :source) AND number = :attempt
+"""
 
 
 def store_batch(
@@ -237,8 +245,10 @@ def store_batch(
     if batch.rejected:
         _store_rejected(connection, source_id, batch, now)
     if batch.last_step is not None:
-        steps = batch.first_step, batch.last_step
-        connection.execute(_NOTE_STEPS, (*steps, now, source_id, batch.attempt))
+        is_again = after.first_generation < after.generation
+        steps = {"first": batch.first_step, "last": batch.last_step, "is_again": is_again}
+        place = {"source": source_id, "attempt": batch.attempt, "now": now}
+        connection.execute(_NOTE_STEPS, steps | place)
     for rank, newest in batch.newest.items():
         _update_newest(connection, (source_id, batch.attempt, -1 if rank is None else rank), newest)
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -62,14 +62,32 @@ Parsed = ParsedLine | Rejected | None
 
 class LineFormat:
     """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars).
-    ``learned`` is what the next reader of the run must get as `Reading.epochs`."""
+    ``learned`` is what its lines have shown so far, and what the file's next reader must get as `Reading.learned`;
+    ``inherited`` the same for the files of the run's later attempts. None if nothing."""
 
     breaks_at_return = False
     has_header = False
 
     @property
-    def learned(self) -> Mapping[str, Sequence[int]]:
-        return {}
+    def learned(self) -> Any:
+        return None
+
+    @property
+    def inherited(self) -> Any:
+        return self.learned
+
+    @property
+    def has_news(self) -> bool:
+        """True if lines that were passed over are metrics after all: the caller reads the file again from its
+        beginning, by `restarted`."""
+        return False
+
+    def restarted(self) -> LineFormat:
+        """The format with what is learned, for the file's first line."""
+        return self
+
+    def conclude(self) -> None:
+        """The file has ended."""
 
     def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
         """A file begins or is continued: its first line if the format has a header, and the first

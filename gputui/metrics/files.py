@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gputui.metrics.batch import SourceState
+
 # The fingerprint covers the file's first bytes and those just before the offset. Rewritten content
 # that has grown past the old offset almost certainly differs in one of them.
 HEAD_BYTES = 256
@@ -43,6 +45,17 @@ def fingerprint(head: bytes, tail: bytes) -> str:
 def is_unchanged(descriptor: int, offset: int, expected: str | None) -> bool:
     """Return whether the bytes before ``offset`` still have this fingerprint."""
     return expected is None or fingerprint(*ends(descriptor, offset)) == expected
+
+
+def state_at(path: Path, offset: int) -> SourceState | None:
+    """The state of a file's reader behind its first ``offset`` bytes, or None at its start. Raises OSError."""
+    if not offset:
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return SourceState(os.fstat(descriptor).st_ino, 0, offset, False, fingerprint(*ends(descriptor, offset)))
+    finally:
+        os.close(descriptor)
 
 
 # --- patterns -------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_line, parse_values
+from gputui.metrics.learning import Learned, LearnedLines
 from gputui.metrics.printed import CUT_OFF, STEP_NAMES, OutputPatterns, step_line
 from gputui.metrics.values import printed_number
 
@@ -24,13 +26,13 @@ PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("std
 class Reading(Struct, frozen=True):
     """The way in which a profile reads lines: ``patterns`` for printed lines, the name of an
     unusual ``step``, factors of values by name, the outputs of a rank to search, and what earlier
-    readers have learned (`EpochCount`)."""
+    readers have ``learned`` (`LineFormat.learned`). Printed lines without patterns are learned."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
     units: Mapping[str, float] = msgspec.field(default_factory=dict)
     streams: tuple[str, ...] = ("stdout",)
-    epochs: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
+    learned: Any = None
 
 
 DEFAULT_READING = Reading()
@@ -119,7 +121,9 @@ def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
     if name == "csv":
         return CsvLines(reading.step)
     if name == "stdout":
-        return OutputPatterns(reading.patterns, reading.step, reading.units, reading.epochs)
+        if not reading.patterns:
+            return LearnedLines(msgspec.convert(reading.learned or {}, Learned, strict=False))
+        return OutputPatterns(reading.patterns, reading.step, reading.units, reading.learned)
     raise ValueError(f"unknown metrics source {name!r}; known are jsonl, csv, stdout and hf")
 
 

@@ -57,8 +57,7 @@ class HistoryReader:
         stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
         until = time.monotonic() + READ_SECONDS
         with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
-            arrived_at = min(self._source.clock(), self._modified_at)
-            batch = Batch(state, attempt, self._source.redactor, arrived_at, comparison, self._source.nulls)
+            batch = self._source.batch(state, attempt, self._modified_at, comparison)
             for index in range(start, stop):
                 entry = self._entries[index]
                 parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")

@@ -12,15 +12,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.background import BackgroundReader
 from gputui.metrics.batch import Batch, MetricsNote, SourceState, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.history import HistoryReader
+from gputui.metrics.name_owners import Exactness, NameOwners
 from gputui.metrics.reader import Boundary, FileReader
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.sources import ReadContext, SourceEnds, SourceRow, SourceTable
+from gputui.metrics.written_sources import FoundSource
 from gputui.store.events import EventKind
 
 # The agent's loop has other work; the rest is read in its next turn.
@@ -88,7 +91,7 @@ class OpenSource:
     order: StepOrder = field(default_factory=StepOrder)
     reader: FileReader | HistoryReader | BackgroundReader | None = None
     reported: set[tuple[EventKind, str | None]] = field(default_factory=set)
-    learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    learned: Any = None
 
     @property
     def background(self) -> BackgroundReader | None:
@@ -122,6 +125,7 @@ class MetricsIngest:
         self.ends = SourceEnds(self._table)
         self._sources: dict[int, OpenSource] = {}
         self._rivals: dict[int, str] | None = None
+        self._owners: dict[str, NameOwners] = {}
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
         self._report = IngestReport()
@@ -136,6 +140,11 @@ class MetricsIngest:
         ``output``). Raises ValueError for an unknown kind or bad patterns.
         """
         self._table.register(run_id, path, kind, reading)
+
+    def add_source(self, run_id: str, attempt: int, source: FoundSource, begin: SourceState | None) -> bool:
+        """Register a source that a live attempt has begun to write, inside the caller's transaction; ``begin`` is the
+        state before its first line, None at the file's start. False if the run has it already."""
+        return self._table.add(run_id, attempt, source, begin)
 
     def begin_attempt(
         self, run_id: str, attempt: int, rank_output: str = OUTPUT, ends: Mapping[int, SourceState] | None = None
@@ -162,6 +171,7 @@ class MetricsIngest:
         for source in [source for source in self._sources.values() if source.row.run_id == run_id]:
             source.close()
             del self._sources[source.row.source_id]
+        self._owners.pop(run_id, None)
         self.ends.forget(run_id)
 
     def close(self) -> None:
@@ -236,14 +246,22 @@ class MetricsIngest:
                 if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
                     stored.pop()
                     self.forget(source.row.run_id)
-                elif batch.learned and batch.learned != source.learned:
-                    self._table.learn(source.row, batch.learned)
+                    continue
+                self._note_names(source, batch)
+                if batch.learned is not None and batch.learned != source.learned:
+                    source.row = source.row.with_learned(batch.learned)
+                    self._table.learn(source.row, batch.inherited)
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
         except BaseException:
             for source, batch in stored:
                 source.reducer.forget()
                 batch.nulls.forget()
+                self._owners[source.row.run_id].forget()
+                if batch.learned is not None:
+                    # Its reader is ahead of what is stored.
+                    source.close()
+                    self._sources.pop(source.row.source_id, None)
                 if batch.comparison is not None:
                     batch.comparison.earlier.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.
@@ -255,8 +273,26 @@ class MetricsIngest:
             if batch.more and source.background is None:
                 queue.append(source)
 
+    def _note_names(self, source: OpenSource, batch: Batch) -> None:
+        """Take in the names of a stored batch, inside its transaction."""
+        names = {name for values in batch.newest.values() for name in values}
+        for source_id in self._owners_of(source.row).take(self._connection, source.row.source_id, names):
+            if source_id in self._sources:
+                self._sources[source_id].reducer.forget()
+
+    def _owners_of(self, row: SourceRow) -> NameOwners:
+        """The owners of names of a source's run, of which it is one."""
+        owners = self._owners.setdefault(row.run_id, NameOwners())
+        if row.source_id not in owners:
+            for each in self._table.read_of(row.run_id):
+                owners.add_source(each.source_id, Exactness.of(each.format, each.how))
+        owners.refresh(self._connection)
+        return owners
+
     def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
         """Go on behind a batch that was committed."""
+        if batch.state.generation > source.state.generation:
+            source.order = StepOrder()
         source.state, source.learned = batch.state, batch.learned
         self._report.lines += len(batch.rows)
         self._report.rejected += len(batch.rejected)
@@ -303,7 +339,8 @@ class MetricsIngest:
         if source.reader is not None and in_thread != (background is not None) and not is_reading:
             source.close()
         if source.reader is None:
-            reader = self._table.reader(source.row, in_thread=in_thread)
+            refused = self._owners_of(source.row).refused(source.row.source_id)
+            reader = self._table.reader(source.row, in_thread=in_thread, refused=refused)
             source.reader = reader
             if in_thread and context is not None:
                 source.reader = BackgroundReader(reader, context.start, source.row.pattern)

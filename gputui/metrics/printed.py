@@ -41,19 +41,20 @@ class OutputPatterns(LineFormat):
         patterns: Sequence[str],
         step: str | None = None,
         units: Mapping[str, float] | None = None,
-        epochs: Mapping[str, Sequence[int]] | None = None,
+        learned: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         if not patterns:
             raise ValueError("metrics from what is printed need at least one pattern")
         self._patterns = [compile_pattern(number, text, step) for number, text in enumerate(patterns, 1)]
         self._step = step
         self._units = units or {}
-        self._epochs = [EpochCount((epochs or {}).get(str(number))) for number in range(len(patterns))]
+        self._epochs = [EpochCount((learned or {}).get(str(number))) for number in range(len(patterns))]
         self._timeouts = 0
 
     @property
-    def learned(self) -> Mapping[str, Sequence[int]]:
-        return {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
+    def learned(self) -> Mapping[str, Sequence[int]] | None:
+        epochs = {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
+        return epochs or None
 
     def parse(self, line: bytes) -> Parsed:
         match = self._match(line)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -29,13 +29,23 @@ _ANY_ATTEMPT = 2**63
 
 class ReadSource(NamedTuple):
     """The source of a reader: its ID, how its texts are redacted, what is stored of the earlier
-    versions of its file, a clock (UTC unix seconds), and the meanings of its nulls."""
+    versions of its file, a clock (UTC unix seconds), the meanings of its nulls, and the names that it leaves to
+    others."""
 
     source_id: int
     redactor: Redactor
     earlier: EarlierLines
     clock: Callable[[], float]
     nulls: NullReader
+    refused: Collection[str] = ()
+
+    def batch(
+        self, state: SourceState, attempt: int, modified_at: float, comparison: VersionComparison | None
+    ) -> Batch:
+        """An empty batch of lines from a file that was modified at a time (UTC unix seconds): they may have been unread
+        for hours, so that they are at most as new as the file."""
+        arrived_at = min(self.clock(), modified_at)
+        return Batch(state, attempt, self.redactor, arrived_at, comparison, self.nulls, self.refused)
 
 
 class Boundary(NamedTuple):
@@ -119,7 +129,23 @@ class FileReader:
                 return batch
         if successor is not None:
             return self._follow(successor, descriptor, state, boundaries)
+        if ended and descriptor is not None:
+            self._format.conclude()
+            return self._read_again(Batch(state)) if self._format.has_news else None
         return None
+
+    def _read_again(self, batch: Batch) -> Batch:
+        """The batch with the state at the beginning of the file, as if that had been rewritten: of its lines, what is
+        stored already is left out."""
+        self._format = self._format.restarted()
+        before = batch.state
+        batch.state = SourceState(before.inode, before.generation + 1, first_generation=before.first_generation)
+        batch.more = True
+        return self._with_learned(batch)
+
+    def _with_learned(self, batch: Batch) -> Batch:
+        batch.learned, batch.inherited = self._format.learned, self._format.inherited
+        return batch
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
         """The state after everything that exists now, where the next attempt begins. With
@@ -164,20 +190,17 @@ class FileReader:
 
         at_boundary = segment_end is not None and offset + len(data) >= segment_end
         is_closed = at_end and (at_boundary or is_last)
-        # Lines may have been unread for hours, so they are at most as new as the file.
-        arrived_at = min(self._source.clock(), os.fstat(descriptor).st_mtime)
         with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
-            batch = Batch(state, attempt, self._source.redactor, arrived_at, comparison, self._source.nulls)
+            batch = self._source.batch(state, attempt, os.fstat(descriptor).st_mtime, comparison)
             if isinstance(self._format, RecordFormat):
                 consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
             else:
                 consumed, skipping, complete = self._add_lines(self._format, batch, data, is_closed)
-        batch.learned = self._format.learned
         batch.more = not complete or not at_end or at_boundary
         if consumed or skipping != state.skipping:
             mark = fingerprint(*ends_after(head, tail, data[:consumed]))
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
-        return batch
+        return self._read_again(batch) if self._format.has_news else self._with_learned(batch)
 
     def _follow(
         self, inode: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]

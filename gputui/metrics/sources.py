@@ -3,14 +3,14 @@ attempt."""
 
 from __future__ import annotations
 
+import fnmatch
 import glob
-import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ from gputui.metrics.reader import Boundary, FileReader, ReadSource
 from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
+from gputui.metrics.written_sources import FoundSource
 from gputui.store.metrics.queries import END, START, rows_between
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
@@ -80,10 +81,18 @@ class SourceRow(NamedTuple):
     def how(self) -> Reading:
         return msgspec.json.decode(self.reading or "{}", type=Reading)
 
+    def with_learned(self, learned: Any) -> SourceRow:
+        """The source as the next reader must know it."""
+        return self._replace(reading=msgspec.json.encode(replace(self.how, learned=learned)).decode())
+
     @property
     def pattern(self) -> str:
         """The path or glob of its files."""
-        return f"{self.path}/{TRACKERS[self.format].pattern}" if self.format in TRACKERS else self.path
+        if self.format not in TRACKERS:
+            return self.path
+        pattern = TRACKERS[self.format].pattern
+        is_file = fnmatch.fnmatchcase(PurePath(self.path).name, PurePath(pattern).name)
+        return self.path if is_file else f"{self.path}/{pattern}"
 
 
 class SourceTable:
@@ -114,6 +123,10 @@ class SourceTable:
     def files_of(self, run_id: str) -> list[SourceRow]:
         """The sources that the run's profile names, without the output of its attempts."""
         return self._rows(f"s.run_id = ? AND s.format NOT IN ('{PRINTED}', '{ATTEMPT_OUTPUT}')", run_id)
+
+    def read_of(self, run_id: str) -> list[SourceRow]:
+        """All sources of a run with lines of their own."""
+        return self._rows(f"s.run_id = ? AND s.format != '{PRINTED}'", run_id)
 
     def growing(self, condition: str, *values: str) -> list[SourceRow]:
         """The sources that can still grow, of runs that satisfy an SQL condition: of outputs only
@@ -164,23 +177,37 @@ class SourceTable:
                 (source,) = self._rows("s.run_id = ? AND s.path = ?", run_id, path)
                 self._add_boundary(source.source_id, (0, 0), attempt)
         for source_id, end in ends.items():
-            _, boundaries = self.position(source_id)
-            # Lines before a run's first attempt are not its own: they count as read.
-            if not boundaries and end.byte_offset:
-                self._connection.execute(
-                    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, "
-                    "fingerprint = ?, first_generation = ? WHERE source_id = ?",
-                    (end.inode, *end.position, end.fingerprint, end.generation, source_id),
-                )
-            self._add_boundary(source_id, end.position, attempt)
+            self._begin_at(source_id, end, attempt)
 
-    def learn(self, source: SourceRow, epochs: Mapping[str, Sequence[int]]) -> None:
-        """Keep what an output has shown about its epochs for its next reader, and for the run's
-        later attempts."""
+    def _begin_at(self, source_id: int, end: SourceState, attempt: int) -> None:
+        _, boundaries = self.position(source_id)
+        # Lines before a run's first attempt are not its own: they count as read.
+        if not boundaries and end.byte_offset:
+            self._connection.execute(
+                "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, "
+                "fingerprint = ?, first_generation = ? WHERE source_id = ?",
+                (end.inode, *end.position, end.fingerprint, end.generation, source_id),
+            )
+        self._add_boundary(source_id, end.position, attempt)
+
+    def add(self, run_id: str, attempt: int, source: FoundSource, begin: SourceState | None) -> bool:
+        """Register a source that an attempt has begun to write. See `MetricsIngest.add_source`."""
+        if self._rows("s.run_id = ? AND s.path = ?", run_id, source.path):
+            return False
+        self.register(run_id, source.path, source.kind, source.reading)
+        (row,) = self._rows("s.run_id = ? AND s.path = ?", run_id, source.path)
+        self._begin_at(row.source_id, begin or SourceState(), attempt)
+        return True
+
+    def learn(self, row: SourceRow, inherited: Any) -> None:
+        """Store what a source has shown for its next reader, and what later attempts inherit of it."""
         self._connection.execute(
-            "UPDATE metric_sources SET reading = json_patch(reading, ?) "
-            "WHERE source_id = ? OR (run_id = ? AND format = ?)",
-            (json.dumps({"epochs": epochs}), source.source_id, source.run_id, PRINTED),
+            "UPDATE metric_sources SET reading = ? WHERE source_id = ?", (row.reading, row.source_id)
+        )
+        self._connection.execute(
+            "UPDATE metric_sources SET reading = json_set(reading, '$.learned', json(?)) "
+            "WHERE run_id = ? AND format = ?",
+            (msgspec.json.encode(inherited).decode(), row.run_id, PRINTED),
         )
 
     def rivals(self) -> dict[int, str]:
@@ -213,8 +240,9 @@ class SourceTable:
         is_near = row.pattern.startswith(f"{self.context.run_dir(row.run_id)}/")
         return not is_near or row.format == "hf" or has_wildcards(row.pattern)
 
-    def reader(self, row: SourceRow, *, in_thread: bool) -> FileReader | HistoryReader:
-        """A reader of a source, for this thread or for others (``in_thread``)."""
+    def reader(self, row: SourceRow, *, in_thread: bool, refused: Collection[str] = ()) -> FileReader | HistoryReader:
+        """A reader of a source, for this thread or for others (``in_thread``), which leaves out the names that are
+        ``refused``."""
         redactor = self._redactor_of(row.run_id)
 
         def connect() -> AbstractContextManager[sqlite3.Connection]:
@@ -230,7 +258,7 @@ class SourceTable:
             return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
 
         earlier = EarlierLines(row.source_id, connect)
-        source = ReadSource(row.source_id, redactor, earlier, self._clock, NullReader(newest_lines))
+        source = ReadSource(row.source_id, redactor, earlier, self._clock, NullReader(newest_lines), refused)
         if row.format == "hf":
             return HistoryReader(source, row.path)
         is_output = row.format == ATTEMPT_OUTPUT

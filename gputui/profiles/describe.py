@@ -92,7 +92,9 @@ def _metrics(spec: RunSpec) -> list[str]:
         return ["off"]
     sources = []
     for source in spec.metrics:
-        if source.path is not None:
+        if source.kind == "auto":
+            sources.append("learned from what it prints and writes")
+        elif source.path is not None:
             sources.append(f"{source.kind} from {source.path}")
         else:
             patterns = count_of(len(source.patterns), "pattern")

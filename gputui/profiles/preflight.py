@@ -24,11 +24,16 @@ from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.gpu_use import PastPeak
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"
+RESUME_REMEDY = (
+    'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes, or let it load '
+    "$GPUTUI_CHECKPOINT where that is set"
+)
 _DATA_NAME = re.compile(
     r"(?:.*_)?(?:data|dataset|train|valid|val|eval|test|input|images?|corpus)_?(?:dir|directory|folder|path|root|file)",
     re.IGNORECASE,
@@ -259,9 +264,12 @@ def _metrics(spec: RunSpec) -> CheckResult:
 def _checkpoints(spec: RunSpec) -> CheckResult:
     """Check that runs do not share a checkpoint folder, which would hide whose a checkpoint is."""
     if spec.checkpoints is None:
-        return CheckResult("checkpoints", "skip", "the profile names none")
+        return CheckResult("checkpoints", "skip", "the profile names none; those below the working directory are seen")
     if _RUN_DIR in spec.checkpoints.directory:
         return CheckResult("checkpoints", "pass", f"{spec.checkpoints.pattern} in the run's own folder")
+    if spec.checkpoints.pattern == LEARNED:
+        detail = f"what is written below {spec.checkpoints.directory} is recognised by its content"
+        return CheckResult("checkpoints", "pass", detail)
     detail = (
         f"{spec.checkpoints.directory} is the folder of every run of this profile: what lies there before a run "
         "begins is not resumed from, nor what is written while another run has it too"
@@ -273,7 +281,8 @@ def _checkpoints(spec: RunSpec) -> CheckResult:
 def _resume(spec: RunSpec) -> CheckResult:
     """Check that a restarted script gets its checkpoint. Whether it loads it cannot be known."""
     if spec.checkpoints is None:
-        return CheckResult("resume", "skip", "the profile names no checkpoints")
+        detail = "the script is given no checkpoint: a new attempt begins from the start"
+        return CheckResult("resume", "warn", detail, RESUME_REMEDY)
     if any("{checkpoint}" in text or "{checkpoint_step}" in text for _, text in _templates(spec)):
         return CheckResult("resume", "pass", "the script is given the checkpoint")
     if spec.checkpoints.resume:
@@ -284,8 +293,7 @@ def _resume(spec: RunSpec) -> CheckResult:
         "checkpoints has no resume: unless the script itself looks at $GPUTUI_CHECKPOINT, or for its own checkpoints, "
         "every attempt after an incident starts from the beginning"
     )
-    remedy = 'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes'
-    return CheckResult("resume", "warn", detail, remedy)
+    return CheckResult("resume", "warn", detail, RESUME_REMEDY)
 
 
 def _disk(spec: RunSpec, state: Path) -> CheckResult:

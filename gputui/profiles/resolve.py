@@ -25,6 +25,7 @@ from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import format_value, substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.spec import SHELL_GPUS, CheckpointSpec, GpuRequest, MetricsSpec, Phase, PythonOrigin, RunSpec, Scalar
 
 RUN_DIR = "{run_dir}"
@@ -331,7 +332,8 @@ def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) 
     if form.checkpoints is None:
         return None
     checkpoints = form.checkpoints
-    directory = _rooted(workdir, checkpoints.dir, params)
+    usual = workdir if checkpoints.pattern == LEARNED else f"{RUN_DIR}/checkpoints"
+    directory = _rooted(workdir, checkpoints.dir or usual, params)
     return CheckpointSpec(directory, checkpoints.pattern, tuple(checkpoints.resume))
 
 

@@ -36,6 +36,7 @@ from gputui.profiles.values import (
     any_of,
 )
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
+from gputui.runs.learned_checkpoints import LEARNED
 
 if TYPE_CHECKING:
     LauncherName = str
@@ -84,7 +85,7 @@ class Requires(Model):
 class Metrics(Model):
     """A source of the run's metrics."""
 
-    source: Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"] = Field(
+    source: Literal["auto", "jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"] = Field(
         description="the kind of source"
     )
     path: Text | None = Field(None, description="the file, folder or glob; may begin with {run_dir}")
@@ -105,7 +106,7 @@ class Metrics(Model):
                 raise problem(str(error)) from error
         elif self.patterns is not None or self.units:
             raise problem("only sources stdout, stderr and output have patterns and units")
-        elif self.source != "jsonl" and self.path is None:
+        elif self.source not in ("auto", "jsonl") and self.path is None:
             raise problem(f"source {self.source} needs a path")
         elif self.source in ("hf", "tensorboard", "wandb") and self.step is not None:
             raise problem(f"source {self.source} has its own steps")
@@ -135,8 +136,15 @@ def _distinct(sources: list[Metrics]) -> list[Metrics]:
 class Checkpoints(Model):
     """The location of checkpoints, and how a run resumes from one."""
 
-    dir: Text = Field("{run_dir}/checkpoints", description="the folder, relative to the working directory")
-    pattern: Text = Field(description="a glob of their names in the folder, such as step_*.pt")
+    dir: Text | None = Field(
+        None,
+        description="the folder, relative to the working directory, which it is with pattern auto; else "
+        "{run_dir}/checkpoints",
+    )
+    pattern: Text = Field(
+        LEARNED,
+        description="a glob of their names in the folder, such as step_*.pt; auto finds them below it by their content",
+    )
     resume: Words = Field(
         default_factory=list, description="arguments to add on a resume, such as --resume {checkpoint}"
     )
@@ -213,7 +221,7 @@ class ProfileForm(Model):
             {"type": "array", "items": Metrics.model_json_schema()},
         ),
     ] = Field(
-        default_factory=lambda: [Metrics(source="jsonl", path="{run_dir}/metrics.jsonl", patterns=None, step=None)],
+        default_factory=lambda: [Metrics(source="auto", path=None, patterns=None, step=None)],
         description="a source, a list of sources, or off; else JSON lines in {run_dir}/metrics.jsonl",
     )
     checkpoints: Checkpoints | None = Field(None, description="where the script saves checkpoints, and how it resumes")

@@ -77,7 +77,8 @@ class AttemptReach(Struct, frozen=True):
 
     def has_begun(self, spec: RunSpec) -> bool:
         has_shown = self.last_step is not None or self.new_checkpoint
-        return has_shown or (not spec.metrics and (self.ran_seconds or 0.0) >= WORKED_SECONDS)
+        is_silent = not spec.names_metrics and self.best_step_before is None
+        return has_shown or (is_silent and (self.ran_seconds or 0.0) >= WORKED_SECONDS)
 
 
 class FailedAttempt(Struct, frozen=True, kw_only=True):

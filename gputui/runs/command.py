@@ -15,8 +15,9 @@ from msgspec.structs import asdict, replace
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
+from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.logs import NODES
-from gputui.runs.spec import RunSpec, Scalar, known_spec
+from gputui.runs.spec import METRICS_FILE, RunSpec, Scalar, known_spec
 from gputui.store.runs import Run
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -182,7 +183,7 @@ def build_launch(
         "GPUTUI_ATTEMPT": str(attempt),
         "GPUTUI_METRICS": next(
             (substitute(source.path, values) for source in spec.metrics if source.kind == "jsonl" and source.path),
-            f"{run_dir}/metrics.jsonl",
+            f"{run_dir}/{METRICS_FILE}",
         ),
         **launcher.environment(placement, invocation),
     }
@@ -217,6 +218,14 @@ def without_gpus(launch: Launch) -> Launch:
 def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
     """The folder of the run's checkpoints, or None if its profile names none."""
     return None if spec.checkpoints is None else in_run(spec.checkpoints.directory, spec, run_dir)
+
+
+def watched_checkpoints(spec: RunSpec, run_dir: Path) -> tuple[Path, str]:
+    """The folder and the pattern of the checkpoints that a run saves: where its profile names none, those that are
+    recognised below its working directory."""
+    if spec.checkpoints is None:
+        return in_run(spec.workdir, spec, run_dir), LEARNED
+    return in_run(spec.checkpoints.directory, spec, run_dir), spec.checkpoints.pattern
 
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:

@@ -20,7 +20,7 @@ from gputui.store.runs import Run
 
 Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
-MetricsKind = Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
+MetricsKind = Literal["auto", "jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
 
 # The parameters that recovery may change, and their usual names, for profiles that do not map the
 # role.
@@ -34,6 +34,10 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "timeout": ("timeout",),
     "num_workers": ("num_workers",),
 }
+
+
+METRICS_FILE = "metrics.jsonl"
+"""The file in a run's folder that GPUTUI_METRICS names, where the profile names no other."""
 
 
 class SpecError(ValueError):
@@ -165,6 +169,16 @@ class RunSpec(Struct, frozen=True):
         """Number of ranks on that many GPUs of this machine, at the profile's ranks per GPU."""
         asked = len(self.gpus.uuids) or self.gpus.count
         return max(1, self.nproc * gpus // asked) if asked and gpus else self.nproc
+
+    @property
+    def learns_metrics(self) -> bool:
+        """True if gputui finds out what its metrics are."""
+        return any(source.kind == "auto" for source in self.metrics)
+
+    @property
+    def names_metrics(self) -> bool:
+        """True if its profile says where its metrics are, so that without a line it has not begun to train."""
+        return any(source.kind != "auto" for source in self.metrics)
 
     @property
     def python_words(self) -> str | None:

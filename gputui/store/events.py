@@ -34,6 +34,7 @@ EventKind = Literal[
     "log_trimmed",  # [path]
     "log_unbounded",  # [path]
     # its metrics and checkpoints
+    "metrics_found",  # [path]
     "metrics_unreadable",  # [what the system says]
     "metrics_unanswered",  # [path]
     "metrics_doubtful",  # [path]

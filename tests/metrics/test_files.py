@@ -340,7 +340,7 @@ def test_a_new_agent_finds_the_runs_that_are_not_over(bench: Bench) -> None:
 
 
 def test_sources_that_cannot_be(connection: sqlite3.Connection) -> None:
-    for kind, patterns in [("xml", ()), ("stdout", ()), ("stdout", ("(",)), ("stdout", ("loss (?P<loss>.*)",))]:
+    for kind, patterns in [("xml", ()), ("stdout", ("(",)), ("stdout", ("loss (?P<loss>.*)",))]:
         with pytest.raises(ValueError, match=r"."):
             MetricsIngest(connection).open_source(RUN, "/x", kind, Reading(patterns))
 

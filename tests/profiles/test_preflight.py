@@ -119,7 +119,7 @@ CHECKS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
     ("resume", "pass", {"checkpoints": replace(RESUME, resume=()), "env": {"START_FROM": "{checkpoint}"}}, ()),
     ("resume", "pass", {"checkpoints": replace(RESUME, resume=("--load", "{run_dir}/c"))}, ()),
     ("resume", "warn", {"checkpoints": replace(RESUME, resume=())}, ()),
-    ("resume", "skip", {"checkpoints": None}, ()),
+    ("resume", "warn", {"checkpoints": None}, ()),
 ]  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def test_a_profile_with_everything() -> None:
 def test_the_least_profile() -> None:
     profile = read_profile("script: train.py", Path("some where/My Run.yaml"))
     assert (profile.name, profile.form.gpus.count) == ("My-Run", 1)
-    assert profile.form.metrics is not None and profile.form.metrics[0].path == "{run_dir}/metrics.jsonl"
+    assert [source.source for source in profile.form.metrics] == ["auto"]
     assert read_profile("command: ./go.sh --fast", FILE).form.launcher == "command"
 
 

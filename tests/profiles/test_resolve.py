@@ -106,7 +106,6 @@ def test_a_specification_survives_being_stored(project: Path) -> None:
 @table(
     ("text", "file", "field", "expected"),
     [
-        ("", "x.yaml", "metrics", "{run_dir}/metrics.jsonl"),
         ("metrics: {source: jsonl}", "x.yaml", "metrics", "{run_dir}/metrics.jsonl"),
         ("metrics: off", "x.yaml", "metrics", ""),
         ("script: ~/a.py", "x.yaml", "program", "/home/anna/a.py"),

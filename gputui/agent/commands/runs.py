@@ -132,7 +132,7 @@ def resume(request: CommandRequest) -> Result:
         raise RefusedError(f"{target.run_id} is {target.state}; only an ended run can be resumed")
     folder = checkpoint_directory(spec_of(target), request.context.workspace.run_dir(target.run_id))
     if spec_of(target).checkpoints is None or folder is None:
-        why = "has no checkpoints in its profile; gputui restart begins it again"
+        why = "has no way to resume that gputui knows (checkpoints: in its profile); gputui restart begins it again"
         raise RefusedError(f"{target.run_id} {why}")
     params = {**target.params, **_changed_params(request, target)}
     search = search_now(request.context, target)

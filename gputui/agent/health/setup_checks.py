@@ -101,6 +101,8 @@ def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) ->
     files = [str(in_run(path, spec, run_dir)) for path in paths]
     unread = [f"no metrics line was read from {' or '.join(files)}"] if files else []
     printed = [source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS]
+    if spec.learns_metrics:
+        unread.append("nothing that it has printed or written looks like metrics")
     if printed:
         unread.append(f"nothing in its {printed[0]} matches the patterns of its profile")
     folder, newest = checkpoint_directory(spec, run_dir), None

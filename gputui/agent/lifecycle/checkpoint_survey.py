@@ -31,7 +31,8 @@ from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.agent_process import read_identity
-from gputui.runs.command import checkpoint_directory
+from gputui.runs.command import watched_checkpoints
+from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.repository import transaction
 from gputui.runs.shim import read_record
 from gputui.runs.spec import spec_of
@@ -75,17 +76,17 @@ class _KeptLedger(Struct):
 def search_now(
     context: AgentContext, run: Run, ended_at: float | None = None, *, ended_well: bool = False
 ) -> CheckpointSearch | None:
-    """Input of a scan for the run's checkpoints; None if its profile names none, or if only its
-    target sees them. ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row
-    does not have it yet, ``ended_well`` if that was with code 0."""
+    """Input of a scan for the run's checkpoints; None if there can be none, or if only its target sees them.
+    ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row does not have it yet, ``ended_well`` if
+    that was with code 0."""
     connection, workspace, spec = context.connection, context.workspace, spec_of(run)
-    folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
-    if folder is None or spec.checkpoints is None:
-        return None
+    folder, pattern = watched_checkpoints(spec, workspace.run_dir(run.run_id))
     if not context.executors.of(spec.target).sees_checkpoints(spec.target or {}):
         return None
     rows = read_attempts(connection, run.run_id)
-    attempts = attempt_spans(rows, has_metrics=bool(spec.metrics), now=context.now())
+    if pattern == LEARNED and not rows:
+        return None  # nothing is its own yet
+    attempts = attempt_spans(rows, names_metrics=spec.names_metrics, now=context.now())
     writer, since = None, context.now()
     if attempts:
         newest = attempts[-1]
@@ -99,7 +100,7 @@ def search_now(
         database=workspace.database,
         run_id=run.run_id,
         folder=folder,
-        pattern=spec.checkpoints.pattern,
+        pattern=pattern,
         rows=tuple(checkpoints.of_run(connection, run.run_id, with_gone=True)),
         attempts=attempts,
         writer=writer,
@@ -113,16 +114,14 @@ def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequenc
     checkpoints.save(connection, search.run_id, search.rows, rows)
 
 
-def attempt_begins(connection: Connection, run: Run, number: int, folder: Path | None, own: Path) -> None:
+def attempt_begins(connection: Connection, run: Run, number: int, folder: Path, own: Path) -> None:
     """Record in the ledger that an attempt begins from ``run.resume_from``: what is in it lay there
     before. Works inside the caller's transaction, after the attempt's row was written. ``own`` is
     the attempt's folder."""
-    if folder is None:
-        return
     before = tuple(checkpoints.of_run(connection, run.run_id, with_gone=True))
     rows = read_attempts(connection, run.run_id)
     now = rows[-1].created_at
-    spans = attempt_spans(rows, has_metrics=bool(spec_of(run).metrics), now=now)
+    spans = attempt_spans(rows, names_metrics=spec_of(run).names_metrics, now=now)
     earlier = tuple(span for span in spans if span.number < number)
     checkpoints.note_scan(connection, run.run_id, number, str(folder), now)
     after = ledger.attempt_begins(before, earlier, number, run.resume_from)
@@ -179,7 +178,7 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     late = max(FETCHED_SECONDS, (spec_of(run).target or {}).get("poll", 0.0))
     course: list[dict[str, Any]] = []
     was_ever_sound = any(times.last_sound(row.number) is not None for row in attempts)
-    for span in attempt_spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0):
+    for span in attempt_spans(attempts, names_metrics=spec_of(run).names_metrics, now=0.0):
         incident, until = incidents.get(span.number), None
         if was_ever_sound and (unsound := times.unsound_since(span.number)) is not None:
             until = unsound[1] - late
@@ -221,7 +220,8 @@ def claim(folder: Path, home: Path) -> None:
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed`
     raises."""
-    claim(search.real_folder, search.home)
+    if search.pattern != LEARNED:  # a working directory is not the run's alone
+        claim(search.real_folder, search.home)
     return CheckpointScan(search, surveyed(search, lambda: now), now)
 
 

@@ -30,6 +30,7 @@ from gputui.agent.lifecycle.live_attempt import (
     Sweeping,
 )
 from gputui.agent.lifecycle.run_files import attempt_dir, read_record
+from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended
@@ -40,6 +41,7 @@ from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collec
 from gputui.runs import repository
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
+from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.logs import written_at
 from gputui.store import placements
 from gputui.store.agent import read_agent
@@ -172,9 +174,16 @@ def _note_running(context: AgentContext, run_id: str, attempt: int, cause: str) 
         repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=now)
 
 
-def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_until: float) -> Sweeping | Postmortem:
-    """Kill leftover processes, read metrics until ``read_until`` (monotonic), and await another
-    sample of the GPUs. Return Postmortem when all is done; until then, each turn calls this again.
+def sweep(
+    attempt: LiveAttempt,
+    phase: Sweeping,
+    context: AgentContext,
+    *,
+    read_until: float,
+    searches: SourceSearches,
+) -> Sweeping | Postmortem:
+    """Kill leftover processes, look for files with metrics a last time, read metrics until ``read_until`` (monotonic),
+    and await another sample of the GPUs. Return Postmortem when all is done; until then, each turn calls this again.
     Raises SpecError if the run's specification cannot be read, and sqlite3.Error."""
     record = attempt.record
 
@@ -212,6 +221,9 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
         phase.awaits = "for a reading of its GPUs"
         return phase
     # No process can write more now.
+    phase.awaits = "for a look at the files that it wrote"
+    if not searches.conclude(attempt):
+        return phase
     phase.awaits = "for the rest of its metrics to be read"
     if not finish_reading():
         return phase
@@ -401,7 +413,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     failed = outcome(evidence, stop_intended=is_stop) == "failed"
     choice = _choose_after(search, task, incident if failed else None)
     missed = None
-    if not choice.rows and choice.is_seen:
+    if not choice.rows and choice.is_seen and search.pattern != LEARNED:
         try:
             missed = unmatched(search)
         except OSError:
@@ -426,6 +438,6 @@ def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Inci
     if unreadable is not None:
         is_lost = bool(candidates(rows, search.attempts))
         return CheckpointChoice(rows, unreadable=unreadable if is_lost else None, is_seen=False)
-    if incident is None:
+    if incident is None or task.resolved.spec.checkpoints is None:
         return CheckpointChoice(rows)
     return choose(rows, search.attempts, task.resolved.policy.checkpoints_wanted, folder=search.folder)

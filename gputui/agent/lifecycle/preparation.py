@@ -19,7 +19,7 @@ from gputui.core.redaction import Redactor
 from gputui.metrics.batch import SourceState
 from gputui.runs import repository
 from gputui.runs.agent_process import agent_for_executor
-from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus
+from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, watched_checkpoints, without_gpus
 from gputui.runs.executors.base import Executor
 from gputui.runs.executors.far_checkpoints import NEWEST_CHECKPOINT
 from gputui.runs.launchers.base import OUTPUT, Placement
@@ -155,7 +155,7 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
             context.note("gpus_replaced", text, run.run_id, severity="warning")
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         repository.drop_next_attempt(connection, run.run_id)
-        checkpoints = checkpoint_directory(spec_of(run), context.workspace.run_dir(run.run_id))
+        checkpoints, _ = watched_checkpoints(spec_of(run), context.workspace.run_dir(run.run_id))
         checkpoint_survey.attempt_begins(connection, run, number, checkpoints, folder)
         context.ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)

@@ -26,6 +26,7 @@ from gputui.agent.lifecycle.run_files import (
     rank_output,
     read_record,
 )
+from gputui.agent.lifecycle.source_search import readmit_sources
 from gputui.core.files import read_regular
 from gputui.core.redaction import Redactor, redact_params
 from gputui.runs import repository
@@ -228,6 +229,7 @@ def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt:
     )
     output = rank_output(spec, len(plan.gpus), folder / "attempts" / str(number))
     context.ingest.readmit_attempt(folder.name, number, plan.metrics_bytes, output)
+    readmit_sources(context, folder.name, number)
 
 
 def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: str) -> float:

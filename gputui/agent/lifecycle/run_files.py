@@ -26,13 +26,14 @@ from gputui.runs.identity import is_held
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import Phase, RunSpec, SpecError, spec_of
+from gputui.runs.spec import METRICS_FILE, Phase, RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
 from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
+
 
 # In an attempt's folder: its last step and its steps in all, if it ended far below them by itself.
 EARLY_FILE = "early.json"
@@ -80,6 +81,10 @@ def read_record(path: Path) -> dict[str, Any] | None:
 def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Path) -> None:
     """Register the run's sources of metrics. Works inside the caller's transaction."""
     for source in spec.metrics:
+        if source.kind == "auto":
+            ingest.open_source(run_id, str(run_dir / METRICS_FILE), "jsonl")
+            ingest.open_source(run_id, str(run_dir), "output")
+            continue
         path = in_run(source.path, spec, run_dir) if source.path else run_dir
         is_pattern = source.kind == "hf" or source.kind in TRACKERS or has_wildcards(str(path))
         if source.path and is_pattern:

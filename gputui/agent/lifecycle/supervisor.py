@@ -28,6 +28,7 @@ from gputui.agent.lifecycle.execution import finish_postmortem
 from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
+from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.agent.lifecycle.start_conditions import RecoveryWaits
 from gputui.agent.outbox import Outbox
 from gputui.machine.gpu_model import Occupant
@@ -74,11 +75,13 @@ class Supervisor:
     waits: RecoveryWaits = field(init=False)
     outbox: Outbox = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
+    searches: SourceSearches = field(init=False)
 
     def __post_init__(self) -> None:
         context = self.context
         self.parts = Parts(context)
         self.surveys = CheckpointSurveys(context)
+        self.searches = SourceSearches(context)
         self.outbox = Outbox(context)
         self.health = HealthMonitor(context, self.parts)
         self.holds = GpuHolds(context)
@@ -221,7 +224,9 @@ class Supervisor:
                 return
             attempt.phase = following
         if isinstance(attempt.phase, Sweeping):
-            attempt.phase = execution.sweep(attempt, attempt.phase, context, read_until=read_until)
+            attempt.phase = execution.sweep(
+                attempt, attempt.phase, context, read_until=read_until, searches=self.searches
+            )
         elif isinstance(attempt.phase, Postmortem):
             task = attempt.phase.task
             findings = finish_postmortem(attempt, attempt.phase, context)
@@ -243,6 +248,7 @@ class Supervisor:
         running = self.running()
         parts.do("watching", lambda: self.health.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
+        parts.do("files with metrics", lambda: self.searches.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
         parts.do("notices", self.outbox.turn)
         is_due = (

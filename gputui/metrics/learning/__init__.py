@@ -12,3 +12,7 @@ and "Validation loss", ``train/loss`` of "train loss". Where a name has none, th
 part too. A name such as ``eval_loss`` stays as it is. Times, rates, memory, sizes, other counters and the best of
 several are left out. What is not sure is not stored.
 """
+
+from gputui.metrics.learning.lines import Learned, LearnedLines
+
+__all__ = ["Learned", "LearnedLines"]

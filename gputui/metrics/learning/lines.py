@@ -89,7 +89,7 @@ class LearnedLines(LineFormat):
     breaks_at_return = True
 
     def __init__(self, learned: Learned = Learned(), *, learns: bool = True) -> None:  # noqa: B008
-        self.has_news = False
+        self._has_news = False
         self._learns = learns
         running = learned.running
         self._readers: list[ShapeReader] = []
@@ -110,7 +110,7 @@ class LearnedLines(LineFormat):
         self._note_shapes()
 
     @property
-    def learned(self) -> Learned:  # type: ignore[override]
+    def learned(self) -> Learned:
         if self._learned is None:
             running = Running(
                 self._lines,
@@ -127,9 +127,15 @@ class LearnedLines(LineFormat):
         return self._learned
 
     @property
-    def restarted(self) -> Learned:
-        """What to read the output with again from its beginning."""
-        return Learned(self._shapes)
+    def inherited(self) -> Learned:
+        return self.learned.for_next_attempt
+
+    @property
+    def has_news(self) -> bool:
+        return self._has_news
+
+    def restarted(self) -> LearnedLines:
+        return LearnedLines(Learned(self._shapes), learns=self._learns)
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -229,7 +235,7 @@ class LearnedLines(LineFormat):
         was_at_end = total is not None and (position.place or 0) >= _END_OF_EPOCH * total
         if is_nameless and was_at_end and position.has_restarted(place, total):
             self._readers[index] = ShapeReader(replace(shape, restarts=True))
-            self.has_news = True
+            self._has_news = True
         return position.step(counters, self._epoch, restarts=shape.restarts)
 
     def _total_steps(self, index: int, counters: Counters) -> int | None:
@@ -337,7 +343,7 @@ class LearnedLines(LineFormat):
         self._readers.append(ShapeReader(shape))
         self._positions.append(Position())
         self._characters = 0
-        self.has_news = True
+        self._has_news = True
         self._note_shapes()
 
     def _note_shapes(self) -> None:

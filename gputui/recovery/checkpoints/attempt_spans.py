@@ -32,9 +32,11 @@ class AttemptSpan(Struct, frozen=True):
 Spans = Sequence[AttemptSpan]
 
 
-def attempt_spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tuple[AttemptSpan, ...]:
-    """The attempts of a run, oldest first. ``now`` is UTC unix seconds."""
+def attempt_spans(attempts: Sequence[Attempt], *, names_metrics: bool, now: float) -> tuple[AttemptSpan, ...]:
+    """The attempts of a run, oldest first. ``names_metrics``: its profile says where its metrics are. ``now`` is UTC
+    unix seconds."""
     spans = []
+    has_metrics = names_metrics or any(row.last_step is not None for row in attempts)
     for row in sorted(attempts, key=lambda row: row.number):
         started_at = row.started_at if row.started_at is not None else row.created_at
         ran_seconds = (row.ended_at if row.ended_at is not None else now) - started_at
@@ -49,4 +51,4 @@ def attempt_spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float)
 def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[AttemptSpan, ...]:
     """The same for a view, whose run has the specification as text."""
     spec = known_spec(run)
-    return attempt_spans(attempts, has_metrics=spec is None or bool(spec.metrics), now=now)
+    return attempt_spans(attempts, names_metrics=spec is None or spec.names_metrics, now=now)

@@ -23,11 +23,13 @@ from gputui.recovery.checkpoints.scans import FolderScan, after_scan
 from gputui.recovery.checkpoints.steps import CheckpointSteps
 from gputui.runs.checkpoint_files import (
     SAVED_SUFFIXES,
+    FoundCheckpoint,
     files_of,
     list_checkpoints,
     measured,
 )
 from gputui.runs.checkpoint_names import explicit_step
+from gputui.runs.learned_checkpoints import LEARNED, written_checkpoints
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.database import open_reader
 
@@ -71,6 +73,12 @@ class CheckpointSearch(Struct, frozen=True):
         """The home's real state folder."""
         return Path(os.path.realpath(self.database.parent))
 
+    def listed(self) -> list[FoundCheckpoint]:
+        """The checkpoints that are there, newest first. Raises OSError if the folder cannot be read."""
+        if self.pattern != LEARNED:
+            return list_checkpoints(self.real_folder, self.pattern)
+        return written_checkpoints(self.real_folder, self.attempts[0].begun_at, (self.home,))
+
     def intruder_at(self, path: str) -> str | None:
         """The reason why what appeared at a path may be somebody else's."""
         folder = str(self.real_folder)
@@ -89,7 +97,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
     """Scan the folder and return the updated ledger. ``wall`` returns UTC unix seconds. Raises
     OSError if the folder cannot be read, StoreError or sqlite3.Error."""
     folder = search.real_folder
-    files = {file.path: file for file in list_checkpoints(folder, search.pattern)}
+    files = {file.path: file for file in search.listed()}
     known = {row.path: (row.stamp, row.content) for row in search.rows if row.gone_at is None}
     for path in known.keys() - files.keys():
         # Known ones may lie where the folder was before, or where a person chose one.

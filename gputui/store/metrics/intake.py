@@ -15,7 +15,8 @@ _EXAMPLE_CHARACTERS = 60
 
 class Intake(Struct, frozen=True):
     """Numbers of lines of all the run's sources, with reason and beginning of the newest rejected
-    one. ``has_printed``: it wrote output, which was searched for patterns; ``no_metrics`` says that
+    one. ``has_printed``: it wrote output, which was searched for metrics; ``learns``: without the
+    patterns of a profile; ``no_metrics`` says that
     its newest attempt trains without any line; ``is_over``: no more will come. ``short_of`` is the
     `short_of` of its newest attempt, if that ended so."""
 
@@ -24,6 +25,7 @@ class Intake(Struct, frozen=True):
     reason: str | None = None
     example: str | None = None
     has_printed: bool = False
+    learns: bool = False
     no_metrics: str | None = None
     is_over: bool = False
     short_of: tuple[int, int] | None = None
@@ -31,9 +33,11 @@ class Intake(Struct, frozen=True):
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
     """The statistics of one run. Raises sqlite3.Error."""
-    taken, rejected, has_printed = connection.execute(
+    taken, rejected, has_printed, learns = connection.execute(
         "SELECT coalesce(sum(line_count), 0), coalesce(sum(rejected_count), 0), "
-        "coalesce(max(format IN ('stdout', 'output') AND byte_offset > 0), 0) FROM metric_sources WHERE run_id = ?",
+        "coalesce(max(format IN ('stdout', 'output') AND byte_offset > 0), 0), "
+        "coalesce(max(format = 'stdout' AND json_array_length(reading, '$.patterns') = 0), 0) "
+        "FROM metric_sources WHERE run_id = ?",
         (run_id,),
     ).fetchone()
     reason, example = connection.execute(
@@ -52,6 +56,7 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         reason,
         example,
         bool(has_printed),
+        bool(learns),
         no_metrics=None if taken else without_metrics(connection).get(run_id),
         is_over=bool(is_over),
         short_of=None if step is None or total is None else (int(step), int(total)),
@@ -114,6 +119,8 @@ def intake_words(known: Intake) -> str | None:
         step, total = known.short_of
         how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
         return f"It ended at step {step} of {total}: if that is complete, {how}"
+    if known.is_over and known.learns and not known.taken:
+        return "Nothing that it printed or wrote looks like metrics; metrics: in a profile can name them"
     if known.is_over and known.has_printed and not known.taken:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,9 @@ from msgspec import Struct
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
+from gputui.core.text import clean, clip
+from gputui.core.yaml_forms.problems import shown_path
+from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.recovery import costs
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
 from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, refused
@@ -36,6 +40,8 @@ from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
 from gputui.ui.tui.layout.run_words import placement_words, tag_words
+
+MOST_NAMES, EXAMPLE_CHARACTERS = 6, 100
 
 _NOT_RESUMED: dict[str | None, str] = {
     "beginning": "started from the beginning although a checkpoint was given",
@@ -61,6 +67,7 @@ class RunDetails(Struct, frozen=True):
     sinks: dict[str, str]
     code: dict[str, Any] | None
     metrics_problem: str | None
+    sources: list[SourceReport]
 
 
 @verb("show", changes=False)
@@ -117,6 +124,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         sinks=dict(sinks_of(run, session.workspace.run_dir(run.run_id))),
         code=json_mapping(run.spec_json).get("code"),
         metrics_problem=intake.intake_words(intake.intake(connection, run.run_id)),
+        sources=source_reports(connection, run.run_id),
     )
 
 
@@ -137,6 +145,7 @@ def details_shape(found: RunDetails) -> dict[str, Any]:
         "attempts": [{**each, "went_on": found.went_on.get(each["number"])} for each in shape["attempts"]],
         **row_shape(found.row),
         "sinks": found.sinks,
+        "metric_sources": [report.to_json() for report in found.sources],
         "checkpoints": checkpoints_shape(found.saved, found.spans),
         "code": found.code,
     }
@@ -160,6 +169,7 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         yield "code", f"{words}; gputui show {run.run_id} --diff" if has_diff else words
     if found.metrics_problem is not None:
         yield "metrics", found.metrics_problem
+    yield from _source_facts(found)
     if found.took.gpu_hours:
         yield "took", cost_words(found.took)
     for position, (name, target) in enumerate(found.sinks.items()):
@@ -168,9 +178,27 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         usable, passed = candidates(found.saved, found.spans), refused(found.saved, found.spans)
         newest = f", latest {usable[0].name}" if usable else ""
         more = f"; {len(passed)} passed over: gputui explain {run.run_id} says why" if passed else ""
-        yield "checkpoints", f"{len(usable)} to resume from{newest}{more}"
+        spec = known_spec(run)
+        if spec is None or spec.checkpoints is not None:
+            yield "checkpoints", f"{len(usable)} to resume from{newest}{more}"
+        else:
+            yield "checkpoints", f"{len(usable)} seen{newest}; a new attempt would begin from the start"
     if run.waiting_for:
         yield "waiting", run.waiting_for
+
+
+def _source_facts(found: RunDetails) -> Iterator[tuple[str, str]]:
+    """Where the run's metrics come from, and what was learned of its output."""
+    for report in found.sources:
+        where = "its output" if report.format == "output" else shown_path(Path(report.path))
+        names = ", ".join(clean(name) for name in report.names[:MOST_NAMES])
+        more = len(report.names) - MOST_NAMES
+        if report.lines:
+            yield "metrics", f"{names}{f' and {more} more' if more > 0 else ''}, from {where}"
+        for form in report.forms:
+            yield "", f"since line {form.since_line}: {clip(clean(form.example.strip()), EXAMPLE_CHARACTERS)}"
+        for remark in report.remarks:
+            yield "", clean(remark)
 
 
 def _cells(found: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]:

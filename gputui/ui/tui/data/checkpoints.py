@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,13 +75,16 @@ class CheckpointReader:
 
     def _look(self, wish: CheckpointWish) -> None:
         # Imported on first use: the archive and hash libraries would slow the start.
-        from gputui.runs.checkpoint_files import list_checkpoints
+        from gputui.runs.checkpoint_files import list_checkpoints, measured
         from gputui.runs.checkpoint_formats import validate
+        from gputui.runs.learned_checkpoints import LEARNED
 
-        try:
-            lying = list_checkpoints(wish.folder, wish.pattern)
-        except OSError:
-            lying = []
+        lying: list[FoundCheckpoint] = []
+        if wish.pattern == LEARNED:
+            lying = [file for path in wish.facts if (file := measured(Path(path))) is not None]
+        else:
+            with suppress(OSError):
+                lying = list_checkpoints(wish.folder, wish.pattern)
         lying.sort(key=lambda one: facts.seen if (facts := wish.facts.get(one.path)) else 1 << 62, reverse=True)
         self._show(wish, lying)
         for number, one in enumerate(lying[:MOST_LISTED]):

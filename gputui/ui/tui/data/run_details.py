@@ -14,7 +14,7 @@ from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.recovery.costs import Cost, costs
 from gputui.runs.code_version import code_words
-from gputui.runs.command import checkpoint_directory, sinks_of
+from gputui.runs.command import sinks_of, watched_checkpoints
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
@@ -108,16 +108,15 @@ class RunPageReader:
         return self._costs[1]
 
     def _checkpoints(self, run: Run, interest: Interest) -> CheckpointList | None:
-        """The known checkpoints; None if the run's profile names no place for them."""
+        """The known checkpoints; None if the run's profile names no place for them, and none was found."""
         spec = known_spec(run)
-        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
-        if folder is None or spec is None or not spec.checkpoints:
+        facts = self._ledger[1] if self._ledger[0] == run.run_id else {}
+        if spec is None or (spec.checkpoints is None and not facts):
             return None
         if chooses_start(spec):
             return CheckpointList(is_elsewhere=True)
-        facts = self._ledger[1] if self._ledger[0] == run.run_id else {}
-        wish = CheckpointWish(folder, spec.checkpoints.pattern, interest.checkpoint_to_check, facts)
-        return self.checkpoints.read(wish)
+        folder, pattern = watched_checkpoints(spec, self._workspace.run_dir(run.run_id))
+        return self.checkpoints.read(CheckpointWish(folder, pattern, interest.checkpoint_to_check, facts))
 
     def _tail(self, run: Run, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)

@@ -67,9 +67,13 @@ def outlook(row: RunRow, now: float) -> Span:
 
 
 def unmeasured_words(row: RunRow) -> str:
-    """The reason why no step is known yet, if metrics come with checkpoints; else empty."""
+    """The reason why no step is known yet, if metrics are learned or come with checkpoints; else empty."""
     spec = known_spec(row.run) if row.run.state == "running" and row.progress.step is None else None
-    if spec is None or not spec.metrics or any(source.kind != "hf" for source in spec.metrics):
+    if spec is None or not spec.metrics:
+        return ""
+    if spec.learns_metrics:
+        return "prints nothing that looks like metrics yet"
+    if any(source.kind != "hf" for source in spec.metrics):
         return ""
     return "its metrics come with its first checkpoint"
 

@@ -1,0 +1,231 @@
+"""The search for the files in which live attempts write metrics, of runs that leave it to gputui. Jobs look at the
+files; the loop registers what they find."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+import msgspec
+
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
+from gputui.agent.lifecycle.run_files import attempt_dir, read_record
+from gputui.metrics.batch import SourceState
+from gputui.metrics.files import state_at
+from gputui.metrics.written_sources import FoundSource, may_be_source, recognised
+from gputui.runs.command import in_run
+from gputui.runs.processes import processes_of
+from gputui.runs.repository import transaction
+from gputui.runs.submission import write_private
+from gputui.runs.written_files import files_below, held_files
+from gputui.store.attempts import Attempt
+
+log = logging.getLogger(__name__)
+
+# Between two looks: soon after the start, when files appear, and later.
+FIRST_SECONDS, FIRST_LOOKS, LATER_SECONDS = 2.0, 15, 15.0
+DEADLINE_SECONDS = 30.0
+# How long an attempt that has ended waits for the last look.
+LAST_SECONDS = 5.0
+# In an attempt's folder: the sizes of the files that were there before it, and the sources that it began to write.
+BEFORE_FILE = "files_before.json"
+SOURCES_FILE = "sources.json"
+
+
+class NewSource(NamedTuple):
+    """A source that an attempt has begun to write, with the state of its file before the attempt; None if the attempt
+    made the file."""
+
+    source: FoundSource
+    begin: SourceState | None
+
+
+def readmit_sources(context: AgentContext, run_id: str, number: int) -> None:
+    """Register the sources of an attempt that the store has lost, from its folder, inside the caller's transaction."""
+    for source, begin in _kept_sources(attempt_dir(context.workspace, run_id, number)):
+        context.ingest.add_source(run_id, number, source, begin)
+
+
+def _kept_sources(folder: Path) -> list[NewSource]:
+    """The sources that an attempt's folder names."""
+    record = read_record(folder / SOURCES_FILE) or {}
+    return msgspec.convert(record.get("sources", []), list[NewSource])
+
+
+@dataclass(slots=True)
+class FileSearch:
+    """Looks at an attempt's files, again and again, each time in one job.
+
+    Attributes:
+        workdir: where it looks, beside the run's folder and apart from ``state``, gputui's own folder.
+        begun_at: when the attempt was created (UTC unix seconds): what changed later may be its own.
+        looked_at: the sizes at which files were examined.
+        before: the sizes of the files that were there before the attempt; None until they are read.
+        new_sources: the sources that it has found; None until those of a former agent are read.
+    """
+
+    run_dir: Path
+    number: int
+    workdir: Path
+    state: Path
+    begun_at: float
+    looked_at: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] | None = None
+    new_sources: list[NewSource] | None = None
+
+    def look(self, rivals: Collection[str]) -> list[NewSource]:
+        """The sources among files that the attempt has written since the last look. Where ``rivals``, other live runs,
+        have the same folders, only of files that its own processes hold open. Raises OSError."""
+        processes = processes_of(self.run_dir, self.number)
+        held = held_files(process.pid for process in processes)
+        sizes = self._sizes(held)
+        before = self._before(sizes)
+        if self.new_sources is None:
+            self.new_sources = _kept_sources(self.folder)
+        already = len(self.new_sources)
+        for path, (size, modified_at) in sizes.items():
+            is_new = modified_at >= self.begun_at and (not rivals or path.startswith(f"{self.run_dir}/"))
+            is_own = is_new or path in held
+            if not is_own or not size or size in (before.get(path), self.looked_at.get(path)):
+                continue
+            self.looked_at[path] = size
+            with suppress(OSError):
+                source = recognised(Path(path))
+                if source is not None and all(source.path != earlier.source.path for earlier in self.new_sources):
+                    self.new_sources.append(NewSource(source, state_at(Path(path), before.get(path, 0))))
+        if len(self.new_sources) > already:
+            write_private(self.folder / SOURCES_FILE, {"sources": msgspec.to_builtins(self.new_sources)})
+        return self.new_sources[already:]
+
+    @property
+    def folder(self) -> Path:
+        """The attempt's own folder."""
+        return self.run_dir / "attempts" / str(self.number)
+
+    def _sizes(self, held: Collection[str]) -> Mapping[str, tuple[int, float]]:
+        """Size (bytes) and last change (UTC unix seconds) of each file that may have metrics."""
+        records = (self.run_dir / "attempts", self.run_dir / "incidents")
+        paths = [path for path in held if not path.startswith(f"{self.state}/")]
+        paths += [entry.path for entry in files_below(self.workdir, (self.state,))]
+        paths += [entry.path for entry in files_below(self.run_dir, records)]
+        sizes = {}
+        for path in paths:
+            if may_be_source(PurePath(path).name):
+                with suppress(OSError):
+                    status = Path(path).stat()
+                    sizes[path] = (status.st_size, status.st_mtime)
+        return sizes
+
+    def _before(self, sizes: Mapping[str, tuple[int, float]]) -> Mapping[str, int]:
+        """The sizes of the files before the attempt: kept in its folder, for the next agent."""
+        if self.before is None:
+            kept = read_record(self.folder / BEFORE_FILE)
+            if kept is None:
+                kept = {path: size for path, (size, modified_at) in sizes.items() if modified_at < self.begun_at}
+                write_private(self.folder / BEFORE_FILE, kept)
+            self.before = kept
+        return self.before
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The looks at one attempt's files: how many there were, when the next is due (monotonic), and the one that runs.
+    ``last_since`` is when the last one was asked for, after the attempt's end."""
+
+    search: FileSearch
+    looks: int = 0
+    due_at: float = -math.inf
+    job: Job[list[NewSource]] | None = None
+    last_since: float | None = None
+
+
+@dataclass(slots=True)
+class SourceSearches:
+    """The searches of all live attempts, by run id and number."""
+
+    context: AgentContext
+    _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
+
+    def turn(self, living: Collection[LiveAttempt]) -> None:
+        """Register what finished looks have found, and start those that are due. Raises sqlite3.Error."""
+        now, searching = self.context.monotonic(), [attempt for attempt in living if self._is_wanted(attempt)]
+        for attempt in searching:
+            watch = self._watch(attempt)
+            self._register(watch, attempt.record)
+            if watch.job is None and now >= watch.due_at:
+                self._look(watch, attempt, searching)
+            if self.context.turn.is_spent():
+                break
+
+    def conclude(self, attempt: LiveAttempt) -> bool:
+        """Look once more at the files of an attempt that has ended; True when that is done, or takes too long. Raises
+        sqlite3.Error."""
+        if not self._is_wanted(attempt):
+            return True
+        watch, now = self._watch(attempt), self.context.monotonic()
+        was_last = watch.job is not None and watch.last_since is not None
+        self._register(watch, attempt.record)
+        if watch.job is None and watch.last_since is None:
+            watch.last_since = now
+            self._look(watch, attempt, ())
+        is_done = was_last and watch.job is None
+        if is_done or (watch.last_since is not None and now - watch.last_since > LAST_SECONDS):
+            self._watches.pop((attempt.record.run_id, attempt.record.number), None)
+            return True
+        return False
+
+    def _is_wanted(self, attempt: LiveAttempt) -> bool:
+        spec = attempt.resolved.spec
+        return spec.learns_metrics and self.context.executors.of(spec.target).sees_checkpoints(spec.target or {})
+
+    def _watch(self, attempt: LiveAttempt) -> _Watch:
+        record, spec = attempt.record, attempt.resolved.spec
+        key = (record.run_id, record.number)
+        if key not in self._watches:
+            workspace = self.context.workspace
+            run_dir = workspace.run_dir(record.run_id)
+            workdir = in_run(spec.workdir, spec, run_dir)
+            search = FileSearch(run_dir, record.number, workdir, workspace.state, record.created_at)
+            self._watches[key] = _Watch(search)
+        return self._watches[key]
+
+    def _look(self, watch: _Watch, attempt: LiveAttempt, searching: Collection[LiveAttempt]) -> None:
+        """Start the next look."""
+        rivals = [
+            each.record.run_id
+            for each in searching
+            if each is not attempt and _overlap(self._watch(each).search.workdir, watch.search.workdir)
+        ]
+        name, look = f"looking at what {attempt.record.run_id} writes", partial(watch.search.look, rivals)
+        watch.job = self.context.jobs.start(name, look, deadline_seconds=DEADLINE_SECONDS)
+
+    def _register(self, watch: _Watch, record: Attempt) -> None:
+        """Register the sources that a finished look has found. Raises sqlite3.Error."""
+        job = watch.job
+        if job is None or not job.is_over:
+            return
+        watch.job, watch.looks = None, watch.looks + 1
+        pause = FIRST_SECONDS if watch.looks < FIRST_LOOKS else LATER_SECONDS
+        watch.due_at = self.context.monotonic() + pause
+        try:
+            new_sources = job.result()
+        except OSError as error:
+            log.warning("%s: what it writes cannot be looked at: %s", record.run_id, error)
+            return
+        for source, begin in new_sources:
+            with transaction(self.context.connection):
+                if self.context.ingest.add_source(record.run_id, record.number, source, begin):
+                    text = f"metrics are read from {source.path} ({source.kind}), which it has begun to write"
+                    self.context.note("metrics_found", text, record.run_id, record.number, key=source.path)
+
+
+def _overlap(folder: Path, another: Path) -> bool:
+    return folder.is_relative_to(another) or another.is_relative_to(folder)

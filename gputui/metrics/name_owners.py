@@ -1,0 +1,140 @@
+"""The source that each metric of a run is taken from, where several have its name."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from enum import IntEnum
+
+import orjson
+
+from gputui.metrics.formats import Reading
+from gputui.store.metrics.queries import NOT_METRICS
+
+# A source with more lines keeps its names: what people have looked at for hours does not change its meaning.
+MAX_REMOVED_LINES = 2000
+_MEASURE_NOTHING = NOT_METRICS | {"epoch", "total_steps", "event", "phase"}
+
+
+class Exactness(IntEnum):
+    """How exact the steps and values of a source are. A file that counts in epochs, or is written with checkpoints
+    alone, has fewer of them than the output, whose values are rounded."""
+
+    RARE = 0
+    PRINTED = 1
+    FILE = 2
+
+    @classmethod
+    def of(cls, kind: str, reading: Reading) -> Exactness:
+        """The exactness of a kind of source."""
+        if kind in ("stdout", "output"):
+            return cls.PRINTED
+        return cls.RARE if kind == "hf" or reading.step in ("epoch", "epochs") else cls.FILE
+
+
+class _Names:
+    """The names that a source has stored, and those that it leaves to others."""
+
+    def __init__(self, exactness: Exactness) -> None:
+        self.exactness = exactness
+        self.stored: set[str] = set()
+        self.refused: set[str] = set()
+
+
+class NameOwners:
+    """The owner of each name of one run: the more exact source, or of two equal ones both. Methods raise
+    sqlite3.Error."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, _Names] = {}
+        self._is_read = True
+
+    def refused(self, source_id: int) -> Collection[str]:
+        """The names that a source leaves to others; the collection changes with later lines."""
+        return self._sources[source_id].refused
+
+    def forget(self) -> None:
+        """Forget what was taken in since the last transaction, which failed."""
+        self._is_read = False
+
+    def __contains__(self, source_id: int) -> bool:
+        return source_id in self._sources
+
+    def add_source(self, source_id: int, exactness: Exactness) -> None:
+        """Add a source, if it is new; call `refresh` afterwards."""
+        if source_id not in self._sources:
+            self._sources[source_id] = _Names(exactness)
+            self._is_read = False
+
+    def refresh(self, connection: sqlite3.Connection) -> None:
+        """Read what is stored, if a source is new or a transaction failed."""
+        if self._is_read:
+            return
+        for source_id, source in self._sources.items():
+            rows = connection.execute("SELECT data FROM metric_newest WHERE source_id = ?", (source_id,))
+            source.stored = {name for (data,) in rows for name in orjson.loads(data)} - _MEASURE_NOTHING
+            source.refused.clear()
+        for source in self._sources.values():
+            for another in self._sources.values():
+                if another.exactness > source.exactness:
+                    source.refused |= another.stored - source.stored
+                    another.refused |= another.stored & source.stored
+        self._is_read = True
+
+    def take(self, connection: sqlite3.Connection, source_id: int, names: Collection[str]) -> set[int]:
+        """Take in the names of lines that a source has just stored, inside the caller's transaction. Where the owner of
+        one changes, its values are removed from the source that had it; returns such sources."""
+        source = self._sources[source_id]
+        new = set(names) - source.stored - _MEASURE_NOTHING
+        changed: set[int] = set()
+        if not new:
+            return changed
+        source.stored |= new
+        for number, another in self._sources.items():
+            if another.exactness >= source.exactness:
+                continue
+            shared = new & another.stored
+            if not shared:
+                another.refused |= new
+                continue
+            loser = number
+            if _line_count(connection, number) > MAX_REMOVED_LINES:
+                loser = source_id
+            _remove(connection, loser, shared)
+            self._sources[loser].stored -= shared
+            self._sources[loser].refused |= shared
+            another.refused |= new - shared
+            changed.add(loser)
+        return changed
+
+
+def _line_count(connection: sqlite3.Connection, source_id: int) -> int:
+    (count,) = connection.execute(
+        "SELECT line_count FROM metric_sources WHERE source_id = ?", (source_id,)
+    ).fetchone() or (0,)
+    return int(count)
+
+
+def _remove(connection: sqlite3.Connection, source_id: int, names: set[str]) -> None:
+    """Remove the values of some names from all stored lines of a source."""
+    lines = connection.execute(
+        "SELECT generation, byte_offset, data FROM metrics WHERE source_id = ?", (source_id,)
+    ).fetchall()
+    connection.executemany(
+        "UPDATE metrics SET data = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
+        [(_without(data, names), source_id, generation, offset) for generation, offset, data in lines],
+    )
+    newest = connection.execute(
+        "SELECT attempt, rank, data FROM metric_newest WHERE source_id = ?", (source_id,)
+    ).fetchall()
+    connection.executemany(
+        "UPDATE metric_newest SET data = ? WHERE source_id = ? AND attempt = ? AND rank = ?",
+        [(_without(data, names), source_id, attempt, rank) for attempt, rank, data in newest],
+    )
+    connection.executemany(
+        "DELETE FROM metric_envelopes WHERE source_id = ? AND name = ?", [(source_id, name) for name in names]
+    )
+
+
+def _without(data: str, names: set[str]) -> str:
+    return orjson.dumps({name: value for name, value in orjson.loads(data).items() if name not in names}).decode()

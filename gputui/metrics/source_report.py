@@ -1,0 +1,74 @@
+"""What is known of the sources of a run's metrics, for a person: lines, names, and the forms of lines learned."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from gputui.metrics.formats import Reading
+from gputui.metrics.learning import Learned, LearnedLines
+from gputui.store.metrics.queries import NOT_METRICS
+
+
+class LearnedForm(Struct, frozen=True):
+    """A form of printed lines: one of them, the number of the first, and the names of its metrics."""
+
+    example: str
+    since_line: int
+    names: tuple[str, ...]
+
+
+class SourceReport(Struct, frozen=True):
+    """A source with lines, or whose output is searched for metrics.
+
+    Attributes:
+        step: what counts its steps, if the profile or its header says so.
+        forms: the forms of lines that were learned; ``remarks`` what was seen and is not taken.
+    """
+
+    path: str
+    format: str
+    lines: int
+    names: tuple[str, ...]
+    step: str | None
+    forms: tuple[LearnedForm, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        shape: dict[str, Any] = msgspec.to_builtins(self)
+        return shape
+
+
+def source_reports(connection: sqlite3.Connection, run_id: str) -> list[SourceReport]:
+    """The sources of a run's newest attempt that have lines, or whose lines are learned. Raises sqlite3.Error."""
+    rows = connection.execute(
+        "SELECT s.source_id, s.path, s.format, s.line_count, s.reading FROM metric_sources AS s "
+        "JOIN metric_boundaries AS b USING (source_id) JOIN runs AS r USING (run_id) "
+        "WHERE s.run_id = ? AND b.attempt = r.attempt GROUP BY s.source_id ORDER BY s.source_id",
+        (run_id,),
+    )
+    reports = []
+    for source_id, path, kind, lines, text in rows.fetchall():
+        reading = msgspec.json.decode(text or "{}", type=Reading)
+        forms, remarks = _learned(reading) if kind == "output" and not reading.patterns else ((), ())
+        if lines or forms or remarks:
+            names = tuple(_names(connection, source_id))
+            reports.append(SourceReport(path, kind, lines, names, reading.step, forms, remarks))
+    return reports
+
+
+def _learned(reading: Reading) -> tuple[tuple[LearnedForm, ...], tuple[str, ...]]:
+    learned = msgspec.convert(reading.learned or {}, Learned, strict=False)
+    forms = tuple(LearnedForm(shape.example, shape.since_line, shape.names) for shape in learned.shapes)
+    return forms, tuple(LearnedLines(learned).remarks)
+
+
+def _names(connection: sqlite3.Connection, source_id: int) -> Iterator[str]:
+    rows = connection.execute("SELECT data FROM metric_newest WHERE source_id = ?", (source_id,))
+    names = {name: None for (data,) in rows for name in orjson.loads(data)}
+    return (name for name in names if name not in NOT_METRICS)

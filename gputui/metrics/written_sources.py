@@ -1,0 +1,132 @@
+"""Sources of metrics among the files that a run writes, recognised by their names or first lines."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import glob
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import orjson
+
+from gputui.core.files import open_regular
+from gputui.metrics.formats import Reading
+from gputui.metrics.trackers import TRACKERS
+from gputui.metrics.values import NUMBERS, printed_number
+from gputui.store.metrics.queries import NOT_METRICS
+
+_HEAD_BYTES = 64 << 10
+# The last part of the column's or key's name, in the order of preference: SB3 writes time/total_timesteps.
+STEP_COLUMNS = (
+    "step", "global_step", "_step", "steps", "iter", "iteration", "iterations", "global_iter", "n_iter", "num_updates",
+    "updates", "total_timesteps", "timesteps", "num_timesteps", "timestep", "epoch", "epochs",
+)  # fmt: skip
+_TEXT_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".json", ".txt", ".log")
+_CHECKPOINT_FOLDER = re.compile(r"checkpoint-\d+")
+_HISTORY = "trainer_state.json"
+
+
+class FoundSource(NamedTuple):
+    """A source as `MetricsIngest.open_source` takes it."""
+
+    kind: str
+    path: str
+    reading: Reading = Reading()
+
+
+def may_be_source(name: str) -> bool:
+    """Return whether a file of this name may have metrics; `recognised` tells."""
+    return name.endswith(_TEXT_SUFFIXES) or _tracker_of(name) is not None
+
+
+def recognised(path: Path) -> FoundSource | None:
+    """The source that a file belongs to; None if it is none, or if too few of its lines are written to tell.
+    Raises OSError."""
+    tracker = _tracker_of(path.name)
+    if tracker is not None:
+        return FoundSource(tracker, glob.escape(str(path.parent)) if tracker == "tensorboard" else str(path))
+    if path.name == _HISTORY:
+        pattern = glob.escape(str(path))
+        if _CHECKPOINT_FOLDER.fullmatch(path.parent.name):
+            pattern = f"{glob.escape(str(path.parent.parent))}/checkpoint-*/{_HISTORY}"
+        return FoundSource("hf", pattern)
+    lines = _first_lines(path)
+    if len(lines) < 2:
+        return None
+    if path.suffix == ".csv":
+        step = _csv_step(lines)
+        return None if step is None else FoundSource("csv", str(path), _reading(step))
+    step = _json_step(lines)
+    return None if step is None else FoundSource("jsonl", str(path), _reading(step))
+
+
+def _tracker_of(name: str) -> str | None:
+    for kind, record_format in TRACKERS.items():
+        if fnmatch.fnmatchcase(name, PurePath(record_format.pattern).name):
+            return kind
+    return None
+
+
+def _reading(step: str) -> Reading:
+    return Reading(step=None if step == "step" else step)
+
+
+def _first_lines(path: Path) -> list[bytes]:
+    """The first complete lines of a file. Raises OSError."""
+    with open_regular(path) as file:
+        head = file.read(_HEAD_BYTES)
+    return [line for line in head.split(b"\n")[:-1] if line.strip()][:20]
+
+
+def _csv_step(lines: Sequence[bytes]) -> str | None:
+    """The column of the step in a CSV file whose header names metrics."""
+    try:
+        rows = list(csv.reader((line.decode("utf-8-sig").strip("\r") for line in lines), strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return None
+    header = [cell.strip() for cell in rows[0]]
+    records = [dict(zip(header, row, strict=False)) for row in rows[1:] if len(row) == len(header)]
+    if len(set(header)) < len(header) or any(printed_number(name) is not None for name in header):
+        return None
+    numbers = [{name: printed_number(cell) for name, cell in record.items()} for record in records]
+    return _step_of(numbers)
+
+
+def _json_step(lines: Sequence[bytes]) -> str | None:
+    """The key of the step in lines of JSON objects with metrics."""
+    records = []
+    for line in lines:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(record, dict):
+            return None
+        records.append(record)
+    return _step_of(records)
+
+
+def _step_of(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """The name whose whole numbers count the records, which have other numbers too."""
+    names: dict[str, str] = {}
+    for record in records:
+        for name in record:
+            names.setdefault(name.rpartition("/")[2].lower(), name)
+    for column in STEP_COLUMNS:
+        if column not in names:
+            continue
+        name = names[column]
+        steps = [record[name] for record in records if record.get(name) is not None]
+        is_counter = all(type(step) in NUMBERS and float(step).is_integer() for step in steps)
+        has_metrics = any(
+            type(value) in NUMBERS
+            for record in records
+            for key, value in record.items()
+            if key != name and key not in NOT_METRICS
+        )
+        if is_counter and has_metrics and steps and steps[0] <= steps[-1]:
+            return name
+    return None

@@ -1,0 +1,58 @@
+"""The files that an attempt writes: those that its processes hold open, and those in its folders."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+# A working directory may be a home directory. What is near it comes first.
+MAX_ENTRIES = 20_000
+# Folders that no training writes its results to; hidden ones are passed over too.
+_PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env"})
+_NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
+
+
+def files_below(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:
+    """The regular files below a folder, nearest first, of at most MAX_ENTRIES entries. Links to folders are not
+    followed, and what cannot be read is passed over."""
+    waiting, count = deque([str(folder)]), 0
+    avoided = frozenset(map(str, excluded))
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.popleft()) as entries:
+            for entry in entries:
+                count += 1
+                if count > MAX_ENTRIES:
+                    return
+                if entry.is_file():
+                    yield entry
+                elif entry.is_dir(follow_symlinks=False) and not _is_passed_over(entry, avoided):
+                    waiting.append(entry.path)
+
+
+def _is_passed_over(entry: os.DirEntry[str], avoided: Collection[str]) -> bool:
+    return entry.name.startswith(".") or entry.name in _PASSED_OVER or entry.path in avoided
+
+
+def held_files(pids: Iterable[int]) -> set[str]:
+    """The paths of the files that processes hold open for writing, as far as they can be seen."""
+    return {path for pid in pids for path in _held_by(pid)}
+
+
+def _held_by(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                path = str(Path(f"/proc/{pid}/fd/{name}").readlink())
+                if path.startswith("/") and not path.startswith(_NO_FILES) and _is_written(pid, name):
+                    yield path
+
+
+def _is_written(pid: int, descriptor: str) -> bool:
+    """Return whether a descriptor can be written to. Raises OSError."""
+    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False

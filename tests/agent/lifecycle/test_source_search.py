@@ -1,0 +1,76 @@
+"""Sources of metrics that an attempt begins to write are found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.lifecycle import source_search
+from gputui.agent.lifecycle.source_search import FileSearch
+
+BEGUN_AT = 1_000_000.0
+LINES = '{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n'
+
+
+def search(tmp_path: Path) -> FileSearch:
+    """A search of attempt 1, whose working directory is ``work``."""
+    run_dir, work = tmp_path / "state/runs/a-1", tmp_path / "work"
+    (run_dir / "attempts/1").mkdir(parents=True, exist_ok=True)
+    work.mkdir(exist_ok=True)
+    return FileSearch(run_dir, 1, work, tmp_path / "state", BEGUN_AT)
+
+
+def write(path: Path, text: str, at: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+    os.utime(path, (at, at))
+
+
+def paths(found: list[source_search.NewSource]) -> list[str]:
+    return [Path(new.source.path).name for new in found]
+
+
+def test_files_of_the_attempt(tmp_path: Path) -> None:
+    looks, work = search(tmp_path), tmp_path / "work"
+    write(work / "old.jsonl", LINES, BEGUN_AT - 9)
+    write(work / "appended.jsonl", LINES, BEGUN_AT - 9)
+    write(work / "half.jsonl", LINES[:9], BEGUN_AT + 1)
+    write(tmp_path / "state/runs/other-1/metrics.jsonl", LINES, BEGUN_AT + 1)
+    assert looks.look([]) == []
+    write(work / "out/new.jsonl", LINES, BEGUN_AT + 2)
+    write(work / "appended.jsonl", LINES, BEGUN_AT + 2)
+    write(work / "half.jsonl", LINES[9:], BEGUN_AT + 2)
+    write(tmp_path / "state/runs/a-1/own.jsonl", LINES, BEGUN_AT + 2)
+    found = looks.look([])
+    assert sorted(paths(found)) == ["appended.jsonl", "half.jsonl", "new.jsonl", "own.jsonl"]
+    begins = {Path(new.source.path).name: new.begin for new in found}
+    appended = begins["appended.jsonl"]
+    assert begins["new.jsonl"] is None
+    assert appended is not None
+    assert appended.byte_offset == len(LINES)
+    write(work / "out/new.jsonl", LINES, BEGUN_AT + 3)
+    assert looks.look([]) == []
+
+
+def test_a_new_agent_knows_what_was_there_before(tmp_path: Path) -> None:
+    write(tmp_path / "work/old.jsonl", LINES, BEGUN_AT - 9)
+    search(tmp_path).look([])
+    write(tmp_path / "work/old.jsonl", LINES, BEGUN_AT + 9)
+    write(tmp_path / "work/first.jsonl", LINES, BEGUN_AT + 9)
+    assert sorted(paths(search(tmp_path).look([]))) == ["first.jsonl", "old.jsonl"]
+    write(tmp_path / "work/second.jsonl", LINES, BEGUN_AT + 9)
+    assert paths(search(tmp_path).look([])) == ["second.jsonl"]
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_where_other_runs_write_too_only_open_files_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_held: bool
+) -> None:
+    looks = search(tmp_path)
+    write(tmp_path / "work/log.jsonl", LINES, BEGUN_AT + 1)
+    held = {str(tmp_path / "work/log.jsonl")} if is_held else set()
+    monkeypatch.setattr(source_search, "held_files", lambda _: held)
+    assert paths(looks.look(["b-1"])) == ["log.jsonl"] * is_held

@@ -1,0 +1,80 @@
+"""Metrics of an output that no profile describes are stored exactly once, from its first line on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.metrics.conftest import RUN, Bench
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, kind="output", name="attempts/1/output.log")
+    bench.file.parent.mkdir(parents=True)
+    begin(bench, 1)
+    yield bench
+    bench.ingest.close()
+    bench.connection.close()
+
+
+def begin(bench: Bench, attempt: int) -> None:
+    with bench.connection:
+        bench.ingest.begin_attempt(RUN, attempt, "output.log")
+
+
+def epoch(number: int) -> list[str]:
+    places = range(5, 25, 5)
+    lines = [f"Epoch {number}/3 [{place}/20] loss: {1 / (number * 20 + place):.4f}\n" for place in places]
+    return [*lines, f"Epoch {number} val loss {1 / number:.3f}\n"]
+
+
+def stored(bench: Bench, name: str) -> list[tuple[int, int]]:
+    rows = bench.connection.execute(
+        "SELECT attempt, step FROM metrics WHERE data ->> ? IS NOT NULL ORDER BY attempt, step", (f'$."{name}"',)
+    )
+    return rows.fetchall()
+
+
+STEPS = [(1, step) for step in range(5, 65, 5)]
+ENDS = [(1, 20), (1, 40), (1, 60)]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_lines_before_their_form_was_known(printed: Bench, *, restarts: bool) -> None:
+    for line in ["Loading data\n", *epoch(1), *epoch(2), *epoch(3)]:
+        printed.append(line)
+        printed.pump()
+        if restarts:
+            printed.restart()
+    printed.ingest.finish(RUN)
+    assert stored(printed, "loss") == STEPS
+    assert stored(printed, "val/loss") == ENDS
+
+
+def test_a_whole_output_at_once(printed: Bench) -> None:
+    printed.append("".join([*epoch(1), *epoch(2), *epoch(3)]))
+    printed.pump()
+    printed.ingest.finish(RUN)
+    assert stored(printed, "loss") == STEPS
+    assert stored(printed, "val/loss") == ENDS
+
+
+def test_the_next_attempt_knows_the_forms(printed: Bench, tmp_path: Path) -> None:
+    printed.append("".join(epoch(1)))
+    printed.append("".join(epoch(2)))
+    printed.ingest.finish(RUN)
+    printed.file = tmp_path / "attempts/2/output.log"
+    printed.file.parent.mkdir()
+    begin(printed, 2)
+    printed.append(epoch(3)[0])
+    printed.pump()
+    assert stored(printed, "loss")[-1] == (2, 45)
+
+
+def test_an_output_without_metrics(printed: Bench) -> None:
+    printed.append("".join(f"Downloading 12.{number}/45.6 MB at 3.2 MB/s\n" for number in range(9)))
+    printed.ingest.finish(RUN)
+    assert printed.counts() == (0, 0)

@@ -1,0 +1,116 @@
+"""Checkpoints are recognised by their content."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from gputui.runs.learned_checkpoints import is_checkpoint, written_checkpoints
+from tests.tables import table
+
+BEGUN_AT = 1_000_000.0
+
+
+def archive(*members: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as file:
+            for member in members:
+                file.writestr(member, "x")
+
+    return write
+
+
+def content(data: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(data)
+
+    return write
+
+
+TORCH = archive("archive/data.pkl", "archive/data/0")
+CUT_SHORT = content(b"PK\x03\x04 and no end")
+SAFETENSORS = content(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
+PICKLE = content(pickle.dumps({"a": 1}))
+
+
+@table(
+    "name, write, expected",
+    [
+        ("model.pt", TORCH, True),
+        ("last.pth.tar", TORCH, True),
+        ("pytorch_model.bin", TORCH, True),
+        ("epoch=3-step=90.ckpt", CUT_SHORT, True),
+        ("old.pth", content(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80"), True),
+        ("model.safetensors", SAFETENSORS, True),
+        ("ppo_4000_steps.zip", archive("data", "policy.pth"), True),
+        ("best.keras", archive("config.json", "model.weights.h5"), True),
+        ("model.weights.h5", content(b"\x89HDF\r\n\x1a\nx"), True),
+        ("snapshot.pkl", PICKLE, True),
+        ("params_step_10.npz", archive("w.npy"), True),
+        ("model_30.ubj", content(b"{L\x00\x00\x00\x00\x00\x00\x00\x07learnerx"), True),
+        ("model_30.json", content(b'{"learner":{}}'), True),
+        ("booster.txt", content(b"tree\nversion=v4\n"), True),
+        ("data.zip", archive("train/1.png"), False),
+        ("dump.bin", content(b"\0\0\0\0"), False),
+        ("features.npz", archive("x.npy"), False),
+        ("train.h5", content(b"\x89HDF\r\n\x1a\nx"), False),
+        ("vocabulary.pkl", PICKLE, False),
+        ("config.json", content(json.dumps({"model": 1}).encode()), False),
+        ("notes.txt", content(b"trees are green\n"), False),
+        ("model.pt", content(b"not a model"), False),
+        ("empty.safetensors", content(b""), False),
+        ("logs.gz", content(gzip.compress(b"x")), False),
+    ],
+)
+def test_what_a_checkpoint_is(tmp_path: Path, name: str, write: Callable[[Path], None], expected: bool) -> None:
+    write(tmp_path / name)
+    assert is_checkpoint(tmp_path / name) is expected
+
+
+def save(path: Path, at: float = BEGUN_AT + 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".json", ""):
+        path.write_text("{}")
+    else:
+        TORCH(path)
+    os.utime(path, (at, at))
+
+
+@table(
+    "written, expected",
+    [
+        (["model.pt"], {"model.pt"}),
+        (["out/step_10.pt", "out/step_20.pt"], {"out/step_10.pt", "out/step_20.pt"}),
+        (["out/checkpoint-500/optimizer.pt", "out/checkpoint-500/model.bin"], {"out/checkpoint-500"}),
+        (["out/final/config.json", "out/final/pytorch_model.bin"], {"out/final"}),
+        (["out/c/trainer_state.json", "out/c/global_step9/a.pt", "out/c/model.bin"], {"out/c"}),
+        (["dcp/.metadata", "dcp/__0_0.pt"], {"dcp"}),
+        (["lightning_logs/version_0/checkpoints/a.ckpt"], {"lightning_logs/version_0/checkpoints/a.ckpt"}),
+        (["config.json", "model.pt"], {"model.pt"}),
+        (["out/model.pt.tmp", "out/.hidden/model.pt"], set()),
+    ],
+)
+def test_files_and_folders(tmp_path: Path, written: list[str], expected: set[str]) -> None:
+    for name in written:
+        save(tmp_path / name)
+    found = written_checkpoints(tmp_path, BEGUN_AT, ())
+    assert {os.path.relpath(file.path, tmp_path) for file in found} == expected
+
+
+def test_only_what_was_written_since(tmp_path: Path) -> None:
+    save(tmp_path / "pretrained.pt", BEGUN_AT - 1)
+    save(tmp_path / "state/runs/other.pt")
+    save(tmp_path / "a.pt", BEGUN_AT + 1)
+    save(tmp_path / "b.pt", BEGUN_AT + 2)
+    found = written_checkpoints(tmp_path, BEGUN_AT, (tmp_path / "state",))
+    assert [Path(file.path).name for file in found] == ["b.pt", "a.pt"]
+
+
+def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert not is_checkpoint(tmp_path / "missing.pt")
+    assert not written_checkpoints(tmp_path / "missing", 0.0, ())
