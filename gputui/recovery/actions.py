@@ -47,7 +47,7 @@ NCCL_DEBUG_ENV = {
 }
 
 ELSEWHERE = "only the run's target sees its checkpoints"
-NO_CHECKPOINTS = "the profile names no checkpoints"
+NO_CHECKPOINTS = "nothing tells the script which checkpoint to load"
 
 
 class ActionKind(Struct, frozen=True):

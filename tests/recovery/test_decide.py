@@ -259,7 +259,7 @@ def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -
     plan = plan_for(checkpoints=[checkpoint(60, False, "is empty")])
     assert plan.resume_from is None and mentions(plan.reason, "no valid checkpoint")
     unnamed = plan_for(run=spec(checkpoints=None), checkpoints=[])
-    assert unnamed.resume_from is None and "names no checkpoints" in unnamed.reason
+    assert unnamed.resume_from is None and "which checkpoint to load" in unnamed.reason
 
 
 def test_what_only_the_target_sees_is_chosen_there() -> None:
