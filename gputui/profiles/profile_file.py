@@ -25,8 +25,8 @@ from gputui.runs.launchers import FOR_COMMAND
 
 SUFFIXES = (".yaml", ".yml")
 
-Source = Literal["here", "home", "shipped", "file"]
-"""``file``: named by its path alone."""
+Source = Literal["here", "home", "shipped", "file", "typed"]
+"""``file``: named by its path alone; ``typed``: a command, whose path is the folder where it was typed."""
 
 
 class ProfileNotFoundError(LookupError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
@@ -10,6 +11,7 @@ from gputui.recovery.costs import Cost, in_words, total
 from gputui.recovery.history import queued_by_person
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.checkpoint_names import step_words
+from gputui.runs.spec import known_spec
 from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
@@ -44,7 +46,9 @@ def tell(
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided = {decision.incident_id: decision for decision in decisions}
     first = next((f" by {move.actor}" for move in transitions if move.from_state is None), "")
-    paragraphs = [[f"{run.run_id} was launched{first} from the profile {run.profile}."]]
+    spec = known_spec(run)
+    source = f"as {shlex.join(spec.typed)}" if spec is not None and spec.typed else f"from the profile {run.profile}"
+    paragraphs = [[f"{run.run_id} was launched{first} {clean(source)}."]]
     since, is_explained = float("-inf"), False
     for attempt in sorted(attempts, key=lambda row: row.number):
         incident = of_attempt.get(attempt.number)

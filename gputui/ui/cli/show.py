@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -160,7 +161,11 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         yield "tags", tag_words(run)
     if run.note:
         yield "note", run.note
-    yield "profile", run.profile
+    spec = known_spec(run)
+    if spec is not None and spec.typed:
+        yield "command", shlex.join(spec.typed)
+    else:
+        yield "profile", run.profile
     if run.target is not None:
         yield "target", placement_words(run, now)[0]
     yield "parameters", "  ".join(f"{name}={shown_param(value)}" for name, value in run.params.items()) or "none"

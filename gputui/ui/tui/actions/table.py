@@ -156,7 +156,8 @@ overview | mark | space | mark | Mark the run for a comparison | run
 tables | sort | o | sort | Change the sort order
 compare | back | escape backspace | back | Leave the crosshair; then the page
 processes gpu alerts studies | back | escape backspace h left | back | Back
-profiles | choose | enter | choose | Open the form with this profile
+profiles | choose | enter | choose | Open the form with this profile or command
+profiles | complete | tab | complete | Complete the path of a file in the command
 study_files | choose | enter | start | Start the study of this file, after a question
 launch | start | enter | launch | Launch the run with these values | form
 launch | preview | ctrl+d | dry run | Command, environment and checks, without a start

@@ -50,6 +50,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     """What is listed, as in "profile"."""
     VERB: ClassVar[str]
     """What enter does, as in "choose"."""
+    PATH_NOTE: ClassVar[str] = "a path opens a file"
 
     def __init__(self) -> None:
         super().__init__(ListState())
@@ -77,20 +78,21 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         return ranked(self.rows or (), self.edit.text, texts)
 
     def make_listing(self) -> Listing[Row]:
+        return Listing("", self.columns(), {"": self.found}, lambda row: row.path, empty=self.empty_words())
+
+    def empty_words(self) -> str:
+        """The sentence in place of rows."""
         if self.rows is None:
-            empty = f"Reading {self.WHAT}s…"
-        elif not self.rows:
+            return f"Reading {self.WHAT}s…"
+        if not self.rows:
             doc = "docs/studies.md" if "study" in self.WHAT else "docs/profiles.md"
-            empty = f"There is no {self.WHAT}; {doc} says how to write one."
-        elif self.chosen_path is None:
-            empty = f"No {self.WHAT} matches."
-        else:
-            empty = f"↵ {self.VERB}s this file."
-        return Listing("", self.columns(), {"": self.found}, lambda row: row.path, empty=empty)
+            return f"There is no {self.WHAT}; {doc} says how to write one."
+        return f"No {self.WHAT} matches." if self.chosen_path is None else f"↵ {self.VERB}s this file."
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list with the title and the typed text in place of the heading."""
-        note = f" type to filter · ↵ {self.VERB} · a path opens a file " if width >= 76 else ""
+        has_room = width >= 76 and not self.edit.text
+        note = f" type to filter · ↵ {self.VERB} · {self.PATH_NOTE} " if has_room else ""
         edit = self.edit.spans(max(8, width - len(self.TITLE) - len(note) - 4))
         return [between([(f" {self.TITLE}  ", "title"), *edit], [(note, "dim")], width), *lines[1:]]
 

@@ -50,7 +50,8 @@ LEAST_FOLDED = 4
 
 
 class Prefill(Struct, frozen=True):
-    """The profile to launch, by its file if that is known, and an earlier run's values."""
+    """The profile to launch, by its file if that is known, or the words of a command, and an earlier
+    run's values."""
 
     profile: str
     params: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -58,6 +59,7 @@ class Prefill(Struct, frozen=True):
     path: str | None = None
     run_id: str | None = None
     target: str | None = None
+    command: tuple[str, ...] = ()
 
 
 class Field(Struct, frozen=True):

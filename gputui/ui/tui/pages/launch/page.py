@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial, partialmethod
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from textual import events
 
 from gputui.core.config import Workspace
+from gputui.core.redaction import redact_argv
 from gputui.core.text import clean
 from gputui.core.units import ago, count_of
 from gputui.metrics.draw.parts import Line
@@ -28,7 +30,7 @@ from gputui.ui.tui.layout.columns import Column, clip_words, filled, paragraph, 
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
-from gputui.ui.tui.pages.launch import view
+from gputui.ui.tui.pages.launch import typed, view
 from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form, Prefill
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
@@ -62,9 +64,14 @@ class LaunchScreen(ListingPage[Field]):
     def on_mount(self) -> None:
         workspace, prefill = self.shell.workspace, self._prefill
 
-        def read() -> tuple[ProfileEntry | None, tuple[str, ...]]:
-            found = plans.find_profile(prefill, workspace, Path.cwd())
-            return found, plans.read_target_names(workspace)
+        def read() -> tuple[ProfileEntry | str | None, tuple[str, ...]]:
+            from gputui.profiles.init.typed_command import DraftError
+
+            try:
+                entry = plans.find_profile(prefill, workspace, Path.cwd())
+            except DraftError as error:
+                return str(error), ()
+            return entry, plans.read_target_names(workspace)
 
         self.in_thread(read, self._take_profile)
 
@@ -89,7 +96,8 @@ class LaunchScreen(ListingPage[Field]):
         entry = self.form.entry
         if entry is None:
             return [(" · reading its file…", "dim")]
-        description = "" if entry.profile is None else clean(entry.profile.description)
+        profile = entry.profile
+        description = "" if profile is None else clean(profile.description or shlex.join(redact_argv(profile.typed)))
         source = "comes with gputui" if entry.source == "shipped" else clean(str(entry.path))
         return [(f" {clean(entry.name)}", "accent"), (f" · {description or source}", "dim")]
 
@@ -116,12 +124,15 @@ class LaunchScreen(ListingPage[Field]):
 
     # --- what arrives from threads
 
-    def _take_profile(self, found: tuple[ProfileEntry | None, tuple[str, ...]]) -> None:
+    def _take_profile(self, found: tuple[ProfileEntry | str | None, tuple[str, ...]]) -> None:
         prefill, (entry, targets) = self._prefill, found
-        if entry is None:
+        if entry is None or isinstance(entry, str):
             # Another profile in its place would launch something else.
             self.pop_until_active()
             self.app.pop_screen()
+            if entry is not None:
+                self.shell.say(f"{clean(entry)}.", "warning")
+                return
             whose = "" if prefill.run_id is None else f", the profile of {clean(prefill.run_id)},"
             self.shell.say(f"{clean(prefill.path or prefill.profile)}{whose} is gone.", "warning")
             return
@@ -342,6 +353,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
 
     SCOPE: ClassVar[Scope] = "profiles"
     TITLE, WHAT, VERB = "Launch", "profile", "choose"
+    PATH_NOTE = "or type a command; tab completes"
 
     def __init__(self, near: str | None = None) -> None:
         """``near``: the path of the profile that the cursor starts on."""
@@ -384,6 +396,33 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         about = ". ".join(filter(None, (row.description.rstrip("."), row.missing)))
         lines = [rule(row.name, width), *paragraph((" ", "text"), about, "dim", width)]
         return filled(lines, width, 3)
+
+    @property
+    def found(self) -> Sequence[ProfileRow]:
+        return () if self._command else super().found
+
+    @property
+    def _command(self) -> tuple[str, ...]:
+        """The words of a typed command; none for text that filters."""
+        return typed.command_in(self.edit.text, Path.cwd(), is_filter=bool(super().found))
+
+    def empty_words(self) -> str:
+        return "↵ launches this command." if self._command else super().empty_words()
+
+    def do_choose(self) -> None:
+        if words := self._command:
+            self.app.push_screen(LaunchScreen(Prefill(words[0], command=words)))
+        elif self.rows is not None and self.chosen is None and self.edit.text:
+            self.shell.say(f"There is no profile, file or program {clean(self.edit.text)}.", "warning")
+        else:
+            super().do_choose()
+
+    def do_complete(self) -> None:
+        text, names = typed.complete(self.edit.text, Path.cwd())
+        self._type(LineEdit.at_end(text))
+        if len(names) != 1:
+            self.shell.say(clean("  ".join(names)) or "No file begins so.")
+        self.changed()
 
     def take(self, path: Path) -> None:
         self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))

@@ -18,7 +18,8 @@ from gputui.core.redaction import Redactor
 from gputui.core.text import clean
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
-from gputui.runs.spec import RunSpec, known_spec
+from gputui.runs.spec import RunSpec, SpecError, known_spec
+from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.store.runs import Run
@@ -64,7 +65,15 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
 
 
 def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEntry | None:
-    """The profile to launch, by its file or its name; None if it is gone."""
+    """The profile to launch, by its file or its name, or that of a command; None if it is gone.
+    Raises DraftError for a command that cannot be run."""
+    words, folder = _command_of(prefill, workspace, cwd)
+    if words:
+        from gputui.profiles.init.command_profile import command_profile
+        from gputui.profiles.profile_file import ProfileEntry
+
+        profile = command_profile(words, folder)
+        return ProfileEntry(profile.name, folder, "typed", profile, None)
     entries = read_profiles(workspace, cwd, () if prefill.path is None else (prefill.path,))
     path = None if prefill.path is None else Path(prefill.path).resolve()
 
@@ -72,6 +81,18 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
         return entry.name == prefill.profile if path is None else entry.path.resolve() == path
 
     return next(filter(is_it, entries), None)
+
+
+def _command_of(prefill: Prefill, workspace: Workspace, cwd: Path) -> tuple[tuple[str, ...], Path]:
+    """The words of a command and where they were typed: now, or for the run that is copied, whose
+    private specification has its secrets, too. No words for a profile."""
+    if prefill.run_id is None or prefill.path is not None:
+        return prefill.command, cwd
+    try:
+        spec = read_spec(workspace.run_dir(prefill.run_id) / SPEC_FILE)
+    except SpecError:
+        return (), cwd
+    return spec.typed, Path(spec.workdir)
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:

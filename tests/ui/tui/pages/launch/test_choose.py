@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gputui.profiles.init.command_profile import command_profile
+from gputui.profiles.resolve import resolve
+from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.pages.launch import typed
 from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
+from tests.tables import table
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import asked, form_of, overview, text, until
@@ -100,3 +105,61 @@ async def test_a_copy_comes_from_its_very_file_and_from_no_other(filler: Filler,
         await pilot.press("escape", "r", "c")
         await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
         assert str(mine) in text(app, "message") and asked(filler) == []
+
+
+COMPLETIONS = [
+    ("tr", "train", ["train.py", "train_b.py"]), ("python train.", "python train.py", ["train.py"]),
+    ("sub/", "sub/deep.py", ["deep.py"]), ("s", "sub/", ["sub/"]), ("nothing", "nothing", []),
+]  # fmt: skip
+
+
+@table(("text", "expected", "names"), COMPLETIONS)
+def test_the_last_word_is_completed_as_a_path(tmp_path: Path, text: str, expected: str, names: list[str]) -> None:
+    for name in ("train.py", "train_b.py", "sub/deep.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert typed.complete(text, tmp_path) == (expected, names)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "here" / "train.py"
+    path.parent.mkdir()
+    path.write_text("print(1)\n")
+    monkeypatch.chdir(path.parent)
+    return path
+
+
+async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: Path) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n", *"tr", "tab")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        assert choosing(app).edit.text == "train.py"
+        await pilot.press("space", *"--lr 0.1", "enter")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        assert form_of(app).form.text("lr") == "0.1"
+        await until(pilot, lambda: form_of(app).is_settled)
+        plan = form_of(app).plan
+        assert plan is not None and plan.spec is not None and plan.spec.typed == ("train.py", "--lr", "0.1")
+        await pilot.press("escape", "ctrl+u", *"gone.py x", "enter")
+        assert isinstance(app.screen, ChooseProfileScreen) and "gone.py" in text(app, "message")
+
+
+async def test_a_copy_of_a_command_is_typed_where_it_was(
+    filler: Filler, make_app: MakeApp, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler.overnight()
+    filler.run("here-1", "succeeded", name="here", params={"lr": 0.2}, ended_ago=5.0)
+    spec = resolve(command_profile(["train.py", "--lr", "0.1"], script.parent), inventory=[])
+    filler.workspace.run_dir("here-1").mkdir(parents=True)
+    write_spec(filler.workspace.run_dir("here-1") / SPEC_FILE, spec)
+    monkeypatch.chdir(tmp_path)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        overview(app).select_run("here-1")
+        await pilot.press("r", "c")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        entry = form_of(app).form.entry
+        assert entry is not None and entry.profile is not None
+        assert (entry.profile.typed, entry.path) == (spec.typed, script.parent)
+        assert form_of(app).form.text("lr") == "0.2"

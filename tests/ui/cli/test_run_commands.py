@@ -1,0 +1,105 @@
+"""`gputui run` of scripts and commands without a profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gputui.core.config import Workspace
+from tests.conftest import wait_until
+from tests.machines import STEPS_SCRIPT, Machine
+from tests.tables import table
+from tests.ui.cli.program import refused, said
+
+
+def test_a_script_is_a_whole_run(machine: Machine) -> None:
+    script = machine.folder / "count.py"
+    script.write_text(STEPS_SCRIPT)
+    before = {path.name for path in machine.folder.iterdir()}
+    words = ("--name", "mine", "--set", "steps=100000", "--json", "count.py", "--steps", "3", "--seconds=0.02")
+    assert json.loads(machine.gputui("run", *words))["id"] == "mine-1"
+    wait_until(lambda: machine.steps("mine-1")[-1:] >= [(1, 3)], what="steps")
+    os.kill(machine.marked("mine-1")[-1].pid, signal.SIGKILL)
+    wait_until(lambda: machine.steps("mine-1")[-1:] >= [(2, 1)], what="a second attempt")
+    shown = machine.json("show", "mine-1")
+    assert shown["params"]["steps"] == 100000 and shown["params"]["batch_size"] == 16
+    assert machine.finish("mine-1", attempt=2) > 1
+    assert "count.py --steps 3" in machine.gputui("explain", "mine-1")
+    assert "count.py --steps 3" in machine.gputui("show", "mine-1")
+    machine.gputui("restart", "mine-1")
+    machine.wait_for("mine-1", "succeeded")
+    assert {path.name for path in machine.folder.iterdir()} == before, "nothing is written beside the script"
+
+
+def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
+    program = 'pwd; echo "$@"; echo "$COLOUR"; exit 3'
+    words = ("run", "--wait", "--", "bash", "-c", program, "name", "--lr", "1e-3", "two words")
+    machine.gputui(*words, code=1)
+    (run,) = json.loads(machine.gputui("ps", "--json"))
+    logs = machine.gputui("logs", run["id"])
+    assert f"{machine.folder}\n" in logs and "--lr 0.001 two words" in logs
+    assert "code 3" in machine.gputui("explain")
+
+
+SCRIPT = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+PLANS = [
+    # the words behind run --dry-run, and the end of the command
+    (("train.py", "--gpus", "2"), "train.py --lr 0.1 --gpus 2"),
+    (("--", "python", "train.py", "--lr", "0.2"), "train.py --lr 0.2"),
+    (("--set", "lr=0.3", "python", "train.py", "--lr=0.2"), "train.py --lr=0.3"),
+    (("--gpus", "0", "--", "echo", "--dry-run"), "echo --dry-run"),
+    (("./run.sh", "4"), "./run.sh 4"),
+    (("run.sh",), "./run.sh"),
+]
+
+
+@table(("words", "ending"), PLANS)
+def test_what_a_command_is(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], ending: str
+) -> None:
+    _in_folder(tmp_path, monkeypatch)
+    command = next(
+        line for line in said(workspace, "run", "--dry-run", *words).splitlines() if line.startswith("command")
+    )
+    assert command.endswith(ending), command
+
+
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+
+
+def test_a_name_of_both_is_the_profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _in_folder(tmp_path, monkeypatch)
+    (tmp_path / "profiles").mkdir(exist_ok=True)
+    (tmp_path / "profiles" / "env.yaml").write_text("command: echo of the profile\ngpus: 0\n")
+    assert "echo of the profile" in said(workspace, "run", "env", "--dry-run")
+    assert "of the profile" not in said(workspace, "run", "--dry-run", "--", "env")
+
+
+ERRORS = [
+    (("trian.py",), "train.py"), (("nothing",), "file or program"), (("LR=1", "train.py"), "LR=1"), ((), "PROFILE"),
+    (("--gpus", "1"), "PROFILE"), (("--set", "x=1", "train.py"), "typed"), (("run.yaml",), "run.yaml"),
+    (("digits-ddp", "train.py"), "digits-ddp"),
+]  # fmt: skip
+
+
+@table(("words", "named"), ERRORS)
+def test_what_cannot_be_run(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], named: str
+) -> None:
+    _in_folder(tmp_path, monkeypatch)
+    text = refused(workspace, "run", "--dry-run", *words, code=2)
+    assert named in text and len(text.splitlines()) == 1
+
+
+def test_a_program_that_is_not_there_is_not_launched(machine: Machine) -> None:
+    for word in ("./nothing", "nothing"):
+        assert word in machine.gputui("run", "--", word, code=3)
+    assert json.loads(machine.gputui("ps", "--json")) == []
