@@ -17,7 +17,7 @@ from gputui.version import VERSION
 # section of the list of commands → command → (module, or module:function if that is not `command`; its line there)
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Runs": {
-        "run": ("run", "Launch a run from a profile."),
+        "run": ("run", "Launch a run: a profile, a script, any command."),
         "ps": ("ps", "List the runs."),
         "show": ("show", "Show one run with its attempts."),
         "logs": ("logs", "Print the output of a run."),
