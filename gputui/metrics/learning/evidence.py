@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
 from gputui.metrics.learning.tokens import Column, Line, numbers_of
-from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning
+from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part
 
 MAX_ROWS = 6
 LEAST_ROWS = 3
@@ -24,10 +24,12 @@ Numbers = Sequence[float | int | None]
 
 
 class Row(Struct, frozen=True, array_like=True):
-    """The numbers of one line, and the counts of the lines that only count, at that time."""
+    """The numbers of one line, the counts of the lines that only count at that time, and the part of the data that
+    the metric line before names."""
 
     numbers: tuple[tuple[float | int | None, ...], ...]
     counts: Mapping[str, int]
+    part_before: str | None
 
 
 class Candidate(Struct, frozen=True, array_like=True):
@@ -42,9 +44,10 @@ class Candidate(Struct, frozen=True, array_like=True):
     counted: int = 0
     is_crowded: bool = False
 
-    def with_line(self, line: Line, counts: Mapping[str, int]) -> Candidate:
+    def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None) -> Candidate:
         """The candidate with one line more."""
-        row = row_of(line, counts)
+        numbers = tuple(numbers_of(line.tokens[column.token]) for column in line.columns)
+        row = Row(numbers, counts, part_before)
         last = self.rows[-1] if self.rows else None
         is_crowded = self.is_crowded or (last is not None and _is_crowd(line, last, row))
         counted = self.counted + (0 if last is None else _progress(line, last, row))
@@ -78,11 +81,6 @@ class _Counting(NamedTuple):
     step: Column | None
     epoch: Column | None
     is_named: bool
-
-
-def row_of(line: Line, counts: Mapping[str, int]) -> Row:
-    """The evidence of a line."""
-    return Row(tuple(numbers_of(line.tokens[column.token]) for column in line.columns), counts)
 
 
 def is_counter(line: Line) -> bool:
@@ -123,10 +121,12 @@ def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
         if source is None or (source == NEWEST and not evidence.advances(NEWEST)):
             return None
     taken = _counters(evidence, is_whole_epoch=is_whole_epoch)
+    part = None if has_place else evidence.part_before
     for column in line.columns:
         if column.meaning in (Meaning.METRIC, Meaning.SETTING) or column in unknown:
             share = (LearnedColumn(column.token, "value_total"),) if column.is_pair else ()
-            taken.setdefault(column, (LearnedColumn(column.token, "value", column.name), *share))
+            name = column.name if part is None or has_part(column.name) else f"{part}/{column.name}"
+            taken.setdefault(column, (LearnedColumn(column.token, "value", name), *share))
     shape = _shape(line, candidate, taken, evidence)
     return Lesson(shape, None if source == NEWEST else source)
 
@@ -197,6 +197,12 @@ class Evidence:
         first, last = self.rows[0].counts, self.rows[-1].counts
         return max(counts, key=lambda count: last[count] - first[count], default=None)
 
+    @property
+    def part_before(self) -> str | None:
+        """The part of the data that the lines before all of them name, if that is not the training."""
+        parts = {row.part_before for row in self.rows}
+        return parts.pop() if len(parts) == 1 and parts <= HELD_OUT else None
+
     def _known(self, column: Column) -> list[float | int]:
         return [number for number in self.numbers(column) if number is not None]
 
@@ -236,7 +242,7 @@ class Evidence:
         named = [column for column in self.columns if column.meaning is Meaning.STEP and self._grows(column)]
         if named:
             step = max(named, key=lambda column: (self._advance(column), not column.is_pair))
-            return _Counting(step, epoch or self._epoch_before(step), True)
+            return _Counting(step, epoch, True)
         places = [
             column
             for column in self.columns
@@ -373,4 +379,6 @@ def _shape(
     step, epoch, _ = evidence.counting
     is_held_out = step is not None and step.is_pair and step.part in HELD_OUT
     restarts = step is not None and epoch is None and evidence.begins_again(step)
-    return LearnedShape(line.text, columns, candidate.since_line, is_held_out, restarts, evidence.rank)
+    return LearnedShape(
+        line.text, columns, candidate.since_line, is_held_out, restarts, evidence.rank, line.columns[-1].part
+    )

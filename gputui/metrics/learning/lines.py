@@ -50,14 +50,16 @@ _EPOCH = "epoch"
 
 
 class Running(Struct, frozen=True):
-    """Where the reading is: the ``newest`` step, the epoch of a header line and its total, what was stored of the
-    newest steps, the `Position` of each shape, a record that has begun, and headers of tables."""
+    """Where the reading is: the ``newest`` step, the epoch of a header line and its total, the part of the data that
+    the newest metric line names, what was stored of the newest steps, the `Position` of each shape, a record that has
+    begun, and headers of tables."""
 
     lines: int = 0
     characters: int = 0
     newest: int | None = None
     epoch: int | None = None
     epochs: int | None = None
+    part: str | None = None
     recent: tuple[tuple[int, tuple[str, ...]], ...] = ()
     positions: Mapping[int, tuple[int | None, ...]] = field(default_factory=dict)
     block: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ class LearnedLines(LineFormat):
         self._headers = list(running.headers)
         self._lines, self._characters = running.lines, running.characters
         self._newest, self._epoch, self._epochs = running.newest, running.epoch, running.epochs
+        self._part = running.part
         self._recent = {step: set(names) for step, names in running.recent}
         # Lines without metrics, by what stays if their digits go.
         self._dull: dict[str, None] = {}
@@ -118,6 +121,7 @@ class LearnedLines(LineFormat):
                 self._newest,
                 self._epoch,
                 self._epochs,
+                self._part,
                 tuple((step, tuple(sorted(names))) for step, names in self._recent.items()),
                 {index: position.state for index, position in enumerate(self._positions)},
                 self._blocks.state,
@@ -189,6 +193,8 @@ class LearnedLines(LineFormat):
         if counters is None or (shape.rank is not None and counters.rank != shape.rank):
             return None
         step = self._step(index, counters)
+        if not shape.is_source:
+            self._part = shape.part
         if shape.is_source or step is None:
             return None
         values = reader.values(match)
@@ -273,6 +279,7 @@ class LearnedLines(LineFormat):
         key = f"{crc32(line.shape.encode()):08x}"
         if is_promising(line):
             self._add(self._candidates, MAX_CANDIDATES, key, line)
+            self._part = line.columns[-1].part
             self._judge(key, line, self._candidates[key])
         elif is_counter(line):
             self._add(self._counters, MAX_COUNTERS, key, line)
@@ -312,12 +319,12 @@ class LearnedLines(LineFormat):
         if self._epoch is not None:
             counts[_EPOCH] = self._epoch
         candidate = candidates.pop(key, None) or Candidate(line.text, line.header, self._lines)
-        candidates[key] = candidate.with_line(line, counts)
+        candidates[key] = candidate.with_line(line, counts, self._part)
         if len(candidates) > most:
             del candidates[next(iter(candidates))]
 
     def _judge(self, key: str, line: Line, candidate: Candidate, *, is_over: bool = False) -> None:
-        lesson = learn(line, candidate, Context(self._has_metrics, self._has_steps, is_over))
+        lesson = learn(line, candidate, Context(self._has_metrics, self._has_steps or self._has_step_source, is_over))
         if lesson is None:
             return
         del self._candidates[key]
@@ -338,9 +345,10 @@ class LearnedLines(LineFormat):
             self._confirm(shape)
 
     def _confirm(self, shape: LearnedShape) -> None:
-        if len(self._readers) >= MAX_SHAPES:
+        reader = ShapeReader(shape)
+        if len(self._readers) >= MAX_SHAPES or reader.match(shape.example) is None:
             return
-        self._readers.append(ShapeReader(shape))
+        self._readers.append(reader)
         self._positions.append(Position())
         self._characters = 0
         self._has_news = True

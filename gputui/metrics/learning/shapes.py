@@ -32,7 +32,8 @@ class LearnedShape(Struct, frozen=True):
     """Lines of the form of ``example``.
 
     ``is_held_out``: its places are those of a validation, of which the last line counts. ``restarts``: its places
-    begin again though it names no epoch. ``rank`` is the one whose lines count.
+    begin again though it names no epoch. ``rank`` is the one whose lines count, ``part`` that of the data which
+    they name.
     """
 
     example: str
@@ -41,6 +42,7 @@ class LearnedShape(Struct, frozen=True):
     is_held_out: bool = False
     restarts: bool = False
     rank: int | None = None
+    part: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

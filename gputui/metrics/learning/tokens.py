@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part, meaning, normal_name
@@ -27,48 +27,78 @@ _UNSIGNED = (
     r"(?:[kKMBGT]\b)?(?:\s?%)?"
 )
 # A comma before decimals, where it separates no list.
-_COMMA = r"[-+]?\d+,\d+(?![\d,.])"
-_TENSOR = rf"(?:[Tt]ensor|[Aa]rray|DeviceArray|(?:np|numpy|jnp|torch)\.\w+|float\d*)\(\s*[-+]?(?:{_REAL}|nan|inf)"
-TENSOR_END = r"\s*(?:,[^()]*)?\)"
+_COMMA = r"\d+,\d+(?![\d,.])"
 PAIR_SEPARATOR = r"\s*(?:/|\bof\b)\s*"
 
-QUANTITY = "|".join((
-    r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+(?= )",
+# Times, rates, and sizes in bytes.
+_QUANTITY = "|".join((
     r"\d{4}[-/.]\d\d[-/.]\d\d(?:[T ,_]\s?\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?)?(?:Z|[-+]\d\d:?\d\d\b)?",
     r"\d\d?[-/.]\d\d?(?:[-/.]\d{2,4})? \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?",
     r"(?:\d+ ?d(?:ays?)?,? )?\d+:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\d:])(?:\s[AP]M\b)?",
-    r"(?<=<)\?",
     r"(?:\d+ ?h ?)?\d+ ?m(?:in)? ?[\d.]+ ?s\b|(?:\d+(?:ms|[Dhms]))+\b",
-    rf"(?:[\d.,]+|\?)[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})",
-    rf"{_REAL}\s?(?:{_SECONDS})",
-    rf"{_REAL}\s?(?:[KMGTk]i?B(?:/s)?|[KMG]b|[Bb]ytes|B)\b",
-    r"\d\d?:\d\d:\d\d",
+    rf"[\d.,]+[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})",
+    rf"{_REAL}\s?(?:{_SECONDS}|(?:[KMGTk]i?B(?:/s)?|[KMG]b|[Bb]ytes|B)\b)",
 ))  # fmt: skip
+_BLOCKS = "█▉▊▋▌▍▎▏░▒▓━╸╺⣿"
 
-PATTERNS = {
-    # The text of a field, if it is no number. The word for a part of the data stays.
-    "text": r"(?<=[:=\s])\"(?![-+\d.])[^\"]*[^\"\w.-][^\"]*\"(?=\s*[,}\s]|$)|(?<=[:=])\s?'[^'\d][^']*[ /][^']*'",
-    "tensor": _TENSOR + TENSOR_END,
-    "bar": (
-        r"\d+(?:\.\d+)?%\s?\|[^|]*\||[█▉▊▋▌▍▎▏░▒▓━╸╺⣿](?:[█▉▊▋▌▍▎▏░▒▓━╸╺⣿ ]*[█▉▊▋▌▍▎▏░▒▓━╸╺⣿])?"
-        r"|\[[=#>][=#>.\- ]*\]|\[\.{4,}\]"
-    ),
-    "quantity": rf"(?<![\w.])(?:{QUANTITY})",
-    "id": (
-        r"(?<![\w.])(?:v?\d+\.\d+\.\d+[\w.+:-]*|0x[0-9a-fA-F]+|(?=[a-f]*\d+[a-f]|[a-f]+\d)[0-9a-f]{7,}\b)"
-        r"|\w+://\S+|(?<![\w)\]])(?:~|\.{1,2})?/\w[\w./~+=:-]*|[\w/.-]+\.(?:py|pt|pth|ckpt|json|yaml|log|cc|cpp|txt|"
-        r"bin|safetensors|csv|keras|h5|npz|gz|zip|tar|whl|deb|onnx|pkl|model|png|jpg)\b(?::\d+)?"
-    ),
-    "pair": rf"(?<![\w.,])\d[\d,]*{PAIR_SEPARATOR}\d[\d,]*(?!\.?\d|[A-Za-z])",
-    "comma": rf"(?<=[ :=|]){_COMMA}",
-    "number": rf"(?<![\w.)\]])[-+]{_UNSIGNED}|{_UNSIGNED}",
+# The patterns of each kind of token, by what it begins with.
+_OF_LETTERS = {
+    "log": r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+(?= )",
+    "tensor": rf"(?:[Tt]ensor|[Aa]rray|DeviceArray|(?:np|numpy|jnp|torch)\.\w+|float\d*)\(\s*[-+]?(?:{_REAL}|nan|inf)"
+    r"\s*(?:,[^()]*)?\)",
     "word": (
-        r"(?i:epoch|step|iter|iteration|ep|it|rank|default|gpu|worker)(?=[-:]?\d)"
-        r"|(?:[^\W\d]|_)\w*(?:[@.'/+&-](?:[^\W\d]|_)\w*|@\d+|(?<=\d)-\d+\b|-\d(?![\d.,]))*|#(?=[\s\w])"
+        r"(?!(?i:nan|inf|infinity)\b)(?:(?i:epoch|step|iter|iteration|ep|it|rank|default|gpu|worker)(?=[-:]?\d)"
+        r"|(?:[^\W\d]|_)\w*(?:[@.'/+&-](?:[^\W\d]|_)\w*|@\d+|(?<=\d)-\d+\b|-\d(?![\d.,]))*)"
     ),
+}
+_OF_DIGITS = {
+    "percent_bar": r"\d+(?:\.\d+)?%\s?\|[^|]*\|",
+    "quantity": _QUANTITY,
+    "id": r"\d+\.\d+\.\d+[\w.+:-]*|0x[0-9a-fA-F]+|(?=\d+[a-f])[0-9a-f]{7,}\b",
+    "pair": rf"{_WHOLE}{PAIR_SEPARATOR}{_WHOLE}(?!\.?\d|[A-Za-z])",
+    "comma": rf"(?<=[ :=|]){_COMMA}",
+    "number": _UNSIGNED,
+}
+_OF_MARKS = {
+    "signed_comma": rf"(?<=[ :=|])[-+]{_COMMA}",
+    "signed": rf"(?<![\w.)\]])[-+]{_UNSIGNED}",
+    "bar": rf"[{_BLOCKS}](?:[{_BLOCKS} ]*[{_BLOCKS}])?|\[[=#>][=#>.\- ]*\]|\[\.{{4,}}\]",
+    "unknown_rate": rf"\?\s?\w+/{_PER}|(?<=<)\?",
+    # The text of a field, if it is no number. A single word stays: it may name a part of the data.
+    "text": r"(?<=[:=\s])\"(?![-+\d.])[^\"]*[^\"\w.-][^\"]*\"(?=\s*[,}\s]|$)|(?<=[:=\s])'[^'\d][^']*[ /][^']*'",
+    "path": r"(?<![\w)\]])(?:~|\.{1,2})?/\w[\w./~+=:-]*",
+    "hash": r"#(?=[\s\w])",
     "mark": r"\S",
 }
-_TOKEN = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in PATTERNS.items()))
+
+
+def _any_of(patterns: Mapping[str, str]) -> str:
+    return "|".join(f"(?P<{name}>{pattern})" for name, pattern in patterns.items())
+
+
+_TOKEN = re.compile(
+    rf"\s*(?:(?=[^\W\d]|_)(?:{_any_of(_OF_LETTERS)})|(?=[\d.nNiI])(?:{_any_of(_OF_DIGITS)})|{_any_of(_OF_MARKS)})"
+)
+_KINDS = {
+    "log": "quantity", "percent_bar": "bar", "unknown_rate": "quantity", "path": "id", "id_of_letters": "id",
+    "hash": "word", "signed": "number", "signed_comma": "comma",
+}  # fmt: skip
+# The name of a file, or a hash that begins with a letter.
+_NO_WORD = (
+    r"[\w@.'/+&-]*\.(?:py|pt|pth|ckpt|json|yaml|log|cc|cpp|txt|bin|safetensors|csv|keras|h5|npz|gz|zip|tar|whl|onnx|pkl|"
+    r"model|png)\b|(?=[a-f]+\d)[0-9a-f]{7,}\b"
+)
+_IS_NO_WORD = re.compile(_NO_WORD).fullmatch
+PATTERNS = {
+    kind: "|".join(
+        pattern
+        for name, pattern in (_OF_LETTERS | _OF_DIGITS | _OF_MARKS | {"id_of_letters": _NO_WORD}).items()
+        if _KINDS.get(name, name) == kind
+    )
+    for kind in ("quantity", "bar", "id", "text", "tensor")
+}
+"""The expressions of the tokens that vary without being counted or measured, and of a tensor."""
+
 _MASKED = frozenset({"text", "bar", "quantity", "id"})
 _NUMBERS = frozenset({"number", "pair", "tensor", "comma"})
 _SEPARATORS = frozenset(":=")
@@ -113,7 +143,7 @@ def read_line(text: str, header: Sequence[str] = ()) -> Line | None:
     columns = _table_columns(tokens, header) if header else _columns(tokens)
     if not columns or len(columns) > MAX_COLUMNS:
         return None
-    return Line(text, tuple(header), tokens, columns, " ".join([*header, *(map(_masked, tokens))]))
+    return Line(text, tuple(header), tokens, columns, " ".join([*header, *map(_masked, tokens)]))
 
 
 def tokenize(text: str) -> tuple[Token, ...]:
@@ -121,7 +151,12 @@ def tokenize(text: str) -> tuple[Token, ...]:
     tokens: list[Token] = []
     end = 0
     for match in _TOKEN.finditer(text):
-        tokens.append(Token(match.lastgroup or "mark", match[0], text[end : match.start()]))
+        name = match.lastgroup or "mark"
+        start = match.start(name)
+        kind, part = _KINDS.get(name, name), text[start : match.end()]
+        if kind == "word" and _IS_NO_WORD(part):
+            kind = "id"
+        tokens.append(Token(kind, part, text[end:start]))
         end = match.end()
     return tuple(tokens)
 
@@ -136,7 +171,7 @@ def numbers_of(token: Token) -> tuple[float | int | None, ...]:
 def read_number(text: str) -> float | int | None:
     """A number as programs print it, with a factor or a percent sign behind it, or a comma before its decimals."""
     text = text.rstrip("% ")
-    if "," in text and re.fullmatch(_COMMA, text) and not re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", text):
+    if "," in text and re.fullmatch(f"[-+]?{_COMMA}", text) and not re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", text):
         text = text.replace(",", ".")
     if text[-1:] in UNITS and text[-2:-1].isdigit():
         number = number_in_text("", text[:-1])
@@ -183,7 +218,7 @@ def _columns(tokens: Sequence[Token]) -> tuple[Column, ...]:
         if token.kind not in _NUMBERS:
             continue
         printed, is_detail = _words_before(tokens, index)
-        name = normal_name(printed)
+        name = normal_name(tuple(printed))
         sense = Meaning.IGNORED if is_detail else meaning(name)
         if token.kind == "pair" and not name and _counts_steps(tokens[index + 1 : index + 2]):
             sense = Meaning.STEP
@@ -212,7 +247,7 @@ def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[Colu
         cell = next(cells, None) if token.kind != "mark" else ""
         if token.kind not in _NUMBERS:
             continue
-        name = "" if cell is None else normal_name(cell.split())
+        name = "" if cell is None else normal_name(tuple(cell.split()))
         is_bar = cell is None and tokens[index - 1].kind == "bar"
         columns.append(Column(index, name, meaning(name), token.kind == "pair", is_bar, None))
     return tuple(columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import Enum, auto
 from functools import lru_cache
 
@@ -102,7 +101,8 @@ def meaning(name: str) -> Meaning:
     return Meaning.UNKNOWN
 
 
-def normal_name(printed: Sequence[str]) -> str:
+@lru_cache(1024)
+def normal_name(printed: tuple[str, ...]) -> str:
     """The name that the words before a number make: lower case, joined by ``_``, and a word of its own for a part of
     the data before it: ``val/loss`` of "Validation loss". "" if they end in no name."""
     words = [word if len(word) == 1 else word.lower() for word in printed]
@@ -120,6 +120,7 @@ def normal_name(printed: Sequence[str]) -> str:
     return "_".join(words)
 
 
+@lru_cache(1024)
 def has_part(name: str) -> bool:
     """Return whether a name itself says of which part of the data it is."""
     return any(piece.rstrip("0123456789") in PARTS for piece in re.split(r"[\W_]+", name))
