@@ -46,7 +46,7 @@ class EpochCount:
     def step(self, epoch: int, place: int, total: int | None) -> int:
         """The step of the next line."""
         self._first = epoch if self._first is None else min(self._first, epoch)
-        if not self._is_sure:
+        if not self._is_sure and self._last != (epoch, place):
             self._learn(epoch, place, total)
         self._last = (epoch, place)
         if not self._length:

@@ -17,6 +17,7 @@ MAX_ROWS = 6
 LEAST_ROWS = 3
 LEAST_ROWS_UNKNOWN_NAMES = 4
 LEAST_ROWS_BESIDE_OTHERS = 2
+_HEADER_WORDS = 4
 # The tokens between an epoch and the place in it: "3 [ 150/1251".
 _NEAR_TOKENS = 4
 
@@ -25,11 +26,12 @@ Numbers = Sequence[float | int | None]
 
 class Row(Struct, frozen=True, array_like=True):
     """The numbers of one line, the counts of the lines that only count at that time, and the part of the data that
-    the metric line before names."""
+    the metric line before names, and the rank that stands before the line."""
 
     numbers: tuple[tuple[float | int | None, ...], ...]
     counts: Mapping[str, int]
     part_before: str | None
+    rank: int | None
 
 
 class Candidate(Struct, frozen=True, array_like=True):
@@ -44,15 +46,22 @@ class Candidate(Struct, frozen=True, array_like=True):
     counted: int = 0
     is_crowded: bool = False
 
-    def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None) -> Candidate:
+    def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None, rank: int | None) -> Candidate:
         """The candidate with one line more."""
         numbers = tuple(numbers_of(line.tokens[column.token]) for column in line.columns)
-        row = Row(numbers, counts, part_before)
+        row = Row(numbers, counts, part_before, rank)
         last = self.rows[-1] if self.rows else None
-        is_crowded = self.is_crowded or (last is not None and _is_crowd(line, last, row))
-        counted = self.counted + (0 if last is None else _progress(line, last, row))
-        rows = (*self.rows, row)[-MAX_ROWS:]
-        return replace(self, lines=self.lines + 1, rows=rows, counted=counted, is_crowded=is_crowded)
+        counted = replace(self, lines=self.lines + 1)
+        if last is None or (rank is not None and last.rank is not None and rank < last.rank):
+            return replace(counted, rows=(row,), is_crowded=False)
+        if rank != last.rank:
+            return counted
+        if _is_crowd(line, last, row):
+            counted = replace(counted, is_crowded=True)
+        if counts == last.counts and _is_same_place(line, last, row):
+            return counted
+        progress = self.counted + _progress(line, last, row)
+        return replace(counted, rows=(*self.rows, row)[-MAX_ROWS:], counted=progress)
 
 
 class Context(NamedTuple):
@@ -143,9 +152,10 @@ def learn_counter(line: Line, candidate: Candidate) -> LearnedShape | None:
 
 
 def names_epoch(line: Line) -> bool:
-    """Return whether a line that only counts counts epochs."""
+    """Return whether a line that only counts is the header of an epoch."""
     column = _counter(line)
-    return column is not None and column.meaning is Meaning.EPOCH
+    words = sum(token.kind == "word" for token in line.tokens)
+    return column is line.columns[0] and column.meaning is Meaning.EPOCH and words <= _HEADER_WORDS
 
 
 class Evidence:
@@ -207,6 +217,8 @@ class Evidence:
         return [number for number in self.numbers(column) if number is not None]
 
     def _keep_first_rank(self) -> int | None:
+        if self.rows[0].rank is not None:
+            return self.rows[0].rank
         column = next((column for column in self.columns if column.meaning is Meaning.RANK), None)
         if column is None or not self.is_whole(column):
             return None
@@ -334,6 +346,16 @@ def _progress(line: Line, last: Row, row: Row) -> int:
     return now_place - place if now_place >= place else now_place
 
 
+def _is_same_place(line: Line, last: Row, row: Row) -> bool:
+    """Return whether a line names a place that is that of the row before: another rank, or a bar that is redrawn."""
+    counters = [
+        index
+        for index, column in enumerate(line.columns)
+        if _is_counter(column) or (column.is_pair and not column.name)
+    ]
+    return bool(counters) and all(row.numbers[index] == last.numbers[index] for index in counters)
+
+
 def _is_crowd(line: Line, last: Row, row: Row) -> bool:
     """Return whether two lines of one epoch or step, with other numbers, are of several things: classes, layers."""
     if row.numbers == last.numbers or any(column.is_pair and column.is_bar for column in line.columns):
@@ -360,8 +382,8 @@ def _counters(evidence: Evidence, *, is_whole_epoch: bool) -> dict[Column, tuple
         taken[epoch] = _counter_roles(epoch, "epoch")
     elif epoch is not None:
         taken[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
-    if evidence.rank is not None:
-        column = next(column for column in evidence.columns if column.meaning is Meaning.RANK)
+    column = next((column for column in evidence.columns if column.meaning is Meaning.RANK), None)
+    if column is not None and evidence.rank is not None and evidence.is_whole(column):
         taken[column] = _counter_roles(column, "rank")
     return taken
 

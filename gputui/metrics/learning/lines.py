@@ -21,6 +21,7 @@ from gputui.metrics.learning.evidence import (
     learn_counter,
     names_epoch,
 )
+from gputui.metrics.learning.prefixes import split_prefix
 from gputui.metrics.learning.remarks import remark
 from gputui.metrics.learning.shapes import Counters, LearnedShape, Position, ShapeReader
 from gputui.metrics.learning.tokens import Line, header_cells, leading_cells, read_line
@@ -33,6 +34,7 @@ MAX_COUNTERS = 12
 MAX_HEADERS = 4
 MAX_HEADER_CHARACTERS = 400
 MAX_REMARKS = 3
+MAX_RANKS = 16
 # The characters without a new shape after which only lines that come again are looked at.
 LEARNING_CHARACTERS = 8_000_000
 _BEGINNING_CHARACTERS = 48
@@ -50,9 +52,12 @@ _EPOCH = "epoch"
 
 
 class Running(Struct, frozen=True):
-    """Where the reading is: the ``newest`` step, the epoch of a header line and its total, the part of the data that
-    the newest metric line names, what was stored of the newest steps, the `Position` of each shape, a record that has
-    begun, and headers of tables."""
+    """Where the reading is.
+
+    ``newest`` is the newest step, ``epoch`` and ``epochs`` those of the last header, ``part`` that of the data which
+    the last metric line names, ``recent`` the names that are stored of the newest steps. A rank may repeat
+    ``last_text``; ``blocks`` are the records of each rank that have begun.
+    """
 
     lines: int = 0
     characters: int = 0
@@ -62,7 +67,8 @@ class Running(Struct, frozen=True):
     part: str | None = None
     recent: tuple[tuple[int, tuple[str, ...]], ...] = ()
     positions: Mapping[int, tuple[int | None, ...]] = field(default_factory=dict)
-    block: tuple[str, ...] = ()
+    last_text: str = ""
+    blocks: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
     headers: tuple[str, ...] = ()
 
 
@@ -101,7 +107,8 @@ class LearnedLines(LineFormat):
             self._positions.append(Position(running.positions.get(index, ())))
         self._candidates = dict(learned.candidates)
         self._counters = dict(learned.counters)
-        self._blocks = Blocks(running.block)
+        self._last_text = running.last_text
+        self._blocks = {rank: Blocks(state) for rank, state in running.blocks}
         self._headers = list(running.headers)
         self._lines, self._characters = running.lines, running.characters
         self._newest, self._epoch, self._epochs = running.newest, running.epoch, running.epochs
@@ -124,7 +131,8 @@ class LearnedLines(LineFormat):
                 self._part,
                 tuple((step, tuple(sorted(names))) for step, names in self._recent.items()),
                 {index: position.state for index, position in enumerate(self._positions)},
-                self._blocks.state,
+                self._last_text,
+                tuple((rank, blocks.state) for rank, blocks in self._blocks.items() if blocks.state),
                 tuple(self._headers),
             )
             self._learned = Learned(self._shapes, running, dict(self._candidates), dict(self._counters))
@@ -151,20 +159,27 @@ class LearnedLines(LineFormat):
     def parse(self, line: bytes) -> Parsed:
         self._learned = None
         self._lines += 1
-        text = self._blocks.add(_text(line))
-        if text is None:
+        text, rank = split_prefix(_text(line))
+        blocks = self._blocks.get(rank)
+        if blocks is None:
+            blocks = self._blocks[rank] = Blocks()
+            if len(self._blocks) > MAX_RANKS:
+                del self._blocks[next(iter(self._blocks))]
+        whole = blocks.add(text)
+        if whole is None or whole == self._last_text or not whole.strip():
             return None
+        self._last_text = whole
         for index, reader in enumerate(self._readers):
-            match = reader.match(text)
+            match = reader.match(whole)
             if match is not None:
-                return self._record(index, match)
+                return self._record(index, match, rank)
         if self._learns and len(self._readers) < MAX_SHAPES:
-            self._learn(text)
+            self._learn(whole, rank)
         return None
 
     def parse_unterminated(self, line: bytes) -> Parsed:
         """A number at the end of the output may lack digits, so one is valid only if text follows."""
-        text = _text(line)
+        text, _ = split_prefix(_text(line))
         for reader in self._readers:
             match = reader.match(text)
             if match is not None:
@@ -186,11 +201,11 @@ class LearnedLines(LineFormat):
 
     # --- lines of learned shapes ---
 
-    def _record(self, index: int, match: re.Match[str]) -> Parsed:
+    def _record(self, index: int, match: re.Match[str], rank: int | None) -> Parsed:
         reader = self._readers[index]
         shape = reader.shape
         counters = reader.counters(match)
-        if counters is None or (shape.rank is not None and counters.rank != shape.rank):
+        if counters is None or shape.rank not in (None, rank, counters.rank):
             return None
         step = self._step(index, counters)
         if not shape.is_source:
@@ -205,7 +220,7 @@ class LearnedLines(LineFormat):
         stored.update(values)
         while len(self._recent) > _RECENT_STEPS:
             del self._recent[next(iter(self._recent))]
-        epoch = self._epoch if counters.epoch is None else counters.epoch
+        epoch = self._epoch_of(shape, counters)
         named: dict[str, int | float] = {"step": step}
         if epoch is not None:
             named[_EPOCH] = epoch
@@ -225,11 +240,11 @@ class LearnedLines(LineFormat):
                 self._newest = step
             return step
         if counters.epoch is None:
-            return self._newest if self._has_steps or self._has_step_source else self._epoch
+            return self._newest if self._counts_steps else self._epoch
         if shape.is_source:
             self._epoch, self._epochs = counters.epoch, counters.epoch_total
             return None
-        if self._has_steps or self._has_step_source:
+        if self._counts_steps:
             return self._newest or 0
         return counters.epoch
 
@@ -237,12 +252,19 @@ class LearnedLines(LineFormat):
         shape, position = self._readers[index].shape, self._positions[index]
         place, total = counters.step, counters.step_total
         assert place is not None
-        is_nameless = counters.epoch is None and self._epoch is None and not shape.restarts
+        is_nameless = counters.epoch is None and not shape.restarts
         was_at_end = total is not None and (position.place or 0) >= _END_OF_EPOCH * total
         if is_nameless and was_at_end and position.has_restarted(place, total):
             self._readers[index] = ShapeReader(replace(shape, restarts=True))
             self._has_news = True
         return position.step(counters, self._epoch, restarts=shape.restarts)
+
+    def _epoch_of(self, shape: LearnedShape, counters: Counters) -> int | None:
+        """The epoch that a line names, or a header before it if its lines are of epochs."""
+        has_own_step = counters.step is not None and not shape.restarts
+        if counters.epoch is not None or has_own_step or (counters.step is None and self._counts_steps):
+            return counters.epoch
+        return self._epoch
 
     def _total_steps(self, index: int, counters: Counters) -> int | None:
         shape = self._readers[index].shape
@@ -250,15 +272,15 @@ class LearnedLines(LineFormat):
             return None
         epochs = self._epochs if counters.epoch is None else counters.epoch_total
         if counters.step is None:
-            return None if self._has_steps or self._has_step_source else epochs
-        if counters.epoch is None and self._epoch is None and not shape.restarts:
+            return None if self._counts_steps else epochs
+        if counters.epoch is None and not shape.restarts:
             return counters.step_total
         length = self._positions[index].epoch_length
         return None if epochs is None or not length else epochs * length
 
     # --- other lines ---
 
-    def _learn(self, text: str) -> None:
+    def _learn(self, text: str, rank: int | None) -> None:
         words = {word.lower() for word in _WORDS.findall(text)}
         has_sign = not words.isdisjoint(SIGNS) or has_metric_piece(text.lower()) or _BAR.search(text) is not None
         if words and not has_sign:
@@ -278,11 +300,11 @@ class LearnedLines(LineFormat):
             return
         key = f"{crc32(line.shape.encode()):08x}"
         if is_promising(line):
-            self._add(self._candidates, MAX_CANDIDATES, key, line)
+            self._add(self._candidates, MAX_CANDIDATES, key, line, rank)
             self._part = line.columns[-1].part
             self._judge(key, line, self._candidates[key])
         elif is_counter(line):
-            self._add(self._counters, MAX_COUNTERS, key, line)
+            self._add(self._counters, MAX_COUNTERS, key, line, rank)
             if names_epoch(line) and self._lacks_epoch:
                 self._confirm_counter(key)
         else:
@@ -311,7 +333,7 @@ class LearnedLines(LineFormat):
             self._headers.remove(header)
         self._headers = [*self._headers, header][-MAX_HEADERS:]
 
-    def _add(self, candidates: dict[str, Candidate], most: int, key: str, line: Line) -> None:
+    def _add(self, candidates: dict[str, Candidate], most: int, key: str, line: Line, rank: int | None) -> None:
         """Count a line of a candidate, and forget the one that came least lately."""
         counts = {key: counter.counted for key, counter in self._counters.items()}
         if self._newest is not None:
@@ -319,12 +341,12 @@ class LearnedLines(LineFormat):
         if self._epoch is not None:
             counts[_EPOCH] = self._epoch
         candidate = candidates.pop(key, None) or Candidate(line.text, line.header, self._lines)
-        candidates[key] = candidate.with_line(line, counts, self._part)
+        candidates[key] = candidate.with_line(line, counts, self._part, rank)
         if len(candidates) > most:
             del candidates[next(iter(candidates))]
 
     def _judge(self, key: str, line: Line, candidate: Candidate, *, is_over: bool = False) -> None:
-        lesson = learn(line, candidate, Context(self._has_metrics, self._has_steps or self._has_step_source, is_over))
+        lesson = learn(line, candidate, Context(self._has_metrics, self._counts_steps, is_over))
         if lesson is None:
             return
         del self._candidates[key]
@@ -359,7 +381,7 @@ class LearnedLines(LineFormat):
         with_step = [shape for shape in self._shapes if shape.has("step") and not shape.is_held_out]
         self._has_metrics = any(not shape.is_source for shape in self._shapes)
         self._has_steps = any(not shape.is_source for shape in with_step)
-        self._has_step_source = any(shape.is_source for shape in with_step)
+        self._counts_steps = bool(with_step)
         # Places without an epoch, and lines without a counter, take that of a header.
         self._lacks_epoch = any(
             not shape.is_source and not shape.has("epoch") and not shape.is_held_out for shape in self._shapes

@@ -146,7 +146,7 @@ class Position:
         if epoch is None:
             if total is not None and self._total is not None and total < self._total:
                 return None
-            if header_epoch is not None or restarts:
+            if restarts:
                 begins_again = self.has_restarted(place, total) and total == self._total
                 earlier = -1 if self._epoch is None else self._epoch + begins_again
                 epoch = max(header_epoch or 0, earlier)

@@ -30,10 +30,13 @@ _UNSIGNED = (
 _COMMA = r"\d+,\d+(?![\d,.])"
 PAIR_SEPARATOR = r"\s*(?:/|\bof\b)\s*"
 
+STAMP = (
+    r"\d{4}[-/.]\d\d[-/.]\d\d(?:[T ,_]\s?\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?)?(?:Z|[-+]\d\d:?\d\d\b)?"
+    r"|\d\d?[-/.]\d\d?(?:[-/.]\d{2,4})? \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?"
+)
 # Times, rates, and sizes in bytes.
 _QUANTITY = "|".join((
-    r"\d{4}[-/.]\d\d[-/.]\d\d(?:[T ,_]\s?\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?)?(?:Z|[-+]\d\d:?\d\d\b)?",
-    r"\d\d?[-/.]\d\d?(?:[-/.]\d{2,4})? \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?",
+    STAMP,
     r"(?:\d+ ?d(?:ays?)?,? )?\d+:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\d:])(?:\s[AP]M\b)?",
     r"(?:\d+ ?h ?)?\d+ ?m(?:in)? ?[\d.]+ ?s\b|(?:\d+(?:ms|[Dhms]))+\b",
     rf"[\d.,]+[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})",
@@ -43,7 +46,6 @@ _BLOCKS = "█▉▊▋▌▍▎▏░▒▓━╸╺⣿"
 
 # The patterns of each kind of token, by what it begins with.
 _OF_LETTERS = {
-    "log": r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+(?= )",
     "tensor": rf"(?:[Tt]ensor|[Aa]rray|DeviceArray|(?:np|numpy|jnp|torch)\.\w+|float\d*)\(\s*[-+]?(?:{_REAL}|nan|inf)"
     r"\s*(?:,[^()]*)?\)",
     "word": (
@@ -80,7 +82,7 @@ _TOKEN = re.compile(
     rf"\s*(?:(?=[^\W\d]|_)(?:{_any_of(_OF_LETTERS)})|(?=[\d.nNiI])(?:{_any_of(_OF_DIGITS)})|{_any_of(_OF_MARKS)})"
 )
 _KINDS = {
-    "log": "quantity", "percent_bar": "bar", "unknown_rate": "quantity", "path": "id", "id_of_letters": "id",
+    "percent_bar": "bar", "unknown_rate": "quantity", "path": "id", "id_of_letters": "id",
     "hash": "word", "signed": "number", "signed_comma": "comma",
 }  # fmt: skip
 # The name of a file, or a hash that begins with a letter.
@@ -190,12 +192,20 @@ def leading_cells(tokens: Sequence[Token]) -> int:
 
 
 def header_cells(text: str) -> tuple[tuple[str, ...], ...]:
-    """The readings of a line without numbers as names of columns, by wide gaps and by all gaps."""
+    """The readings of a line of words as names of columns, by wide gaps and by all gaps; none for other lines, and
+    where no name is that of a counter."""
+    if any(token.kind not in ("word", "mark") for token in tokenize(text)):
+        return ()
     inner = text.strip().strip("|│┃ ")
     wide = [cell.strip() for cell in re.split(r"\s*[|│┃,;]\s*|\t+|\s{2,}", inner)]
     narrow = [cell for cell in re.split(r"[\s|│┃,;]+", inner) if cell]
     readings = {tuple(wide), tuple(narrow)}
-    return tuple(cells for cells in sorted(readings, key=len) if len(cells) > 1 and all(cells))
+    return tuple(cells for cells in sorted(readings, key=len) if all(cells) and _has_counter(cells))
+
+
+def _has_counter(cells: Sequence[str]) -> bool:
+    meanings = {meaning(cell.lower()) for cell in cells}
+    return not meanings.isdisjoint({Meaning.EPOCH, Meaning.STEP})
 
 
 def _masked(token: Token) -> str:
@@ -220,6 +230,8 @@ def _columns(tokens: Sequence[Token]) -> tuple[Column, ...]:
         printed, is_detail = _words_before(tokens, index)
         name = normal_name(tuple(printed))
         sense = Meaning.IGNORED if is_detail else meaning(name)
+        if sense is Meaning.METRIC and index + 1 < len(tokens) and tokens[index + 1].text in _SEPARATORS:
+            sense = Meaning.IGNORED  # A part of a name: "accuracy of class 7: 0.94".
         if token.kind == "pair" and not name and _counts_steps(tokens[index + 1 : index + 2]):
             sense = Meaning.STEP
         is_metric = sense in (Meaning.METRIC, Meaning.UNKNOWN)
