@@ -9,6 +9,7 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from gputui.core.config import Workspace
+from gputui.core.redaction import redact_argv
 from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.metrics.draw.export import svg_text
@@ -24,7 +26,7 @@ from gputui.metrics.draw.picture import Drawing, picture
 from gputui.profiles.profile_file import ProfileNotFoundError, find, load
 from gputui.reports.pages import render
 from gputui.runs.command import assignments
-from gputui.runs.spec import Scalar, SpecError
+from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.submission import read_spec
 from gputui.store.studies import (
     OUTSIDE,
@@ -53,7 +55,8 @@ _SIZE, _HALF_SIZE = (1000, 360), (600, 360)
 class StudyFindings(Struct, frozen=True):
     """The input of a report. ``rungs`` are by trial; ``now`` is UTC unix seconds;
     ``running_seconds`` is how long the study ran, without its pauses. ``run_words`` are the words
-    of a command that name the profile and, where they differ from it, the GPUs of a trial."""
+    of a command that name the profile and, where they differ from it, the GPUs of a trial; those of
+    a study without a profile are ``typed``."""
 
     study: StudyRecord
     spec: StudySpec
@@ -63,6 +66,7 @@ class StudyFindings(Struct, frozen=True):
     running_seconds: float
     now: float
     run_words: Sequence[str]
+    typed: Sequence[str] = ()
 
 
 class _Section(Struct, frozen=True):
@@ -80,6 +84,9 @@ def read_findings(
 ) -> StudyFindings:
     """The findings of a study, now or at a past time. Raises sqlite3.Error."""
     study_id, spec, until = study.study_id, study_spec(study), now if at is None else at
+    base: RunSpec | None = None
+    with suppress(SpecError):
+        base = read_spec(workspace.studies / study_id / SPEC_FILE)
     return StudyFindings(
         study,
         spec,
@@ -88,18 +95,21 @@ def read_findings(
         study_gpu_hours(connection, study_id, until),
         study_wall_seconds(connection, study_id, until),
         until,
-        _run_words(workspace, study_id, spec),
+        _run_words(workspace, base, spec),
+        () if base is None else redact_argv(base.typed),
     )
 
 
-def _run_words(workspace: Workspace, study_id: str, spec: StudySpec) -> list[str]:
+def _run_words(workspace: Workspace, base: RunSpec | None, spec: StudySpec) -> list[str]:
     """The words of `gputui run` that name the study's profile, by its path where its name means none
     or another one here, its target, and the GPUs of a trial where they differ from the profile's."""
     on = [] if spec.target is None else ["--on", str(spec.target["name"])]
+    if base is not None and base.typed:
+        return [*on, "--gpus", str(spec.gpus_per_trial)]
     try:
-        path = Path(read_spec(workspace.studies / study_id / SPEC_FILE).profile_path or "")
+        path = Path("" if base is None else base.profile_path or "")
         profile = load(path)
-    except (SpecError, ProfileError):
+    except ProfileError:
         return [spec.profile, *on]
     try:
         is_found = find(spec.profile, workspace, Path.cwd()).resolve() == path.resolve()
@@ -178,7 +188,8 @@ def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
         return f"{shlex.join(export)} && {shlex.join(['gputui', 'run', f'./{file}'])}"
     values = {**findings.spec.params, **trial.params}
     words = [word for each in assignments(values) for word in ("--set", each)]
-    return shlex.join(["gputui", "run", *findings.run_words, *words])
+    command = ["--", *findings.typed] if findings.typed else []
+    return shlex.join(["gputui", "run", *findings.run_words, *words, *command])
 
 
 def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:

@@ -17,6 +17,8 @@ from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, rea
 from gputui.core.yaml_forms.forms import findings
 from gputui.core.yaml_forms.problems import Problem, ProfileError, did_you_mean, nearest, shown_value
 from gputui.profiles.crosscheck import CrossFinding
+from gputui.profiles.init.command_profile import command_profile
+from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, unknown_parameter
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.profile_file import find as find_profile
@@ -115,6 +117,7 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: s
     data = {key: value for key, value in given.items() if value is not None or key not in _MAY_BE_EMPTY}
     data.setdefault("name", path.stem)
     if profile is not None:
+        data["profile"] = profile.name
         # What is wrong about names is said beside what is wrong in the form.
         crossed += _check_names(given, profile)
     try:
@@ -148,7 +151,13 @@ def _place_in_file(place: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any
 
 
 def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) -> tuple[Profile | None, list[Problem]]:
+    """The profile that a study names; the words of a command are a list."""
     name = document.data.get("profile")
+    if isinstance(name, list) and all(isinstance(word, str) for word in name):
+        try:
+            return command_profile(name, path.resolve().parent), []
+        except DraftError as error:
+            return None, [problem_at(path, document, ("profile",), str(error))]
     if not isinstance(name, str) or not name:
         return None, []  # reported already
     is_path = "/" in name or name.endswith(SUFFIXES)
@@ -388,7 +397,7 @@ def grid_source(
         raise ParameterError(problems)
     data = {
         "name": f"{profile.name}-grid",
-        **({"command": list(profile.typed)} if profile.path is None else {"profile": str(profile.path.resolve())}),
+        "profile": list(profile.typed) if profile.path is None else str(profile.path.resolve()),
         "space": space,
         **({"params": params} if params else {}),
         "sampler": "grid",

@@ -44,6 +44,7 @@ COMMANDS: list[tuple[str, str, int, dict[str, object], dict[str, str]]] = [
      {"batch_size": "b"}),
     ("b.py --global-batch-size 64", "python b.py", 1, {"global_batch_size": 64}, {"batch_size": "global_batch_size"}),
     ("b.py --save model.pt", "python b.py", 1, {"save": "model.pt", "b": 128}, {"batch_size": "b"}),
+    ("b.py --strange 3", "python b.py", 1, {"strange": 3}, {}),
     ("whole.py", "python whole.py", 1, {"total_batch_size": 64, "gradient_checkpointing": False},
      {"batch_size": "total_batch_size"}),
     ("whole.py --no-amp --config a.yaml", "python whole.py", 1, {"no_amp": True, "config": "a.yaml"}, {}),

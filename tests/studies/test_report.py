@@ -9,6 +9,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import msgspec
+from msgspec import structs
 
 from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
 from gputui.studies.report import StudyFindings, contents, markdown, page, winner_command
@@ -51,6 +52,9 @@ def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
     words = shlex.split(winner_command(findings(spec=spec), TRIALS[1]))
     assert words[:6] == ["gputui", "run", "net", "--gpus", "2", "--set"]
     assert words[6::2] == ["steps=50", "amp=true", "crop=null", "lr=0.012345678", "kind=a b"]
+    of_command = structs.replace(findings(), run_words=["--gpus", "1"], typed=["train.py", "--lr", "1"])
+    assert winner_command(of_command, TRIALS[1]).startswith("gputui run --gpus 1 --set steps=50 ")
+    assert winner_command(of_command, TRIALS[1]).endswith(" -- train.py --lr 1")
     text = markdown(findings())
     assert rows_under("## Best trials", text) == ["1", "0"] and rows_under("## Not complete", text) == ["2"]
     assert text.index(winner_command(findings(), TRIALS[1])) < text.index(winner_command(findings(), TRIALS[0]))

@@ -10,6 +10,7 @@ import pytest
 from gputui.core.config import Workspace, shipped_studies
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.params import Parameter, ParameterError
 from gputui.profiles.profile_file import load
 from gputui.profiles.targets import find_target
@@ -318,3 +319,14 @@ def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each
     # As many tokens a step as the profile has on all its GPUs.
     assert spec.params["grad_accum"] == int(str(defaults["grad_accum"])) * spec.pbt.members
     assert {"lr", "weight_decay"} == set(spec.tuned) and spec.params["schedule"] == "constant"
+
+
+def test_a_grid_over_options_of_a_command(folder: Path, workspace: Workspace) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    profile = command_profile(["train.py", "--lr", "0.1", "--name=x"], folder)
+    source = grid_source(profile, {"lr": ["0.1", "0.2"]}, {"name": "y"}, {"objective": {"metric": "loss"}})
+    study = read_study(source, folder / "--grid", workspace, folder)
+    assert study.profile.typed == profile.typed and study.spec.profile == profile.name
+    assert study.spec.grid() == [{"lr": 0.1}, {"lr": 0.2}] and study.spec.params == {"name": "y"}
+    with pytest.raises(ProfileError):
+        read_study(source.replace("train.py", "gone.py"), folder / "--grid", workspace, folder)

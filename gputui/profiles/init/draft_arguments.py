@@ -74,6 +74,7 @@ class DraftArguments:
         self.out_options: dict[str, str] = {}
         self.left: list[str] = []
         self.resume: Option | None = None
+        self._has_unknown = False
 
     def read(self) -> None:
         """Take typed words as parameters; add options that recovery or a person changes."""
@@ -125,6 +126,7 @@ class DraftArguments:
             word = _next_typed(words, self.subject)
             if isinstance(word, _TypedOption):
                 typed |= {word.name, word.option.name if word.option is not None else word.name}
+                self._has_unknown |= word.option is None
                 self._add_option(word)
                 if word.option is not None and word.option.takes_many:
                     while words and not words[0].startswith("-"):
@@ -196,6 +198,8 @@ class DraftArguments:
         own, with no configuration file that may say otherwise, or that of the framework for every
         script. They come first, since not every word may stand behind the typed ones."""
         survey, taken = self.subject.survey, {meaning.role for meaning in self.meanings.values()}
+        # A typed option that the parser does not declare shows that there is more to it, as a group of hydra.
+        is_whole = survey.is_certain and (not self._has_unknown or survey.style == "hf")
         if any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.words):
             return
         offers: dict[str, tuple[int, Option]] = {}
@@ -205,7 +209,7 @@ class DraftArguments:
                 continue
             is_number = isinstance(option.default, int | float) and not option.is_flag
             is_off = option.is_flag and option.default is False
-            is_certain = survey.is_certain if name in survey.options else meaning.role in _FRAMEWORK_ROLES
+            is_certain = is_whole if name in survey.options else meaning.role in _FRAMEWORK_ROLES
             is_better = meaning.doubt < offers[meaning.role][0] if meaning.role in offers else True
             if is_certain and option.is_known and option.flag and (is_number or is_off) and is_better:
                 offers[meaning.role] = (meaning.doubt, option)

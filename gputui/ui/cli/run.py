@@ -16,45 +16,18 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.ui.cli.context import Exit, Session, Verb, fail, json_option, print_json, say, verb
+from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile
 
-IS_COMMAND = "gputui.is_command"
-"""Of a click context: whether its words are a command and not a profile."""
-
 DECISION_SECONDS = 1.0
 """How long to wait for the agent to decide whether a new run starts."""
 
 
-class RunVerb(Verb):
-    """A command whose options come before a typed command, but stand anywhere beside a profile."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from gputui.ui.cli import launch_spec
-
-        words, is_separated = _words_of(self, ctx, args)
-        session = ctx.find_object(Session)
-        is_command = is_separated or (session is not None and launch_spec.is_command(session, words[:1]))
-        ctx.allow_interspersed_args = not is_command
-        ctx.meta[IS_COMMAND] = is_command
-        return super().parse_args(ctx, args)
-
-
-def _words_of(command: click.Command, ctx: click.Context, args: list[str]) -> tuple[list[str], bool]:
-    """The words behind gputui's own options, and whether ``--`` separates them."""
-    parser = command.make_parser(ctx)
-    parser.allow_interspersed_args = False
-    parsed, _, _ = parser.parse_args(list(args))
-    typed = parsed.get("words")
-    words = list(typed) if isinstance(typed, tuple | list) else []
-    before = args[: len(args) - len(words)]
-    return words, before[-1:] == ["--"]
-
-
-@verb("run", changes=lambda options: not options["dry_run"], cls=RunVerb)
+@verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb)
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROFILE | SCRIPT… | -- COMMAND…")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as profile or launcher say, or 1).")

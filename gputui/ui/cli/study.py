@@ -15,6 +15,7 @@ from gputui.core import units
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.store.studies import StudyLookupError, StudyRecord, find_study, read_studies, read_trials
 from gputui.studies.spec import missing_library, study_spec
+from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
 from gputui.ui.cli.context import (
     Exit,
     Group,
@@ -39,9 +40,11 @@ def command() -> None:
     """
 
 
-@command.command("run", changes=lambda options: not options["dry_run"])
-@click.argument("file", metavar="FILE|PROFILE")
-@click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Of a profile: run each combination of these values.")
+@command.command("run", changes=lambda options: not options["dry_run"], cls=CommandVerb)
+@click.argument(
+    "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE | PROFILE | SCRIPT… | -- COMMAND…"
+)
+@click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Run each combination of these values.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="With --grid: a value of every trial.")
 @click.option("--metric", help="With --grid: what is compared.  [default: loss]")
 @click.option("--maximize", is_flag=True, help="With --grid: larger is better.")
@@ -52,25 +55,37 @@ def command() -> None:
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its first points and what they are expected to take.")
 @json_option
-@click.pass_obj
+@click.pass_context
 def run(
-    session: Session, /, file: str, target: str | None, wait: bool, dry_run: bool, as_json: bool, **options: Any
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    target: str | None,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Begin a study from a file, or try a grid of a profile.
+    """Begin a study from a file, or try a grid of a profile, a script or a command.
 
     FILE is a path, or a name in ./studies, the home's studies or those that ship with gputui. With
-    --grid: run each combination of some values of a PROFILE's parameters; the file of such a study
-    is kept (study show --source).
+    --grid: run each combination of some values of a PROFILE's parameters, or of options that a
+    command has: study run --grid lr=0.1,0.2 train.py --lr 0.1. The file of such a study is kept
+    (study show --source).
     """
+    session: Session = ctx.obj
     from gputui.ui.cli.study_launch import launch, load_file, load_grid, note_ignored_gpus, print_plan
 
+    is_command = ctx.meta[IS_COMMAND]
+    if len(words) > 1 and not (is_command and options["grid"]):
+        fail(f"{words[1]} is no option of a study" + "; a command needs --grid" * is_command, Exit.USAGE)
     if options["grid"]:
-        found = load_grid(session, file, target, **options)
+        found = load_grid(session, words, target, is_command=is_command, **options)
     elif given := next((name for name, value in options.items() if value), None):
         given = "set" if given == "changes" else given
         fail(f"--{given} goes with --grid; a study's file has it as a key", Exit.USAGE)
     else:
-        found = load_file(session, file, target)
+        found = load_file(session, words[0], target)
     note_ignored_gpus(found)
     if dry_run:
         print_plan(session, found.spec, as_json=as_json)

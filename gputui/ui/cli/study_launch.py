@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import click
 from msgspec.structs import replace
 
 from gputui.core import units
+from gputui.core.redaction import redact_argv
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.params import ParameterError, split_assignments
@@ -51,10 +53,12 @@ def load_file(session: Session, wanted: str, target: str | None = None) -> Study
         launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
 
 
-def load_grid(session: Session, wanted: str, target: str | None, **options: Any) -> StudyFile:
-    """A grid over values of a profile's parameters as a study; ends the command with one line per
-    problem. ``options`` are those of the command."""
-    profile = launch_spec.load_profile(session, wanted)
+def load_grid(
+    session: Session, words: Sequence[str], target: str | None, *, is_command: bool, **options: Any
+) -> StudyFile:
+    """A grid over values of the parameters of a profile or command as a study; ends the command with
+    one line per problem. ``options`` are those of the command line."""
+    profile = launch_spec.typed_profile(words) if is_command else launch_spec.load_profile(session, words[0])
     objective = {
         "metric": options["metric"] or "loss",
         "direction": "maximize" if options["maximize"] else "minimize",
@@ -63,8 +67,11 @@ def load_grid(session: Session, wanted: str, target: str | None, **options: Any)
     settings = {"name": options["name"], "objective": objective, "parallel": options["parallel"], "target": target}
     try:
         given = {key: text.split(",") for key, text in split_assignments(options["grid"]).items()}
-        source = grid_source(profile, given, split_assignments(options["changes"]), settings)
-        return read_study(source, Path("--grid"), session.workspace, Path.cwd())
+        fixed = split_assignments(options["changes"])
+        source = grid_source(profile, given, fixed, settings)
+        study = read_study(source, Path("--grid"), session.workspace, Path.cwd())
+        harmless = replace(profile, typed=redact_argv(profile.typed))
+        return replace(study, source=grid_source(harmless, given, fixed, settings))
     except ParameterError as error:
         launch_spec.refuse(list(error.problems), Exit.USAGE)
     except ProfileError as error:

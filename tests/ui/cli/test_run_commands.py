@@ -48,7 +48,8 @@ def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
 SCRIPT = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
 PLANS = [
     # the words behind run --dry-run, and the end of the command
-    (("train.py", "--gpus", "2"), "train.py --lr 0.1 --gpus 2"),
+    (("train.py",), "train.py --lr 0.1"),
+    (("train.py", "--gpus", "2"), "train.py --gpus 2"),
     (("--", "python", "train.py", "--lr", "0.2"), "train.py --lr 0.2"),
     (("--set", "lr=0.3", "python", "train.py", "--lr=0.2"), "train.py --lr=0.3"),
     (("--gpus", "0", "--", "echo", "--dry-run"), "echo --dry-run"),
