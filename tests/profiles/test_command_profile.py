@@ -92,6 +92,31 @@ def test_the_profile_of_a_command(
     assert scopes == {name for name in roles.values() if "global" in name or "total" in name}
 
 
+RESUMES = [
+    # the options that are declared, the typed words, and what a new attempt is given
+    ("p.add_argument('--resume')", "", "--resume {checkpoint}"),
+    ("p.add_argument('--resume', default='')", "--resume old.pt", "--resume {checkpoint}"),
+    ("p.add_argument('-r', '--resume', action='store_true')", "", "--resume"),
+    ("p.add_argument('--load', '-f', type=str, default=False, help='Load model from a .pth file')", "",
+     "--load {checkpoint}"),
+    ("p.add_argument('--checkpoint')\np.add_argument('--resume-from')", "", "--resume-from {checkpoint}"),
+    ("p.add_argument('--checkpoint', default='ckpt.pt')", "", ""),
+    ("p.add_argument('--ckpt', help='where to save it')", "", ""),
+    ("p.add_argument('--resume', type=int, default=0)", "", ""),
+    ("p.add_subparsers().add_parser('x').add_argument('--resume')", "", ""),
+    ("p.parse_known_args()", "--resume old.pt", "--resume {checkpoint}"),
+    ("p.parse_known_args()", "resume=old.pt", "resume={checkpoint}"),
+    ("p.parse_known_args()", "--load old.pt", ""),
+]  # fmt: skip
+
+
+@table(("declared", "typed", "resume"), RESUMES)
+def test_what_a_new_attempt_is_given(scripts: Path, declared: str, typed: str, resume: str) -> None:
+    (scripts / "r.py").write_text(f"{PARSER}{declared}\n")
+    checkpoints = command_profile(["r.py", *typed.split()], scripts).form.checkpoints
+    assert ("" if checkpoints is None else " ".join(checkpoints.resume)) == resume
+
+
 EXACT = [
     "plain.py --a 1 --a 2 -b8 -j4 -v -vv --x= --y=1=2 pos 3 -1 --note 'two words' a=b=c https://x/?y=1 -- --z 1",
     "plain.py '{\"lr\": 1}' --json '{\"a\": {\"b\": 1}}' --run '{run}' --list '[1,2]' k='[a,b]' '' --checkpoint x.pt",

@@ -204,12 +204,14 @@ MEANINGS: list[tuple[str, str, str | None]] = [
     ("min_lr", "", None), ("base_lr", "", "lr"), ("LR", "", "lr"), ("optim.lr", "", "lr"),
     ("j", "number of data loading workers (default: 4)", "num_workers"), ("workers", "", "num_workers"),
     ("resume", "", "resume"), ("r", "resume from checkpoint", "resume"), ("pretrained", "weights to begin with", None),
+    ("load", "Load model from a .pth file", "resume"), ("checkpoint", "", "resume"), ("ckpt_path", "", "resume"),
+    ("checkpoint", "where to save the model", None), ("load", "pretrained backbone", None), ("resume_epoch", "", None),
 ]  # fmt: skip
 
 
 @table(("name", "text", "expected"), MEANINGS)
 def test_what_an_option_means(name: str, text: str, expected: str | None) -> None:
-    meaning = meaning_of(name, text, 4)
+    meaning = meaning_of(name, text, None if expected == "resume" else 4)
     found = None if meaning is None else " ".join(filter(None, (meaning.role, meaning.scope)))
     assert found == expected
 

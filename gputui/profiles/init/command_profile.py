@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from gputui.profiles.init.draft import run_name
 from gputui.profiles.init.draft_arguments import DraftArguments, argument_of
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
+from gputui.profiles.init.resumption import resumption_of
 from gputui.profiles.init.script_survey import Survey, SurveyError
 from gputui.profiles.init.typed_command import DraftError, TypedCommand, split_command
 from gputui.profiles.profile_file import Profile
@@ -36,7 +37,7 @@ def command_profile(words: Sequence[str], folder: Path) -> Profile:
     arguments = DraftArguments(subject, DraftNotes(), is_verbatim=True)
     arguments.read()
     scopes = arguments.scopes
-    data = {
+    data: dict[str, Any] = {
         **_program(command),
         "workdir": ".",
         **_processes(command),
@@ -48,6 +49,8 @@ def command_profile(words: Sequence[str], folder: Path) -> Profile:
         "roles": arguments.roles,
         **_checkpoints(arguments),
     }
+    if resume := resumption_of(subject, arguments).words:
+        data["checkpoints"] = {"resume": [*resume]}
     try:
         form = ProfileForm.model_validate(data)
     except ValidationError as error:

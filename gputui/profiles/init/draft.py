@@ -25,6 +25,7 @@ from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, qu
 from gputui.profiles.init.draft_outputs import DraftOutputs, yaml_text
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
 from gputui.profiles.init.presets import PRESETS, Preset
+from gputui.profiles.init.resumption import resumption_of
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.runs.command import format_value
@@ -68,7 +69,7 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         notes.found.append(f"{len(survey.options)} options ({survey.style})")
     arguments = DraftArguments(subject, notes)
     arguments.read()
-    outputs = DraftOutputs(subject, notes, arguments.out_options)
+    outputs = DraftOutputs(subject, notes, arguments.out_options, resumption_of(subject, arguments))
     name = run_name(command, folder)
     lines = [
         f"# {name}, drafted by gputui init. gputui check shows what it would start; docs/recipes.md has more.",

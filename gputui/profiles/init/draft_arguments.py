@@ -74,6 +74,7 @@ class DraftArguments:
         self.out_options: dict[str, str] = {}
         self.left: list[str] = []
         self.resume: Option | None = None
+        self._resume_doubt: int | None = None
         self._has_unknown = False
 
     def read(self) -> None:
@@ -81,12 +82,25 @@ class DraftArguments:
         typed = self._add_typed()
         for name, option in self.subject.options.items():
             meaning = meaning_of(name, option.help, option.default)
-            if meaning is not None and meaning.role == RESUME and self.resume is None:
-                self.resume = option
-            if name not in typed and not option.takes_many and not self.is_verbatim:
+            if name in typed or option.takes_many:
+                continue
+            if meaning is not None and meaning.role == RESUME and (self._is_whole or not self.is_verbatim):
+                self._note_resume(option, meaning)
+            if not self.is_verbatim:
                 self._add_untyped(name, option, meaning)
         if self.is_verbatim:
             self._offer(typed)
+
+    def _note_resume(self, option: Option, meaning: Meaning) -> None:
+        if self._resume_doubt is None or meaning.doubt < self._resume_doubt:
+            self.resume, self._resume_doubt = option, meaning.doubt
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if the script's parser was read for certain. A typed option that it does not declare
+        shows that there is more to it, as a group of hydra."""
+        survey = self.subject.survey
+        return survey.is_certain and (not self._has_unknown or survey.style == "hf")
 
     @property
     def roles(self) -> dict[str, str]:
@@ -147,6 +161,11 @@ class DraftArguments:
         is_name = re.fullmatch(NAME_PATTERN, typed.name) is not None and typed.name not in RESERVED_NAMES
         words = (flag, value or "") if separator == " " else (f"{flag}{separator}{value}",)
         name = self._free_name(typed.name)
+        meaning = meaning_of(
+            typed.name, "" if option is None else option.help, None if option is None else option.default
+        )
+        if meaning is not None and meaning.role == RESUME and (option is not None or not meaning.doubt):
+            self._note_resume(option or Option(flag, typed.name, is_flag=value is None), meaning)
         if not is_name:
             self.args.append((flag,) if value is None else words)
         elif value is None:
@@ -198,8 +217,6 @@ class DraftArguments:
         own, with no configuration file that may say otherwise, or that of the framework for every
         script. They come first, since not every word may stand behind the typed ones."""
         survey, taken = self.subject.survey, {meaning.role for meaning in self.meanings.values()}
-        # A typed option that the parser does not declare shows that there is more to it, as a group of hydra.
-        is_whole = survey.is_certain and (not self._has_unknown or survey.style == "hf")
         if any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.words):
             return
         offers: dict[str, tuple[int, Option]] = {}
@@ -209,7 +226,7 @@ class DraftArguments:
                 continue
             is_number = isinstance(option.default, int | float) and not option.is_flag
             is_off = option.is_flag and option.default is False
-            is_certain = is_whole if name in survey.options else meaning.role in _FRAMEWORK_ROLES
+            is_certain = self._is_whole if name in survey.options else meaning.role in _FRAMEWORK_ROLES
             is_better = meaning.doubt < offers[meaning.role][0] if meaning.role in offers else True
             if is_certain and option.is_known and option.flag and (is_number or is_off) and is_better:
                 offers[meaning.role] = (meaning.doubt, option)
@@ -256,7 +273,7 @@ class DraftArguments:
     def _add_param(self, name: str, default: Scalar, argument: tuple[str, ...], option: Option | None) -> None:
         self.params[name] = default
         self.args.append(argument)
-        meaning = meaning_of(name, "" if option is None else option.help, default)
+        meaning = meaning_of(name, "" if option is None else option.help, None if option is None else option.default)
         if meaning is not None and meaning.role != RESUME:
             self.meanings[name] = meaning
 

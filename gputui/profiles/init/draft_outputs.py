@@ -12,12 +12,11 @@ from gputui.profiles.init.draft_arguments import OUT
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
 from gputui.profiles.init.presets import PRESETS, Preset
 from gputui.profiles.init.printed_patterns import DraftPattern, patterns_of
+from gputui.profiles.init.resumption import Resumption
 from gputui.profiles.init.syntax import fill_options
 
 # Keyword arguments that name an output folder, and how the names of the classes that have them end.
 _OUTPUT_WORDS = {"output_dir": "(TrainingArguments|Config)$", "default_root_dir": "Trainer$", "save_dir": "CSVLogger$"}
-_RESUME_STEPS = ("resume_from_step", "resume_step", "resume_iter")
-_RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path", "load_checkpoint", "checkpoint")
 
 
 class _Checkpoints(Struct, frozen=True):
@@ -32,12 +31,15 @@ class DraftOutputs:
     """Drafts the sections that say where a script writes. ``out_options`` are the options that name
     its output folder, with their values."""
 
-    def __init__(self, subject: DraftSubject, notes: DraftNotes, out_options: Mapping[str, str]) -> None:
+    def __init__(
+        self, subject: DraftSubject, notes: DraftNotes, out_options: Mapping[str, str], resumption: Resumption
+    ) -> None:
         self.subject = subject
         self.survey = subject.survey
         self.preset = subject.preset
         self.notes = notes
         self.out_options = out_options
+        self.resumption = resumption
         self.out_dir = self._out_dir()
 
     def _out_dir(self) -> str | None:
@@ -134,7 +136,13 @@ class DraftOutputs:
             )
             saved = None
         is_passed = re.search(r"--\S*resume", self.subject.command_text) is not None
-        resume, comment = (None, "what it starts is given its own option to resume") if is_passed else self._resume()
+        resume, comment = " ".join(self.resumption.words) or None, self.resumption.comment
+        if is_passed:
+            resume, comment = None, "what it starts is given its own option to resume"
+        elif resume is None and not comment:
+            comment = "the script would begin again; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"
+            if self._loads_own_checkpoint:
+                comment = "the script seems to load its own checkpoint where that is there"
         if saved is None:
             notes.open_points.append("no checkpoints were found: a new attempt begins from the start")
             return [
@@ -154,7 +162,7 @@ class DraftOutputs:
         ]
         if resume is not None:
             lines.append(f"  resume: {yaml_text(resume)}")
-        elif "GPUTUI_CHECKPOINT" not in self.survey.text and not is_passed and not self._loads_own_checkpoint:
+        elif not self.resumption.is_own and not is_passed and not self._loads_own_checkpoint:
             notes.open_points.append("the script has no option to resume: a new attempt would begin from the start")
         return [*lines, f"  # {comment}"] if comment else lines
 
@@ -206,31 +214,6 @@ class DraftOutputs:
         if self.out_dir is not None:
             return _Checkpoints(self.out_dir, f"**/{file}", is_guess=True)
         return _Checkpoints(folder or ".", file, is_guess=True)
-
-    def _resume(self) -> tuple[str | None, str]:
-        """The arguments that resume, and a comment."""
-        survey, preset = self.survey, self.preset
-        if "GPUTUI_CHECKPOINT" in survey.text:
-            return None, "resumed by $GPUTUI_CHECKPOINT, which the script reads"
-        if preset is not None and preset.resume is not None and preset.resume_word in survey.text:
-            if preset.style is None:
-                return preset.resume, preset.advice
-            if preset.style == survey.style:
-                return preset.resume, ""
-        for name in _RESUME_OPTIONS:
-            option = survey.options.get(name)
-            if option is not None and option.is_flag:
-                return option.flag, "the script finds its newest checkpoint itself"
-            if option is not None:
-                return f"{option.flag}{self.subject.separator_of(option)}{{checkpoint}}", ""
-        for name in self.subject.options.keys() & set(_RESUME_STEPS):
-            option = self.subject.options[name]
-            return f"{option.flag}{self.subject.separator_of(option)}{{checkpoint_step}}", ""
-        if preset is not None and preset.advice:
-            return None, preset.advice
-        if self._loads_own_checkpoint:
-            return None, "the script seems to load its own checkpoint where that is there"
-        return None, "the script would begin again; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"
 
     @property
     def _loads_own_checkpoint(self) -> bool:

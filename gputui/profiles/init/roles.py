@@ -32,10 +32,13 @@ _NAMES: Mapping[str, str] = {
     "timeout": "ddp_timeout dist_timeout",
     "num_workers": "workers n_workers nworkers numworkers",
     RESUME: """
-        resume resume_from resume_path resume_file resume_ckpt resume_checkpoint resume_from_checkpoint
-        resume_from_ckpt resume_training auto_resume ckpt_path load_checkpoint checkpoint
+        checkpoint ckpt load load_model load_from load_path load_ckpt load_weights init_from restore restore_from
     """,
 }
+_RESUME_NAMES = """
+    resume resume_from resume_path resume_file resume_ckpt resume_checkpoint resume_from_checkpoint resume_from_ckpt
+    resume_training auto_resume ckpt_path load_checkpoint
+"""
 # Whose a batch or a rate is. With any other word it is another thing's, as in rollout_batch_size.
 _QUALIFIERS = """
     per device gpu local micro mini train training trainer data dataset loader dataloader global total effective
@@ -54,6 +57,7 @@ _HELP: Mapping[str, str] = {
     RESUME: r"(?:the |a |path |to |of |checkpoint |file |name )*(?:resume|continue)\b",
 }
 _ELSEWHERE = re.compile(r"\b(?:eval|evaluation|val|valid|validation|test|testing|predict|prediction|inference)\b")
+_OTHER_FILE = re.compile(r"\b(?:sav\w*|writ\w*|outputs?|every|interval|frequency|pre-?trained|backbone)\b")
 _OF_ALL = re.compile(r"\b(?:global|total|effective|overall|world)\b|\b(?:all|over) (?:gpus|devices|ranks)\b")
 
 
@@ -74,11 +78,18 @@ def meaning_of(name: str, text: str = "", default: Scalar = None) -> Meaning | N
     role, doubt = _role_by_name(plain)
     if role is None and not isinstance(default, bool):
         role, doubt = next((role for role, form in _HELP.items() if re.match(form, described)), None), 2
+    if role == RESUME and (not _takes_checkpoint(default) or (doubt and _OTHER_FILE.search(described))):
+        return None
     if role is None or _ELSEWHERE.search(spaced) or (doubt == 2 and _ELSEWHERE.search(described)):
         return None
     if role in ("batch_size", "grad_accum") and (_OF_ALL.search(spaced) or _OF_ALL.search(described)):
         return Meaning(role, 3, "global")
     return Meaning(role, doubt)
+
+
+def _takes_checkpoint(default: Scalar) -> bool:
+    """Return whether an option's default, off or empty, leaves room for a checkpoint."""
+    return default is None or default is False or default == ""
 
 
 def _role_by_name(name: str) -> tuple[str | None, int]:
@@ -87,6 +98,8 @@ def _role_by_name(name: str) -> tuple[str | None, int]:
     while len(words) > 1 and words[0] in _QUALIFIERS.split():
         words.pop(0)
     short = "_".join(words)
+    if short in _RESUME_NAMES.split():
+        return RESUME, 0
     for role in (*ROLE_NAMES, RESUME):
         usual = ROLE_NAMES.get(role, ())
         if name in usual:
