@@ -18,13 +18,17 @@ from tests.ui.cli.program import refused, said
 
 def test_a_script_is_a_whole_run(machine: Machine) -> None:
     script = machine.folder / "count.py"
-    script.write_text(STEPS_SCRIPT)
+    # What it saves lies beside it, and looks like a file of torch.
+    text = STEPS_SCRIPT.replace('run_dir / "checkpoints"', 'pathlib.Path("saved")')
+    script.write_text(text.replace('writestr("step"', 'writestr("archive/data.pkl"'))
     before = {path.name for path in machine.folder.iterdir()}
     words = ("--name", "mine", "--set", "steps=100000", "--json", "count.py", "--steps", "3", "--seconds=0.02")
     assert json.loads(machine.gputui("run", *words))["id"] == "mine-1"
-    wait_until(lambda: machine.steps("mine-1")[-1:] >= [(1, 3)], what="steps")
+    wait_until(lambda: machine.steps("mine-1")[-1:] >= [(1, 30)], what="steps")
+    wait_until(lambda: machine.rows("SELECT 1 FROM checkpoints WHERE run_id = 'mine-1'"), what="a checkpoint")
     os.kill(machine.marked("mine-1")[-1].pid, signal.SIGKILL)
-    wait_until(lambda: machine.steps("mine-1")[-1:] >= [(2, 1)], what="a second attempt")
+    wait_until(lambda: machine.steps("mine-1")[-1][0] == 2, what="a second attempt")
+    assert next(step for attempt, step in machine.steps("mine-1") if attempt == 2) >= 10, "it was resumed"
     shown = machine.json("show", "mine-1")
     assert shown["params"]["steps"] == 100000 and shown["params"]["batch_size"] == 16
     assert machine.finish("mine-1", attempt=2) > 1
@@ -32,7 +36,7 @@ def test_a_script_is_a_whole_run(machine: Machine) -> None:
     assert "count.py --steps 3" in machine.gputui("show", "mine-1")
     machine.gputui("restart", "mine-1")
     machine.wait_for("mine-1", "succeeded")
-    assert {path.name for path in machine.folder.iterdir()} == before, "nothing is written beside the script"
+    assert {path.name for path in machine.folder.iterdir()} == before | {"saved"}, "gputui writes nothing there"
 
 
 def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
