@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gputui.profiles.init.draft import run_name
-from gputui.profiles.init.draft_arguments import DraftArguments, argument_of
+from gputui.profiles.init.draft_arguments import DraftArguments
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
 from gputui.profiles.init.resumption import resumption_of
 from gputui.profiles.init.script_survey import Survey, SurveyError
@@ -47,27 +47,16 @@ def command_profile(words: Sequence[str], folder: Path) -> Profile:
         },
         "args": [word for group in arguments.args for word in group],
         "roles": arguments.roles,
-        **_checkpoints(arguments),
     }
-    if resume := resumption_of(subject, arguments).words:
-        data["checkpoints"] = {"resume": [*resume]}
+    resumption = resumption_of(subject, arguments)
+    if resumption.words or resumption.is_own:
+        data["checkpoints"] = {"resume": [*resumption.words]}
     try:
         form = ProfileForm.model_validate(data)
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
     return Profile.of_form(form, run_name(command, folder), None, folder, words)
-
-
-def _checkpoints(arguments: DraftArguments) -> Mapping[str, Any]:
-    """The key that says how the script is given a checkpoint, if it can be given one."""
-    option, subject = arguments.resume, arguments.subject
-    if option is not None and option.flag:
-        words: Sequence[str] = [option.flag]
-        if not option.is_flag:
-            words = argument_of(option.flag, subject.separator_of(option), "checkpoint")
-        return {"checkpoints": {"resume": list(words)}}
-    return {"checkpoints": {}} if "GPUTUI_CHECKPOINT" in subject.survey.text else {}
 
 
 def _program(command: TypedCommand) -> Mapping[str, Any]:
