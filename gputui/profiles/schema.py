@@ -121,6 +121,8 @@ def _sources(given: object) -> object:
     """Expand ``off`` to no source and a mapping to a list of one."""
     if given is False or given == "off":
         return []
+    if given == "auto":
+        return [{"source": "auto"}]
     return [given] if isinstance(given, dict) else given
 
 
@@ -216,7 +218,7 @@ class ProfileForm(Model):
         BeforeValidator(_sources),
         AfterValidator(_distinct),
         any_of(
-            {"enum": ["off", False]},
+            {"enum": ["auto", "off", False]},
             Metrics.model_json_schema(),
             {"type": "array", "items": Metrics.model_json_schema()},
         ),

@@ -35,45 +35,45 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
         "nanogpt", ("train.py",), None,
         {"launcher": "torchrun", "params": {"batch_size": 12, "gradient_accumulation_steps": 40, "learning_rate": 6e-4,
                                             "max_iters": 300},
-         "metrics": ["output"], "checkpoints": ("{run_dir}/out", "ckpt.pt", ["--init_from=resume"])},
+         "metrics": ["auto"], "checkpoints": ("{run_dir}/out", "auto", ["--init_from=resume"])},
     ),
     "timm": (
         "timm_form", ("torchrun", "--nproc-per-node=2", "train.py", "--epochs", "3", "--clip-grad", "1.0"), "timm",
         {"launcher": "torchrun", "nproc": 2,
          "params": {"epochs": 3, "clip_grad": 1.0, "batch_size": 16, "grad_accum_steps": 1, "lr": None,
                     "grad_checkpointing": False, "workers": 0},
-         "metrics": ["output"], "checkpoints": ("{run_dir}/out", "**/last.pth.tar", ["--resume", "{checkpoint}"])},
+         "metrics": ["auto"], "checkpoints": ("{run_dir}/out", "auto", ["--resume", "{checkpoint}"])},
     ),
     "make": (
         "stages", ("make", "train", "EPOCHS=3", "PYTHON=python"), None,
         {"launcher": "command", "params": {"EPOCHS": 3, "PYTHON": "python", "BATCH": 32},
-         "roles": {"batch_size": "BATCH"}, "metrics": ["output"],
-         "checkpoints": ("{run_dir}/out", "**/snapshot.pt", [])},
+         "roles": {"batch_size": "BATCH"}, "metrics": ["auto"],
+         "checkpoints": None},
     ),
     "shell": (
         "stages", ("bash", "two.sh", "out", "32"), None,
-        {"launcher": "command", "params": {"batch_size": 32}, "metrics": ["output"],
-         "checkpoints": ("{run_dir}/out", "**/snapshot.pt", [])},
+        {"launcher": "command", "params": {"batch_size": 32}, "metrics": ["auto"],
+         "checkpoints": None},
     ),
     "positional": (
         "stages", ("torchrun", "--nproc-per-node=2", "multigpu.py", "50", "10"), None,
         {"launcher": "torchrun", "params": {"total_epochs": 50, "save_every": 10, "batch_size": 32},
-         "metrics": ["output"], "checkpoints": ("{run_dir}", "snapshot.pt", [])},
+         "metrics": ["auto"], "checkpoints": None},
     ),
     "hf itself": (
         "hf_real", ("train.py",), None,
-        {"launcher": "torchrun", "metrics": ["hf"], "roles": {"batch_size": "per_device_train_batch_size"},
-         "checkpoints": ("{run_dir}/out", "checkpoint-*", ["--resume_from_checkpoint", "{checkpoint}"])},
+        {"launcher": "torchrun", "metrics": ["auto"], "roles": {"batch_size": "per_device_train_batch_size"},
+         "checkpoints": ("{run_dir}/out", "auto", ["--resume_from_checkpoint", "{checkpoint}"])},
     ),
     "accelerate itself": (
         "accelerate_real", ("train.py",), None,
-        {"launcher": "torchrun", "metrics": ["output"],
-         "checkpoints": ("{run_dir}/out", "step_*", ["--resume_from_checkpoint", "{checkpoint}"])},
+        {"launcher": "torchrun", "metrics": ["auto"],
+         "checkpoints": ("{run_dir}/out", "auto", ["--resume_from_checkpoint", "{checkpoint}"])},
     ),
     "lightning": (
         "lightning_form", ("train.py",), "lightning",
-        {"launcher": "python", "metrics": ["csv"], "checkpoints":
-         ("{run_dir}/out", "lightning_logs/version_*/checkpoints/*.ckpt", ["--ckpt_path", "{checkpoint}"])},
+        {"launcher": "python", "metrics": ["auto"], "checkpoints":
+         ("{run_dir}/out", "auto", ["--ckpt_path", "{checkpoint}"])},
     ),
 }  # fmt: skip
 
@@ -179,39 +179,39 @@ def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args:
     assert form.params["batch_size"].default == (8 if "8" in typed else 256)
 
 
-HF = "from trl import GRPOTrainer, GRPOConfig\nfrom transformers import TrainingArguments\n"
+HF = "from transformers import TrainingArguments, HfArgumentParser\nHfArgumentParser(TrainingArguments)\n"
 FILES = {
-    "grpo.py": HF + "args = GRPOConfig(output_dir='models/x')\n",
-    "own.py": HF + "class Own(TrainingArguments): pass\nargs = Own(output_dir='models/x')\n",
-    "place.py": HF + "args = TrainingArguments('models/x')\n",
-    "tar.py": "def save(x, name='a.pth.tar'):\n torch.save(x, name)\nsave(x, 'model_best.pth.tar')\n",
-    "scripts/base.py": "import argparse\nfrom lib.saving import save\np = argparse.ArgumentParser()\n"
+    "hf.py": HF + "trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)\n",
+    "anew.py": HF + "trainer.train()\n",
+    "variable.py": "import os\nload(os.environ.get('GPUTUI_CHECKPOINT'))\n",
+    "flag.py": "import argparse\np = argparse.ArgumentParser()\np.add_argument('--resume', action='store_true')\n",
+    "loads.py": "import os, torch\nif os.path.exists('a.pt'):\n torch.load('a.pt')\n",
+    "scripts/base.py": "import argparse\np = argparse.ArgumentParser()\n"
     "p.add_argument('--device-batch-size', type=int, default=32)\n"
     "p.add_argument('--resume-from-step', type=int, default=-1)\n",
-    "lib/saving.py": "import torch\ndef save(step):\n torch.save(x, f'out/model_{step:06d}.pt')\n",
 }
 
 
 @table(
     ("words", "expected"),
     [
-        ("grpo.py", ("models/x", "checkpoint-*", [])),
-        ("own.py", ("models/x", "checkpoint-*", [])),
-        ("place.py", ("models/x", "checkpoint-*", [])),
-        ("tar.py", (".", "a.pth.tar", [])),
-        ("python -m scripts.base", ("out", "model_*.pt", ["--resume-from-step", "{checkpoint_step}"])),
+        ("hf.py", ["--resume_from_checkpoint", "{checkpoint}"]),
+        ("anew.py", None),
+        ("variable.py", []),
+        ("flag.py", ["--resume"]),
+        ("loads.py", None),
+        ("python -m scripts.base", ["--resume-from-step", "{checkpoint_step}"]),
     ],
 )
-def test_where_checkpoints_are_and_what_resumes(
-    tmp_path: Path, words: str, expected: tuple[str, str, list[str]]
-) -> None:
+def test_what_resumes(tmp_path: Path, words: str, expected: list[str] | None) -> None:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    form = drafted(tmp_path, *words.split())[1].form
-    assert form.checkpoints is not None
-    assert (form.checkpoints.dir, form.checkpoints.pattern, form.checkpoints.resume) == expected
-    assert form.roles == ({"batch_size": "device_batch_size"} if "-m" in words else {})
+    made, profile = drafted(tmp_path, *words.split())
+    checkpoints = profile.form.checkpoints
+    assert (None if checkpoints is None else checkpoints.resume) == expected
+    # What only a run can show is said to be open.
+    assert len(made.notes.open_points) == (1 if expected is not None else 2)
 
 
 def test_words_of_a_command_that_assign(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gputui.profiles.init.draft import run_name
 from gputui.profiles.init.draft_arguments import DraftArguments
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
-from gputui.profiles.init.resumption import resumption_of
+from gputui.profiles.init.resuming import resume_form
 from gputui.profiles.init.script_survey import Survey, SurveyError
 from gputui.profiles.init.typed_command import DraftError, TypedCommand, split_command
 from gputui.profiles.profile_file import Profile
@@ -37,7 +37,7 @@ def command_profile(words: Sequence[str], folder: Path) -> Profile:
     arguments = DraftArguments(subject, DraftNotes(), is_verbatim=True)
     arguments.read()
     scopes = arguments.scopes
-    data: dict[str, Any] = {
+    data = {
         **_program(command),
         "workdir": ".",
         **_processes(command),
@@ -47,16 +47,20 @@ def command_profile(words: Sequence[str], folder: Path) -> Profile:
         },
         "args": [word for group in arguments.args for word in group],
         "roles": arguments.roles,
+        **_checkpoints(arguments),
     }
-    resumption = resumption_of(subject, arguments)
-    if resumption.words or resumption.is_own:
-        data["checkpoints"] = {"resume": [*resumption.words]}
     try:
         form = ProfileForm.model_validate(data)
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
     return Profile.of_form(form, run_name(command, folder), None, folder, words)
+
+
+def _checkpoints(arguments: DraftArguments) -> Mapping[str, Any]:
+    """The key that says how the script is given a checkpoint, if it can be given one."""
+    form = resume_form(arguments.subject, arguments.resume)
+    return {"checkpoints": {"resume": list(form.arguments)}} if form.is_known else {}
 
 
 def _program(command: TypedCommand) -> Mapping[str, Any]:

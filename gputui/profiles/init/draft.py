@@ -9,7 +9,8 @@ imports nothing. ``gputui init train.py`` may give, without its comments:
       lr: 0.1
     args: >-
       --lr {lr} --out {run_dir}/out
-    metrics: {source: output, patterns: ['step (?P<step>\\d+) loss (?P<loss>\\S+)']}
+    metrics: auto
+    checkpoints: {dir: "{run_dir}/out", resume: --resume {checkpoint}}
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, quoted
-from gputui.profiles.init.draft_outputs import DraftOutputs, yaml_text
+from gputui.profiles.init.draft_outputs import checkpoint_lines, metrics_lines, yaml_text
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
 from gputui.profiles.init.presets import PRESETS, Preset
-from gputui.profiles.init.resumption import resumption_of
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.runs.command import format_value
@@ -69,7 +69,6 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         notes.found.append(f"{len(survey.options)} options ({survey.style})")
     arguments = DraftArguments(subject, notes)
     arguments.read()
-    outputs = DraftOutputs(subject, notes, arguments.out_options, resumption_of(subject, arguments))
     name = run_name(command, folder)
     lines = [
         f"# {name}, drafted by gputui init. gputui check shows what it would start; docs/recipes.md has more.",
@@ -77,8 +76,8 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         *_program_lines(command, folder),
         *_gpu_lines(subject, gpus),
         *_argument_lines(subject, arguments),
-        *outputs.metrics(),
-        *outputs.checkpoints(),
+        *metrics_lines(subject, notes),
+        *checkpoint_lines(subject, arguments, notes),
     ]
     return Draft(name, "\n".join(lines) + "\n", notes)
 

@@ -32,6 +32,7 @@ _LENGTH = re.compile(
 )
 _HF_INTERVALS = ("save_steps", "logging_steps")
 # An option for a file that the script saves, and loads if it exists.
+_CHECKPOINT_FILE = re.compile(r"[\w./-]*\w\.(?:pt|pth|ckpt|safetensors|bin|h5|keras|npz|pkl)(?:\.tar)?")
 _SAVED_FILE = re.compile(r"^(?!.*(?:load|resume|init|pretrain)).*(?:snapshot|checkpoint|ckpt|save)", re.IGNORECASE)
 # What a framework has by default, whatever trains with it.
 _FRAMEWORK_ROLES = ("batch_size", "grad_accum")
@@ -243,7 +244,7 @@ class DraftArguments:
         separator = self.subject.separator_of(option)
         argument = argument_of(flag, separator, name)
         is_role = meaning is not None and meaning.role != RESUME
-        if self.subject.survey.named_files == {default} and _SAVED_FILE.search(name):
+        if _CHECKPOINT_FILE.fullmatch(str(default)) and _SAVED_FILE.search(name):
             # In the run's own folder: nothing creates one below it for a file.
             path = f"{{run_dir}}/{str(default).rpartition('/')[2]}"
             self._add_output(name, _argument(flag, separator, path), path)

@@ -1,4 +1,4 @@
-"""The frameworks that `gputui init` knows: what shows that a script uses one, what it writes."""
+"""The frameworks that `gputui init` knows: what shows that a script uses one, and how its options are written."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from gputui.profiles.init.typed_command import TypedCommand
 
 
 class Preset(Struct, frozen=True):
-    """A framework. Its paths begin at the script's output folder.
+    """A framework.
 
     Attributes:
         title: its name in a sentence.
         takes_ranks: torchrun may start several ranks of its scripts.
         style: its own parser of options, which adds ``options``.
         separator: the text between an option and its value.
-        folder: the output folder of a script that names none.
-        metrics: the kind and path of its metrics file; ``prints_metrics``: printed lines have others.
-        checkpoints: their glob, from which ``is_guess`` takes the certainty; a path in the script that ends with
-            ``own_checkpoints`` is better.
         resume: the arguments that resume a script with its parser, if the script contains ``resume_word``.
-        advice: a comment where nothing else resumes.
+        advice: a remark where nothing else resumes.
     """
 
     title: str
@@ -34,13 +30,7 @@ class Preset(Struct, frozen=True):
     style: Style | None = None
     options: Mapping[str, Option] = msgspec.field(default_factory=dict)
     separator: str = " "
-    folder: str = "."
-    metrics: tuple[str, str] | None = None
-    prints_metrics: bool = True
-    checkpoints: str | None = None
-    is_guess: bool = False
-    own_checkpoints: str | None = None
-    resume: str | None = None
+    resume: tuple[str, ...] = ()
     resume_word: str = ""
     advice: str = ""
 
@@ -58,11 +48,7 @@ PRESETS: Mapping[str, Preset] = {
         "the Hugging Face Trainer",
         style="hf",
         options={name: Option(f"--{name}", name, default) for name, default in _TRAINING_ARGUMENTS.items()},
-        folder="out",
-        metrics=("hf", "checkpoint-*/trainer_state.json"),
-        prints_metrics=False,
-        checkpoints="checkpoint-*",
-        resume="--resume_from_checkpoint {checkpoint}",
+        resume=("--resume_from_checkpoint", "{checkpoint}"),
         resume_word="resume_from_checkpoint",
         advice=f"one line makes it resume: trainer.train(resume_from_checkpoint={_GPUTUI_CHECKPOINT})",
     ),
@@ -71,17 +57,17 @@ PRESETS: Mapping[str, Preset] = {
         takes_ranks=False,
         style="lightning",
         options={name: Option(f"--trainer.{name}", name) for name in _TRAINER_OPTIONS},
-        metrics=("tensorboard", "lightning_logs/version_*"),
-        checkpoints="lightning_logs/version_*/checkpoints/*.ckpt",
-        own_checkpoints=".ckpt",
-        resume="--ckpt_path {checkpoint}",
+        resume=("--ckpt_path", "{checkpoint}"),
         advice=f"one line makes it resume: trainer.fit(model, ckpt_path={_GPUTUI_CHECKPOINT})",
     ),
     "accelerate": Preset("accelerate"),
-    # timm's saver writes this file with every epoch; model_best.pth.tar beside it may be older.
-    "timm": Preset("timm", folder="output", checkpoints="**/last.pth.tar", is_guess=True),
+    "timm": Preset("timm"),
     "nanogpt": Preset(
-        "nanoGPT's way", separator="=", resume="--init_from=resume", advice="the script finds its own ckpt.pt"
+        "nanoGPT's way",
+        separator="=",
+        resume=("--init_from=resume",),
+        resume_word="init_from",
+        advice="the script finds its own ckpt.pt",
     ),
     "makefile": Preset("make", separator="="),
 }
