@@ -153,8 +153,12 @@ def test_nested_classes_and_their_bases(tmp_path: Path) -> None:
 
 def test_a_configuration_of_hydra(tmp_path: Path) -> None:
     for name, text in {
-        "config": "defaults: [model: small, _self_]\nseed: 0\ndata: {batch_size: 32, root: '???', n: '${seed}'}\n",
-        "model/small": "width: 64\nlayers: [1, 2]\n",
+        "config": "defaults: [model: small, optional /exp: one, data@inputs: big, _self_]\n"
+        "seed: 0\ndata: {batch_size: 32, root: '???', n: '${seed}'}\n",
+        "model/small": "defaults: [block: wide]\nwidth: 64\nlayers: [1, 2]\n",
+        "model/block/wide": "depth: 3\n",
+        "exp/one": "# @package _global_\nepochs: 5\n",
+        "data/big": "size: 9\n",
     }.items():
         path = tmp_path / "conf" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -166,7 +170,7 @@ def test_a_configuration_of_hydra(tmp_path: Path) -> None:
     options = found.options
     assert found.is_certain and found.style == "hydra"
     assert {name: one.default for name, one in options.items() if one.is_known} == {
-        "model.width": 64, "seed": 0, "data.batch_size": 32,
+        "model.block.depth": 3, "model.width": 64, "epochs": 5, "inputs.size": 9, "seed": 0, "data.batch_size": 32,
     }  # fmt: skip
     assert options["data.root"].is_required and not options["model.layers"].is_known
 
@@ -176,6 +180,8 @@ UNCERTAIN = {
     "subcommands": "import argparse\np = argparse.ArgumentParser()\ns = p.add_subparsers()\n",
     "defaults of a file": "import argparse\np = argparse.ArgumentParser()\np.set_defaults(**cfg)\n",
     "the rest is another's": "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\n",
+    "a group of commands": "import click, argparse\n@click.group()\ndef cli(): ...\np = argparse.ArgumentParser()\n",
+    "a file of defaults": "import configargparse\np = configargparse.ArgParser(default_config_files=['a'])\n",
     "a module beside it": "import argparse, beside\np = argparse.ArgumentParser()\n",
 }
 

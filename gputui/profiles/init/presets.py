@@ -69,7 +69,7 @@ PRESETS: Mapping[str, Preset] = {
         resume_word="init_from",
         advice="the script finds its own ckpt.pt",
     ),
-    "makefile": Preset("make", separator="="),
+    "makefile": Preset("make"),
 }
 
 

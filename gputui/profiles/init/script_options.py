@@ -23,10 +23,10 @@ Style = Literal[
 ]
 """How a script declares its options: a library, a framework's parser or nanoGPT's globals."""
 
-# What shows that options of a parser depend on more than their declarations.
-_INDIRECT = frozenset(
-    {"add_subparsers", "set_defaults", "parse_known_args", "add_config_argument", "DEFINE_config_file"}
-)
+# Calls, decorators and keywords which show that options depend on more than their declarations.
+_INDIRECT = frozenset({"add_subparsers", "set_defaults", "parse_known_args", "DEFINE_config_file", "add_typer"})
+_GROUPS = frozenset({"group", "callback"})
+_DEFAULTS_ELSEWHERE = frozenset({"default_config_files", "default_map", "auto_envvar_prefix", "fromfile_prefix_chars"})
 _ANNOTATED_FLAGS = ("bool", "store_true", "store_false", "bool_arg")
 
 
@@ -116,20 +116,25 @@ def declared_options(module: Module) -> Declared | None:
     if not readings:
         return None
     style, options = readings[0]
-    parsers = len(module.calls_of("ArgumentParser", "Typer", "HfArgumentParser", "TrlParser"))
-    commands = sum(
-        last_name(each) == "command"
-        for node in module.functions.values()
-        for each in node.decorator_list
-    )  # fmt: skip
     names = [option.name for option in options]
-    is_certain = (
-        len(readings) == 1
-        and max(parsers, commands) <= 1
-        and not any(last_name(call.func) in _INDIRECT for call in module.calls)
-        and (style in ("argparse", "click") or len(set(names)) == len(names))
+    is_one = style in ("argparse", "click") or len(set(names)) == len(names)
+    is_certain = len(readings) == 1 and is_one and _has_one_parser(module)
+    return Declared(style, tuple(option for _, group in readings for option in group), is_certain)
+
+
+def _has_one_parser(module: Module) -> bool:
+    """Return whether a file has no second parser or subcommand, and no defaults from elsewhere."""
+    decorators = [last_name(each) for node in module.functions.values() for each in node.decorator_list]
+    parsers = len(module.calls_of("ArgumentParser", "Typer", "HfArgumentParser", "TrlParser"))
+    keywords = {word.arg for call in module.calls for word in call.keywords}
+    return (
+        max(parsers, decorators.count("command")) <= 1
+        and not _GROUPS & set(decorators)
+        and not module.calls_of(*_INDIRECT)
+        and not _DEFAULTS_ELSEWHERE & keywords
+        and not module.imports("configargparse")
+        and not any(_keyword(call, "config_path") for call in module.calls_of("wrap", "parse"))
     )
-    return Declared(style, tuple(option for _, found in readings for option in found), is_certain)
 
 
 def valid_names(options: Iterable[Option]) -> Iterator[Option]:
@@ -192,7 +197,7 @@ def _told_option(call: ast.Call, *, takes_bare: bool) -> Option | None:
         flag,
         name,
         default=False if is_flag and default is None else constant(default),
-        is_known=_is_known(default),
+        is_known=_is_known(default) and "envvar" not in keywords,
         is_flag=is_flag,
         is_required=literals.get("required") is True,
         others=tuple(each for each in flags if each != flag),
@@ -286,7 +291,7 @@ def _typer_option(argument: ast.arg, default: ast.expr | None) -> Option:
         flag,
         argument.arg,
         _value(default),
-        is_known=_is_known(default),
+        is_known=_is_known(default) and _keyword(declaration, "envvar") is None,
         is_flag=is_flag,
         is_required=is_required,
         others=tuple(each for each in flags if each != flag),
@@ -449,17 +454,27 @@ def _hydra(module: Module) -> Iterator[Option]:
             yield from _composed(place, name.removesuffix(".yaml"), "", 0)
 
 
-def _composed(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Option]:
-    """The keys of a configuration, behind those of the groups in its list of defaults."""
-    data = _yaml_mapping(folder / f"{name}.yaml")
+def _composed(root: Path, name: str, prefix: str, depth: int) -> Iterator[Option]:
+    """The keys of a configuration, behind those of the groups in its list of defaults. ``name`` is a
+    path below ``root``, such as model/small, whose keys have the ``prefix`` "model."."""
+    text, data = _yaml_file(root / f"{name}.yaml")
+    if (package := re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)) is not None:
+        prefix = _prefix(package[1], prefix)
     listed = data.pop("defaults", None)
     for entry in listed if isinstance(listed, list) and depth < 4 else ():
-        for group, choice in entry.items() if isinstance(entry, dict) else ():
-            group = str(group).removeprefix("override ").removeprefix("optional ").split("@")[0].strip("/")
+        for key, choice in entry.items() if isinstance(entry, dict) else ():
+            group, _, package_name = str(key).rpartition(" ")[2].partition("@")
+            below = name.rpartition("/")[0] if not group.startswith("/") else ""
+            path = "/".join(filter(None, (below, group.strip("/"))))
+            inner = _prefix(package_name, f"{path.replace('/', '.')}.")
             if isinstance(choice, str):
-                package = ".".join((prefix + group.replace("/", ".")).split("."))
-                yield from _composed(folder / group, choice.removesuffix(".yaml"), f"{package}.", depth + 1)
+                yield from _composed(root, f"{path}/{choice.removesuffix('.yaml')}", inner, depth + 1)
     yield from _flattened(data, prefix)
+
+
+def _prefix(package: str, usual: str) -> str:
+    """What stands before the keys of a package of hydra."""
+    return {"": usual, "_group_": usual, "_global_": ""}.get(package, f"{package}.")
 
 
 def _flattened(data: Mapping[str, object], prefix: str) -> Iterator[Option]:
@@ -475,12 +490,14 @@ def _flattened(data: Mapping[str, object], prefix: str) -> Iterator[Option]:
         yield Option(path, path, default, is_known=is_known, is_required=value == "???")
 
 
-def _yaml_mapping(path: Path) -> dict[str, object]:
+def _yaml_file(path: Path) -> tuple[str, dict[str, object]]:
+    """The text and the mapping of a file; empty if it cannot be read."""
     try:
-        data = yaml.safe_load(path.read_text("utf-8", "replace"))
+        text = path.read_text("utf-8", "replace")
+        data = yaml.safe_load(text)
     except (OSError, yaml.YAMLError):
-        return {}
-    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
+        return "", {}
+    return text, {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
 
 
 def _globals(module: Module) -> Iterator[Option]:
