@@ -11,6 +11,7 @@ from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.resolve import resolve
 from gputui.runs.command import expand
+from gputui.runs.redaction import redact_spec
 from tests.tables import table
 
 PARSER = "import argparse\np = argparse.ArgumentParser()\n"
@@ -133,6 +134,17 @@ def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     assert list(expand(spec.args or (), spec.params, "/run", None)) == words[1:]
 
 
+@table(
+    ("typed", "name"),
+    [
+        ("plain.py", "plain"), ("python -m pkg.train", "pkg-train"), ("python pkg/train.py", "pkg-train"),
+        ("bash -c 'echo $HOME; exit'", "here-bash"), ("./train.sh 3", "here-train"), ("llamafactory-cli x", "llamafactory-cli"),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_run(scripts: Path, typed: str, name: str) -> None:
+    assert command_profile(shlex.split(typed), scripts.rename(scripts.with_name("here"))).name == name
+
+
 def test_gpus_where_there_are_none(scripts: Path) -> None:
     one, two = (command_profile(words.split(), scripts) for words in ("b.py", "torchrun --nproc-per-node 2 b.py"))
     assert [(spec.gpus.count, spec.nproc) for spec in (resolve(each, inventory=[]) for each in (one, two))] == [
@@ -167,3 +179,10 @@ def test_a_notebook(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (scripts / "bin" / name).chmod(0o755)
         program = command_profile(["n.ipynb", "-p", "lr", "0.1"], scripts).form.command or []
         assert program[0] == name and "n.ipynb" in program and any("{run_dir}" in word for word in program)
+
+
+def test_a_typed_secret_is_not_stored(scripts: Path) -> None:
+    words = ["plain.py", "--api-key", "k3y-of-mine", "--password=hush-hush", "token=t0ken-of-mine", "--lr", "0.1"]
+    stored = str(redact_spec(resolve(command_profile(words, scripts), inventory=[])).to_json())
+    assert not any(secret in stored for secret in ("k3y-of-mine", "hush-hush", "t0ken-of-mine")), stored
+    assert "--lr" in stored

@@ -32,6 +32,9 @@ from gputui.runs.command import format_value
 from gputui.runs.launchers import FOR_SCRIPT
 from gputui.runs.spec import Scalar
 
+_SAYS_NOTHING = ("train", "main", "run", "__main__", "make", "just", "accelerate", "python", "uv", *SHELLS)
+"""Names of scripts and programs that every project has."""
+
 MAX_LEFT = 12
 """Options that a draft lists as left at the script's defaults."""
 
@@ -98,16 +101,19 @@ def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scala
 
 
 def run_name(command: TypedCommand, folder: Path) -> str:
-    """A name after the script, module or program; behind the folder's if it says nothing."""
+    """A name after the script, module or program; behind that of its folder if it says nothing."""
+    place = folder
     if command.module is not None:
-        stem = command.module.rpartition(".")[2]
+        package, _, stem = command.module.rpartition(".")
+        place = folder.joinpath(*package.split("."))
     elif command.script is not None:
-        stem = Path(command.script).stem
+        stem, place = Path(command.script).stem, (folder / command.script).parent
     else:
-        is_shell = Path(command.program[0]).name in SHELLS
-        stem = Path(command.program[-1 if is_shell else 0]).stem
-    if stem in ("train", "main", "run", "__main__", "make", "bash", "sh", "accelerate", "just"):
-        stem = f"{folder.resolve().name}-{stem}"
+        program = command.program
+        is_script = Path(program[0]).name in SHELLS and "-c" not in program
+        stem = Path(program[-1 if is_script else 0]).stem
+    if stem in _SAYS_NOTHING:
+        stem = f"{place.resolve().name}-{stem}"
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"
 
 

@@ -108,3 +108,12 @@ def test_a_program_that_is_not_there_is_not_launched(machine: Machine) -> None:
     for word in ("./nothing", "nothing"):
         assert word in machine.gputui("run", "--", word, code=3)
     assert json.loads(machine.gputui("ps", "--json")) == []
+
+
+def test_a_command_gets_one_gpu_or_as_many_as_asked_for(machine: Machine) -> None:
+    machine.workspace.scenario.write_text("gpus: 4\nmemory: 80GiB\n")
+    program = ("bash", "-c", 'echo "visible:$CUDA_VISIBLE_DEVICES"')
+    for options, count in (((), 1), (("--gpus", "2"), 2), (("--gpus", "0"), 0)):
+        machine.gputui("run", "--name", "seen", *options, "--wait", "--", *program)
+        line = next(line for line in machine.gputui("logs").splitlines() if "visible:" in line)
+        assert len([uuid for uuid in line.partition("visible:")[2].split(",") if uuid]) == count
