@@ -179,6 +179,23 @@ def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args:
     assert form.params["batch_size"].default == (8 if "8" in typed else 256)
 
 
+@table(
+    ("declared", "typed", "args"),
+    [
+        ("'--save', default='model.pt'", "", "--save {run_dir}/model.pt"),
+        ("'--out', default='runs'", "", "--out {run_dir}/out"),
+        ("'--out', default='runs/best.ckpt'", "", "--out {run_dir}/best.ckpt"),
+        ("'--save_path'", "--save_path a/b.pth", "--save_path {run_dir}/b.pth"),
+        ("'--save_path'", "--save_path=a/v1.5", "--save_path={run_dir}/out"),
+        ("'out'", "model.safetensors", "{run_dir}/model.safetensors"),
+    ],
+)
+def test_a_file_goes_where_a_folder_is(tmp_path: Path, declared: str, typed: str, args: str) -> None:
+    (tmp_path / "a.py").write_text(f"import argparse\nargparse.ArgumentParser().add_argument({declared})\n")
+    form = drafted(tmp_path, "python", "a.py", *typed.split())[1].form
+    assert " ".join(form.args or ()) == args
+
+
 HF = "from transformers import TrainingArguments, HfArgumentParser\nHfArgumentParser(TrainingArguments)\n"
 FILES = {
     "hf.py": HF + "trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)\n",

@@ -138,7 +138,8 @@ def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     ("typed", "name"),
     [
         ("plain.py", "plain"), ("python -m pkg.train", "pkg-train"), ("python pkg/train.py", "pkg-train"),
-        ("bash -c 'echo $HOME; exit'", "here-bash"), ("./train.sh 3", "here-train"), ("llamafactory-cli x", "llamafactory-cli"),
+        ("bash -c 'echo $HOME; exit'", "here-bash"), ("./train.sh 3", "here-train"),
+        ("llamafactory-cli x", "llamafactory-cli"),
     ],
 )  # fmt: skip
 def test_the_name_of_a_run(scripts: Path, typed: str, name: str) -> None:

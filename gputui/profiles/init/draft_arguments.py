@@ -82,7 +82,7 @@ class DraftArguments:
         """Take typed words as parameters; add options that recovery or a person changes."""
         typed = self._add_typed()
         for name, option in self.subject.options.items():
-            meaning = meaning_of(name, option.help, option.default)
+            meaning = _meaning(name, option)
             if name in typed or option.takes_many:
                 continue
             if meaning is not None and meaning.role == RESUME and (self._is_whole or not self.is_verbatim):
@@ -162,9 +162,7 @@ class DraftArguments:
         is_name = re.fullmatch(NAME_PATTERN, typed.name) is not None and typed.name not in RESERVED_NAMES
         words = (flag, value or "") if separator == " " else (f"{flag}{separator}{value}",)
         name = self._free_name(typed.name)
-        meaning = meaning_of(
-            typed.name, "" if option is None else option.help, None if option is None else option.default
-        )
+        meaning = _meaning(typed.name, option)
         if meaning is not None and meaning.role == RESUME and (option is not None or not meaning.doubt):
             self._note_resume(option or Option(flag, typed.name, is_flag=value is None), meaning)
         if not is_name:
@@ -172,8 +170,9 @@ class DraftArguments:
         elif value is None:
             self._add_param(name, True, _optional((flag, f"{{{name}}}")), option)
         elif typed.name.lower() in _OUTPUT_OPTIONS and not self.is_verbatim:
-            self._add_output(typed.name, _argument(flag, separator, OUT))
-            self.notes.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
+            place = _output_place(value)
+            self._add_output(typed.name, _argument(flag, separator, place), place)
+            self.notes.found.append(f"{flag} {value} became {place}, each run's own")
         else:
             self._add_param(name, self._typed_value(name, value, option), argument_of(flag, separator, name), option)
 
@@ -192,7 +191,7 @@ class DraftArguments:
         if isinstance(number, str):
             return text
         default = None if option is None else option.default
-        meaning = meaning_of(name, "" if option is None else option.help, default)
+        meaning = _meaning(name, option)
         is_count = isinstance(default, int | float) and not isinstance(default, bool)
         is_float = isinstance(default, float) or (meaning is not None and meaning.role == "lr")
         if is_float and isinstance(number, int):
@@ -205,8 +204,9 @@ class DraftArguments:
         if option is None:
             self.args.append((word,))
         elif option.name.lower() in _OUTPUT_OPTIONS and not self.is_verbatim:
-            self._add_output(option.name, (OUT,))
-            self.notes.found.append(f"{word} became {OUT}, a folder of each run's own")
+            place = _output_place(word)
+            self._add_output(option.name, (place,), place)
+            self.notes.found.append(f"{word} became {place}, each run's own")
         elif option.name in RESERVED_NAMES:
             self.args.append((word,))
         else:
@@ -222,7 +222,7 @@ class DraftArguments:
             return
         offers: dict[str, tuple[int, Option]] = {}
         for name, option in self.subject.options.items():
-            meaning = meaning_of(name, option.help, option.default)
+            meaning = _meaning(name, option)
             if meaning is None or meaning.role in (*taken, RESUME) or name in typed or option.takes_many:
                 continue
             is_number = isinstance(option.default, int | float) and not option.is_flag
@@ -244,12 +244,10 @@ class DraftArguments:
         separator = self.subject.separator_of(option)
         argument = argument_of(flag, separator, name)
         is_role = meaning is not None and meaning.role != RESUME
-        if _CHECKPOINT_FILE.fullmatch(str(default)) and _SAVED_FILE.search(name):
-            # In the run's own folder: nothing creates one below it for a file.
-            path = f"{{run_dir}}/{str(default).rpartition('/')[2]}"
-            self._add_output(name, _argument(flag, separator, path), path)
-        elif name.lower() in _OUTPUT_OPTIONS and not option.is_flag:
-            self._add_output(name, _argument(flag, separator, OUT))
+        is_saved = _CHECKPOINT_FILE.fullmatch(str(default)) is not None and _SAVED_FILE.search(name) is not None
+        if is_saved or (name.lower() in _OUTPUT_OPTIONS and not option.is_flag):
+            place = _output_place(default)
+            self._add_output(name, _argument(flag, separator, place), place)
         elif option.is_required and name not in RESERVED_NAMES:
             self.params[name] = UNDECIDED
             self.args.append(argument)
@@ -267,16 +265,28 @@ class DraftArguments:
         else:
             self.left.append(flag)
 
-    def _add_output(self, name: str, argument: tuple[str, ...], place: str = OUT) -> None:
+    def _add_output(self, name: str, argument: tuple[str, ...], place: str) -> None:
         self.args.append(argument)
         self.out_options[name] = place
 
     def _add_param(self, name: str, default: Scalar, argument: tuple[str, ...], option: Option | None) -> None:
         self.params[name] = default
         self.args.append(argument)
-        meaning = meaning_of(name, "" if option is None else option.help, None if option is None else option.default)
+        meaning = _meaning(name, option)
         if meaning is not None and meaning.role != RESUME:
             self.meanings[name] = meaning
+
+
+def _meaning(name: str, option: Option | None) -> Meaning | None:
+    """What a parameter is to recovery; ``option`` is None if the script's parser was not read."""
+    return meaning_of(name) if option is None else meaning_of(name, option.help, option.default)
+
+
+def _output_place(value: object) -> str:
+    """The place in a run's folder for a typed or default output; a file's is the folder itself, since
+    nothing creates one below it."""
+    file = str(value).rpartition("/")[2]
+    return f"{{run_dir}}/{file}" if re.search(r"\w\.[A-Za-z]\w{0,11}$", file) else OUT
 
 
 def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
