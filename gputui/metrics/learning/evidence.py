@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
@@ -25,7 +26,7 @@ Numbers = Sequence[float | int | None]
 
 
 class Row(Struct, frozen=True, array_like=True):
-    """The numbers of one line, the counts of the lines that only count at that time, and the part of the data that
+    """The numbers of one line, None for those that are not finite, the counts of the lines that only count at that time, and the part of the data that
     the metric line before names, and the rank that stands before the line."""
 
     numbers: tuple[tuple[float | int | None, ...], ...]
@@ -48,7 +49,7 @@ class Candidate(Struct, frozen=True, array_like=True):
 
     def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None, rank: int | None) -> Candidate:
         """The candidate with one line more."""
-        numbers = tuple(numbers_of(line.tokens[column.token]) for column in line.columns)
+        numbers = tuple(tuple(map(_finite, numbers_of(line.tokens[column.token]))) for column in line.columns)
         row = Row(numbers, counts, part_before, rank)
         last = self.rows[-1] if self.rows else None
         counted = replace(self, lines=self.lines + 1)
@@ -112,7 +113,7 @@ def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
     counting = evidence.counting
     is_whole_epoch = counting.epoch is not None and evidence.is_whole(counting.epoch)
     has_place = counting.step is not None or is_whole_epoch
-    metrics = [column for column in line.columns if column.meaning is Meaning.METRIC and evidence.varies(column)]
+    metrics = [column for column in line.columns if evidence.is_metric(column)]
     unknown = [column for column in line.columns if evidence.is_unknown_metric(column)]
     if metrics:
         is_familiar = context.has_metrics or (context.is_over and has_place)
@@ -181,7 +182,11 @@ class Evidence:
         return any(type(number) is float for number in self.numbers(column))
 
     def varies(self, column: Column) -> bool:
-        return len({str(number) for number in self.numbers(column)}) > 1
+        return len(set(self._known(column))) > 1
+
+    def is_metric(self, column: Column) -> bool:
+        """Return whether a column with the name of a metric measures something: it varies, or is not finite."""
+        return column.meaning is Meaning.METRIC and (self.varies(column) or None in self.numbers(column))
 
     def is_unknown_metric(self, column: Column) -> bool:
         """Return whether a column with an unknown name measures something: it varies, and is no other counter."""
@@ -319,6 +324,10 @@ class Evidence:
     def _has_stride(self, column: Column) -> bool:
         steps = {later - earlier for earlier, later in pairwise(self._known(column)) if later > earlier}
         return len(steps) == 1
+
+
+def _finite(number: float | int | None) -> float | int | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _is_counter(column: Column) -> bool:

@@ -116,6 +116,7 @@ class LearnedLines(LineFormat):
         self._recent = {step: set(names) for step, names in running.recent}
         # Lines without metrics, by what stays if their digits go.
         self._dull: dict[str, None] = {}
+        self._beginnings: dict[str, None] = {}
         self._learned: Learned | None = learned
         self._note_shapes()
 
@@ -289,14 +290,14 @@ class LearnedLines(LineFormat):
         if dull in self._dull:
             return
         if self._characters > LEARNING_CHARACTERS:
-            dull = dull[:_BEGINNING_CHARACTERS]
-            if dull not in self._dull:
-                self._note_dull(dull)
+            beginning = dull[:_BEGINNING_CHARACTERS]
+            if beginning not in self._beginnings:
+                _note(self._beginnings, beginning)
                 return
         self._characters += len(text)
         line = self._read(text)
         if line is None:
-            self._note_dull(dull)
+            _note(self._dull, dull)
             return
         key = f"{crc32(line.shape.encode()):08x}"
         if is_promising(line):
@@ -308,7 +309,7 @@ class LearnedLines(LineFormat):
             if names_epoch(line) and self._lacks_epoch:
                 self._confirm_counter(key)
         else:
-            self._note_dull(dull)
+            _note(self._dull, dull)
 
     def _read(self, text: str) -> Line | None:
         """A line that is no header of a table; with its header, if it is a row of one."""
@@ -387,10 +388,11 @@ class LearnedLines(LineFormat):
             not shape.is_source and not shape.has("epoch") and not shape.is_held_out for shape in self._shapes
         )
 
-    def _note_dull(self, dull: str) -> None:
-        self._dull[dull] = None
-        if len(self._dull) > _MAX_DULL:
-            del self._dull[next(iter(self._dull))]
+
+def _note(texts: dict[str, None], text: str) -> None:
+    texts[text] = None
+    if len(texts) > _MAX_DULL:
+        del texts[next(iter(texts))]
 
 
 def _text(line: bytes) -> str:

@@ -7,7 +7,7 @@ import re
 from gputui.metrics.learning.tokens import STAMP
 
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|NOTICE|TRACE|SUCCESS|Info|info)\b"
-_DOTTED = r"[\w<>]+(?:[.:/][\w<>]+)+"
+_DOTTED = r"[A-Za-z_<][\w<>]*(?:[.:][\w<>]+)+"
 _PREFIX = re.compile(
     r"\s*(?:(?:"
     r"\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>"

@@ -23,11 +23,11 @@ _PER = r"(?:s|sec|secs|second|it|iter|step|batch|min|h|hour|sample|epoch)\b"
 
 # What follows the digits at once is their factor.
 _UNSIGNED = (
-    rf"(?:[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,])|{_REAL}(?![\d.])|[nN]a[nN]\b|[iI]nf(?:inity)?\b)"
+    rf"(?:[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?(?!\d|,\d)|{_REAL}(?!\d|\.\d)|[nN]a[nN]\b|[iI]nf(?:inity)?\b)"
     r"(?:[kKMBGT]\b)?(?:\s?%)?"
 )
 # A comma before decimals, where it separates no list.
-_COMMA = r"\d+,\d+(?![\d,.])"
+_COMMA = r"\d+,\d+(?!\d|[,.]\d)"
 PAIR_SEPARATOR = r"\s*(?:/|\bof\b)\s*"
 
 STAMP = (
@@ -279,6 +279,8 @@ def _words_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]
         if tokens[at].text == ",":
             is_detail = at > 0 and tokens[at - 1].kind in _NUMBERS and _is_in_brackets(tokens, at)
         return [], is_detail or tokens[at].text == "±"
+    if not has_separator and tokens[index - 1].text in _OPENING - {"["}:
+        return [], False
     if at >= 1 and tokens[at].kind == "bar":
         at -= 1
         while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:

@@ -55,7 +55,7 @@ _TIMES = _words(
 )
 _IGNORED = _TIMES | _words(
     "best min max mem memory vram ram gb mb gib mib temp temperature power util size data batch forward backward fwd "
-    "bwd total seed line port pid version patience num count counter world params parameters tokens samples images "
+    "bwd total seed line port pid version patience num number nan count counter world params parameters tokens samples images "
     "instances examples workers threads id index counts bytes percent progress cpu gpu wait overhead io load prep "
     "counter steps epochs skipped left used free"
 )

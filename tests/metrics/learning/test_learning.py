@@ -1,0 +1,308 @@
+"""What is learned from the lines of programs, and what is not."""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.metrics.contract import Parsed, ParsedLine, Rejected
+from gputui.metrics.learning.lines import Learned, LearnedLines
+from gputui.metrics.learning.words import Meaning, meaning, normal_name
+from tests.tables import table
+
+from .forms import FORMS, Printed, Record
+from .watching import lines_of, output, watch
+from .without_metrics import LOGS
+
+PREFIXES = {
+    "time": "2026-11-28 10:00:01,123 ",
+    "level": "INFO:root:",
+    "logging": "2026-11-28 10:00:01,123 - train - INFO - ",
+    "rank": "[rank0]: ",
+    "torchrun": "[default0]:",
+    "mpirun": "[1,0]<stdout>:",
+    "ray": "(RayTrainWorker pid=1234, ip=10.0.0.7) ",
+    "hydra": "[2026-11-28 10:00:01,123][__main__][INFO] - ",
+    "rich": "[10:00:01] INFO     ",
+    "loguru": "2026-11-28 10:00:01.123 | INFO     | __main__:main:12 - ",
+    "absl": "I1128 10:00:01.123456 140231 train.py:26] ",
+    "colours": "\x1b[32m",
+}
+
+
+def without_epoch(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name != "epoch"}
+
+
+def records(text: str) -> list[Record]:
+    return [without_epoch(record) for record in watch(text).records]
+
+
+def is_near(record: Record, expected: Record) -> bool:
+    """Return whether a record is as expected; it may have a total more."""
+    extra = record.keys() - expected.keys() - {"total_steps"}
+    return not extra and all(
+        name in record and math.isclose(record[name], value, rel_tol=1e-9) for name, value in expected.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[Record]]:
+    """The records of each form, with nothing around its lines."""
+    return {name: watch(output(form())).records for name, form in FORMS.items()}
+
+
+@table(("name", "form"), FORMS.items())
+def test_each_form_is_learned(name: str, form: Callable[[], Iterator[Printed]]) -> None:
+    printed = list(form())
+    expected = [part.record for part in printed if part.record is not None]
+    unexpected = records(output(printed))
+    missing = []
+    for record in expected:
+        match = next((line for line in unexpected if is_near(line, record)), None)
+        if match is None:
+            missing.append(record)
+        else:
+            unexpected.remove(match)
+    assert not unexpected and len(missing) <= 0.02 * len(expected), (missing[:3], unexpected[:3])
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_stands_before_a_line_changes_nothing(prefix: str, plain: dict[str, list[Record]]) -> None:
+    wrong = []
+    for name, form in FORMS.items():
+        text = "\n".join(PREFIXES[prefix] + line for line in lines_of(output(form())) if line.strip())
+        if watch(text).records != plain[name]:
+            wrong.append(name)
+    assert not wrong
+
+
+@pytest.mark.parametrize("tag", ["", "[rank{}]: ", "[default{}]:", "[Rank {}] ", "[1,{}]<stdout>:"])
+def test_ranks_that_print_the_same_are_one(tag: str, plain: dict[str, list[Record]]) -> None:
+    of_ranks = {name: form for name, form in FORMS.items() if tag or name not in ("SB3", "dictionaries")}
+    wrong = []
+    for name, form in of_ranks.items():
+        lines = [line for line in lines_of(output(form())) if line.strip()]
+        if watch("\n".join(tag.format(rank) + line for line in lines for rank in (0, 1))).records != plain[name]:
+            wrong.append(name)
+    assert not wrong
+
+
+def test_noise_between_the_lines_changes_nothing(plain: dict[str, list[Record]]) -> None:
+    noise = [line for name, log in LOGS.items() if name != "epochs only" for line in lines_of(log)]
+    chance = random.Random(3)
+    wrong = []
+    for name, form in FORMS.items():
+        lines = []
+        for part in form():
+            begin, count = chance.randrange(len(noise)), chance.choice((0, 0, 1, 3))
+            lines += [*noise[begin : begin + count], *lines_of(part.text)]
+        if watch("\n".join(lines)).records != plain[name]:
+            wrong.append(name)
+    assert not wrong
+
+
+@table(("name", "log"), LOGS.items())
+def test_nothing_is_learned_from_other_output(name: str, log: str) -> None:
+    assert watch(log).records == []
+    assert watch("\n".join(f"2026-11-28 10:00:01,123 INFO {line}" for line in lines_of(log))).records == []
+
+
+@pytest.mark.parametrize("every", [1, 7, 100])
+def test_restarts_change_nothing(every: int, plain: dict[str, list[Record]]) -> None:
+    wrong = [name for name, form in FORMS.items() if watch(output(form()), restart_every=every).records != plain[name]]
+    assert not wrong
+
+
+@table(("text", "value"), [
+    ("0.51", 0.51), ("1e-3", 0.001), ("4.9E-04", 4.9e-4), (".5", 0.5), ("-2.5", -2.5), ("+1.5", 1.5), ("5", 5),
+    ("1,234.5", 1234.5), ("12,345", 12345), ("0,531", 0.531), ("12,5", 12.5), ("1.2k", 1200.0), ("3M", 3e6),
+    ("12.3%", 12.3), ("12.3 %", 12.3), ("nan", "NaN"), ("NaN", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity"),
+    ("tensor(0.51)", 0.51), ("tensor(0.51, device='cuda:0', grad_fn=<NllLossBackward0>)", 0.51), ("tensor(nan)", "NaN"),
+    ("np.float64(0.25)", 0.25), ("array(0.5, dtype=float32)", 0.5), ("0.\x1b[1m5\x1b[0m1", 0.51),
+    ("\x1b[31m0.51\x1b[0m", 0.51), ("0.51 (0.60)", 0.51), ("0.51(0.60)", 0.51), ("0.51±0.01", 0.51),
+    ("[0.51]", 0.51), ("[0.51, 0.60]", 0.51), ("'0.51'", 0.51),
+])  # fmt: skip
+def test_numbers(text: str, value: float | str) -> None:
+    shapes = watch("\n".join(f"step {step} loss {step / 7:.3f} acc 0.{step}" for step in range(9))).reader.restarted
+    wanted = watch("\n".join([*(f"step {step} loss: {text}, acc 0.{step}" for step in range(9))]), shapes).records
+    assert [record["loss"] for record in wanted] == [value] * 9
+
+
+@table(("words", "name"), [
+    ("loss", "loss"), ("Loss", "loss"), ("Acc@1", "acc@1"), ("lm loss", "lm_loss"), ("L", "L"), ("val loss", "val/loss"),
+    ("Validation accuracy", "val/accuracy"), ("train loss", "train/loss"), ("Average loss", "loss"),
+    ("eval_loss", "eval_loss"), ("valid_0's l2", "valid_0's_l2"), ("improved from", ""), ("loss is", "loss"),
+    ("Test Average loss", "test/loss"), ("rollout/ep_rew_mean", "rollout/ep_rew_mean"),
+])  # fmt: skip
+def test_names(words: str, name: str) -> None:
+    assert normal_name(tuple(words.split())) == name
+
+
+@table(("name", "expected"), [
+    ("loss", Meaning.METRIC), ("val/loss", Meaning.METRIC), ("train/epoch", Meaning.EPOCH), ("lr", Meaning.SETTING),
+    ("global_step", Meaning.STEP), ("trainer/global_step", Meaning.STEP), ("time/total_timesteps", Meaning.STEP),
+    ("data_time", Meaning.IGNORED), ("max_mem", Meaning.IGNORED), ("best_val_loss", Meaning.IGNORED),
+    ("map50-95", Meaning.METRIC), ("top5", Meaning.METRIC), ("ms/batch", Meaning.IGNORED), ("rank", Meaning.RANK),
+    ("chamfer", Meaning.UNKNOWN), ("d_loss", Meaning.METRIC), ("ep_rew_mean", Meaning.METRIC),
+])  # fmt: skip
+def test_meanings(name: str, expected: Meaning) -> None:
+    assert meaning(name) is expected
+
+
+def test_a_line_that_first_appears_after_hours_is_learned() -> None:
+    lines = [f"iter {step}: loss {1 / (step + 1):.4f}" for step in range(30_000)]
+    lines[20_000] = "validation loss 0.61"
+    lines[25_000] = "validation loss 0.52"
+    validated = [record for record in records("\n".join(lines)) if "val/loss" in record]
+    assert validated == [{"step": 19_999, "val/loss": 0.61}, {"step": 24_999, "val/loss": 0.52}]
+
+
+def test_the_last_number_may_have_lost_digits() -> None:
+    reader = watch("\n".join(f"step {step} loss 0.{step}1" for step in range(1, 6))).reader
+    assert isinstance(reader.parse_unterminated(b"step 6 loss 0.6"), Rejected)
+    assert reader.parse_unterminated(b"step 6 lo") is None
+    reader = watch("\n".join(f"step {step} loss 0.{step}1 ok" for step in range(1, 6))).reader
+    assert isinstance(reader.parse_unterminated(b"step 6 loss 0.61 ok"), ParsedLine)
+
+
+def test_the_next_attempt_counts_on_the_same_scale() -> None:
+    form = "Epoch {} [{}/100] loss {:.3f}"
+    first = watch(
+        "\n".join(form.format(epoch, place, 1 / (place + epoch)) for epoch in (1, 2) for place in (20, 60, 90))
+    )
+    reader = LearnedLines(first.reader.learned.for_next_attempt)
+    again = [reader.parse(form.format(2, place, 0.5).encode()) for place in (60, 90)]
+    assert [line.step for line in again if isinstance(line, ParsedLine)] == [160, 190]
+
+
+def test_places_that_begin_again_are_of_the_next_epoch() -> None:
+    bars = [
+        f"{batch}%|###  | {batch}/100 [00:01<00:01, 9.1it/s, loss={1 / (epoch + batch):.3f}]"
+        for epoch in range(1, 4)
+        for batch in range(0, 101, 10)
+    ]
+    assert [record["step"] for record in records("\r".join(bars))] == [
+        *range(0, 101, 10), *range(110, 201, 10), *range(210, 301, 10)
+    ]  # fmt: skip
+
+
+def test_what_is_not_sure_is_said() -> None:
+    watched = watch("\n".join(f"loss {1 / step:.4f} acc 0.{step}" for step in range(1, 20)))
+    assert watched.records == []
+    (remark,) = watched.reader.remarks
+    assert "19 lines" in remark and "(?P<loss>" in remark and "line 1" in remark
+
+
+HOSTILE: dict[str, Callable[[random.Random], str]] = {
+    "another shape each": lambda chance: " ".join(
+        chance.choices("loss step acc val a b c d e 1 0.5 3/4".split(), k=14)
+    ),
+    "long": lambda chance: " ".join(chance.choices("loss step acc val a b c d e 1 0.5 3/4".split(), k=500))[:2000],
+    "brackets": lambda chance: "[{(" * chance.randrange(300) + "loss 0.5",
+    "numbers": lambda chance: "1 " * chance.randrange(900),
+    "digits": lambda chance: "9" * 2000,
+    "commas": lambda chance: "loss " + "1," * 900,
+    "spaces": lambda chance: "loss" + " " * 1900 + "5",
+    "open boxes": lambda chance: f"| loss{chance.random()} | 0.5 |",
+    "open dictionaries": lambda chance: "{" * chance.randrange(9) + "'loss': 0.5,",
+    "bars": lambda chance: f"{chance.randrange(99)}%|" + "█" * chance.randrange(900) + f"| {chance.randrange(9**9)}/5",
+    "pids": lambda chance: f"(A pid={chance.randrange(10**9)}) {{'loss': 0.5",
+    "bytes": lambda chance: chance.randbytes(200).decode("latin-1").replace("\n", ""),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_log_costs_a_bounded_amount(kind: str) -> None:
+    chance = random.Random(1)
+    reader = LearnedLines()
+    lines = [HOSTILE[kind](chance).encode() for _ in range(600)]
+    for line in lines[:300]:
+        reader.parse(line)
+    tracemalloc.start()
+    for line in lines[300:]:
+        reader.parse(line)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 1 << 20
+    assert len(msgspec.json.encode(reader.learned)) < 400_000
+
+
+def test_learning_from_lines_that_never_come_again_ends() -> None:
+    reader = LearnedLines(Learned(running=msgspec.structs.replace(Learned().running, characters=10**9)))
+    before = reader.learned.running.characters
+    for number in range(300):
+        reader.parse(f"{chr(97 + number % 26)}{chr(97 + number // 26)} loss {number}".encode())
+    assert reader.learned.running.characters == before
+    assert [
+        record for record in records_of(reader, [f"step {step} loss 0.{step}" for step in range(9)]) if record
+    ] == []
+    assert reader.has_news
+
+
+def records_of(reader: LearnedLines, lines: list[str]) -> list[Parsed]:
+    return [reader.parse(line.encode()) for line in lines]
+
+
+PIECES = st.sampled_from(
+    [
+        "loss",
+        "Loss:",
+        "step",
+        "epoch",
+        "=",
+        ":",
+        " ",
+        "  ",
+        "\t",
+        "|",
+        "[",
+        "]",
+        "(",
+        ")",
+        "{",
+        "}",
+        "'",
+        '"',
+        "/",
+        "%",
+        "-",
+    ]
+    + [
+        "0.5",
+        "12",
+        "3/10",
+        "nan",
+        "1e-5",
+        "1,234",
+        "val",
+        "train",
+        "━━",
+        "█",
+        "tensor(",
+        "10:00:01",
+        "12.3MB/s",
+        "---------",
+    ]
+)
+
+
+@given(st.lists(st.lists(PIECES, max_size=14).map("".join), max_size=12), st.binary(max_size=40))
+def test_never_raises(lines: list[str], rest: bytes) -> None:
+    reader = LearnedLines()
+    for line in [*lines, *lines, *lines]:
+        reader.parse(line.encode())
+    reader.parse(rest)
+    reader.parse_unterminated(rest)
+    reader.conclude()
+    again: Any = msgspec.json.decode(msgspec.json.encode(reader.learned), type=Learned)
+    assert again == reader.learned
+    assert all(isinstance(remark, str) for remark in reader.remarks)
