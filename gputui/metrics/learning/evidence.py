@@ -26,8 +26,8 @@ Numbers = Sequence[float | int | None]
 
 
 class Row(Struct, frozen=True, array_like=True):
-    """The numbers of one line, None for those that are not finite, the counts of the lines that only count at that time, and the part of the data that
-    the metric line before names, and the rank that stands before the line."""
+    """The numbers of one line, None for those that are not finite; ``counts`` of the lines that only count, at that
+    time; the part of the data that the metric line before names; and the rank that stands before the line."""
 
     numbers: tuple[tuple[float | int | None, ...], ...]
     counts: Mapping[str, int]
@@ -98,11 +98,16 @@ def is_counter(line: Line) -> bool:
     return any(map(_is_counter, line.columns))
 
 
+def has_metric(line: Line) -> bool:
+    """Return whether a number has the name of a metric."""
+    return any(column.meaning is Meaning.METRIC for column in line.columns)
+
+
 def is_promising(line: Line) -> bool:
     """Return whether a line may hold metrics: a number with the name of one, or an unknown one beside a counter."""
-    meanings = {column.meaning for column in line.columns}
-    if Meaning.METRIC in meanings:
+    if has_metric(line):
         return True
+    meanings = {column.meaning for column in line.columns}
     is_named = any(column.meaning is Meaning.UNKNOWN and column.name for column in line.columns)
     return is_named and not meanings.isdisjoint({Meaning.STEP, Meaning.EPOCH})
 
@@ -285,7 +290,7 @@ class Evidence:
         begins again."""
         index = self.columns.index(step)
         column = self.columns[index - 1] if index else None
-        if column is None or column.is_pair or step.token - column.token > _NEAR_TOKENS or not self.is_whole(column):
+        if column is None or step.token - column.token > _NEAR_TOKENS or not self.is_whole(column):
             return None
         if column.meaning is not Meaning.UNKNOWN or (column.name and column.name not in PARTS):
             return None

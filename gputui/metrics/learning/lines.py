@@ -15,6 +15,7 @@ from gputui.metrics.learning.evidence import (
     NEWEST,
     Candidate,
     Context,
+    has_metric,
     is_counter,
     is_promising,
     learn,
@@ -54,14 +55,15 @@ _EPOCH = "epoch"
 class Running(Struct, frozen=True):
     """Where the reading is.
 
-    ``newest`` is the newest step, ``epoch`` and ``epochs`` those of the last header, ``part`` that of the data which
-    the last metric line names, ``recent`` the names that are stored of the newest steps. A rank may repeat
-    ``last_text``; ``blocks`` are the records of each rank that have begun.
+    ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
+    ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
+    steps. A rank may repeat ``last_text``; ``blocks`` are the records of each rank that have begun.
     """
 
     lines: int = 0
     characters: int = 0
     newest: int | None = None
+    total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
     part: str | None = None
@@ -111,7 +113,8 @@ class LearnedLines(LineFormat):
         self._blocks = {rank: Blocks(state) for rank, state in running.blocks}
         self._headers = list(running.headers)
         self._lines, self._characters = running.lines, running.characters
-        self._newest, self._epoch, self._epochs = running.newest, running.epoch, running.epochs
+        self._newest, self._total = running.newest, running.total
+        self._epoch, self._epochs = running.epoch, running.epochs
         self._part = running.part
         self._recent = {step: set(names) for step, names in running.recent}
         # Lines without metrics, by what stays if their digits go.
@@ -127,6 +130,7 @@ class LearnedLines(LineFormat):
                 self._lines,
                 self._characters,
                 self._newest,
+                self._total,
                 self._epoch,
                 self._epochs,
                 self._part,
@@ -239,6 +243,7 @@ class LearnedLines(LineFormat):
             step = self._place(index, counters)
             if step is not None and not (shape.is_source and self._has_steps):
                 self._newest = step
+                self._total = None if shape.restarts or counters.epoch is not None else counters.step_total
             return step
         if counters.epoch is None:
             return self._newest if self._counts_steps else self._epoch
@@ -273,18 +278,22 @@ class LearnedLines(LineFormat):
             return None
         epochs = self._epochs if counters.epoch is None else counters.epoch_total
         if counters.step is None:
-            return None if self._counts_steps else epochs
+            return self._total if self._counts_steps else epochs
         if counters.epoch is None and not shape.restarts:
             return counters.step_total
-        length = self._positions[index].epoch_length
-        return None if epochs is None or not length else epochs * length
+        position = self._positions[index]
+        # Whether the last of epochs from 0 is the total, or the one before it, is unknown.
+        if epochs is None or not position.epoch_length or position.first_epoch == 0:
+            return None
+        return epochs * position.epoch_length
 
     # --- other lines ---
 
     def _learn(self, text: str, rank: int | None) -> None:
         words = {word.lower() for word in _WORDS.findall(text)}
         has_sign = not words.isdisjoint(SIGNS) or has_metric_piece(text.lower()) or _BAR.search(text) is not None
-        if words and not has_sign:
+        is_row = bool(self._headers) and text.lstrip()[:1].isdigit()
+        if words and not has_sign and not is_row:
             return
         dull = _DIGITS.sub("0", text)
         if dull in self._dull:
@@ -304,11 +313,11 @@ class LearnedLines(LineFormat):
             self._add(self._candidates, MAX_CANDIDATES, key, line, rank)
             self._part = line.columns[-1].part
             self._judge(key, line, self._candidates[key])
-        elif is_counter(line):
+        if is_counter(line) and not has_metric(line):
             self._add(self._counters, MAX_COUNTERS, key, line, rank)
             if names_epoch(line) and self._lacks_epoch:
                 self._confirm_counter(key)
-        else:
+        elif key not in self._candidates:
             _note(self._dull, dull)
 
     def _read(self, text: str) -> Line | None:

