@@ -18,11 +18,11 @@ MAX_ROWS = 6
 LEAST_ROWS = 3
 LEAST_ROWS_UNKNOWN_NAMES = 4
 LEAST_ROWS_BESIDE_OTHERS = 2
+_TRIED_LINES = 48
+_RESTING_PERIOD = 64
 _HEADER_WORDS = 4
 # The tokens between an epoch and the place in it: "3 [ 150/1251".
 _NEAR_TOKENS = 4
-
-Numbers = Sequence[float | int | None]
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -36,7 +36,7 @@ class Row(Struct, frozen=True, array_like=True):
 
 
 class Candidate(Struct, frozen=True, array_like=True):
-    """A shape whose newest ``rows`` are collected. ``counted`` is how far the counter of a line without metrics went,
+    """A shape whose newest ``rows`` are collected. ``counted`` is how far the counter of lines that only count went,
     over all epochs; ``is_crowded``: the lines come several times for one step, with other numbers."""
 
     text: str
@@ -46,6 +46,11 @@ class Candidate(Struct, frozen=True, array_like=True):
     rows: tuple[Row, ...] = ()
     counted: int = 0
     is_crowded: bool = False
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the next line is only numbered: of those that long were not sure, a few count now and then."""
+        return self.lines >= _TRIED_LINES and self.lines % _RESTING_PERIOD >= MAX_ROWS
 
     def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None, rank: int | None) -> Candidate:
         """The candidate with one line more."""
@@ -170,7 +175,7 @@ class Evidence:
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
         self.columns = columns
         self.rows = list(rows)
-        self.rank = self._keep_first_rank()
+        self._keep_first_rank()
         self._drop_nested()
         self.counting = self._find_counting()
         self._drop_repeated()
@@ -226,15 +231,11 @@ class Evidence:
     def _known(self, column: Column) -> list[float | int]:
         return [number for number in self.numbers(column) if number is not None]
 
-    def _keep_first_rank(self) -> int | None:
-        if self.rows[0].rank is not None:
-            return self.rows[0].rank
+    def _keep_first_rank(self) -> None:
         column = next((column for column in self.columns if column.meaning is Meaning.RANK), None)
-        if column is None or not self.is_whole(column):
-            return None
-        ranks = self._known(column)
-        self.rows = [row for row, rank in zip(self.rows, ranks, strict=True) if rank == min(ranks)]
-        return int(min(ranks))
+        if column is not None and self.is_whole(column):
+            ranks = self._known(column)
+            self.rows = [row for row, rank in zip(self.rows, ranks, strict=True) if rank == min(ranks)]
 
     def _drop_nested(self) -> None:
         """Leave out bars of the same form with a smaller total: a validation within the training."""
@@ -376,7 +377,7 @@ def _is_crowd(line: Line, last: Row, row: Row) -> bool:
         return False
     epoch = next((index for index, column in enumerate(line.columns) if column.meaning is Meaning.EPOCH), None)
     if epoch is None:
-        return row.counts == last.counts
+        return bool(row.counts) and row.counts == last.counts
     if row.numbers[epoch] != last.numbers[epoch]:
         return False
     changed = (
@@ -397,7 +398,7 @@ def _counters(evidence: Evidence, *, is_whole_epoch: bool) -> dict[Column, tuple
     elif epoch is not None:
         taken[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
     column = next((column for column in evidence.columns if column.meaning is Meaning.RANK), None)
-    if column is not None and evidence.rank is not None and evidence.is_whole(column):
+    if column is not None and evidence.is_whole(column):
         taken[column] = _counter_roles(column, "rank")
     return taken
 
@@ -415,6 +416,4 @@ def _shape(
     step, epoch, _ = evidence.counting
     is_held_out = step is not None and step.is_pair and step.part in HELD_OUT
     restarts = step is not None and epoch is None and evidence.begins_again(step)
-    return LearnedShape(
-        line.text, columns, candidate.since_line, is_held_out, restarts, evidence.rank, line.columns[-1].part
-    )
+    return LearnedShape(line.text, columns, candidate.since_line, is_held_out, restarts, line.columns[-1].part)

@@ -37,7 +37,7 @@ MAX_HEADER_CHARACTERS = 400
 MAX_REMARKS = 3
 MAX_RANKS = 16
 # The characters without a new shape after which only lines that come again are looked at.
-LEARNING_CHARACTERS = 8_000_000
+LEARNING_CHARACTERS = 4_000_000
 _BEGINNING_CHARACTERS = 48
 _MAX_DULL = 2048
 # The newest steps whose names are not stored again: other ranks print them too, and bars are redrawn.
@@ -57,7 +57,8 @@ class Running(Struct, frozen=True):
 
     ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
     ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
-    steps. A rank may repeat ``last_text``; ``blocks`` are the records of each rank that have begun.
+    steps, ``ranks`` the lowest of each shape. A rank may repeat ``last_text``; ``blocks`` are the records of each rank
+    that have begun.
     """
 
     lines: int = 0
@@ -69,6 +70,7 @@ class Running(Struct, frozen=True):
     part: str | None = None
     recent: tuple[tuple[int, tuple[str, ...]], ...] = ()
     positions: Mapping[int, tuple[int | None, ...]] = field(default_factory=dict)
+    ranks: Mapping[int, int] = field(default_factory=dict)
     last_text: str = ""
     blocks: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
     headers: tuple[str, ...] = ()
@@ -109,6 +111,7 @@ class LearnedLines(LineFormat):
             self._positions.append(Position(running.positions.get(index, ())))
         self._candidates = dict(learned.candidates)
         self._counters = dict(learned.counters)
+        self._ranks = dict(running.ranks)
         self._last_text = running.last_text
         self._blocks = {rank: Blocks(state) for rank, state in running.blocks}
         self._headers = list(running.headers)
@@ -118,8 +121,10 @@ class LearnedLines(LineFormat):
         self._part = running.part
         self._recent = {step: set(names) for step, names in running.recent}
         # Lines without metrics, by what stays if their digits go.
-        self._dull: dict[str, None] = {}
-        self._beginnings: dict[str, None] = {}
+        self._dull: dict[str, str] = {}
+        self._beginnings: dict[str, str] = {}
+        # The candidates of lines, by the same.
+        self._keys: dict[str, str] = {}
         self._learned: Learned | None = learned
         self._note_shapes()
 
@@ -136,6 +141,7 @@ class LearnedLines(LineFormat):
                 self._part,
                 tuple((step, tuple(sorted(names))) for step, names in self._recent.items()),
                 {index: position.state for index, position in enumerate(self._positions)},
+                dict(self._ranks),
                 self._last_text,
                 tuple((rank, blocks.state) for rank, blocks in self._blocks.items() if blocks.state),
                 tuple(self._headers),
@@ -210,7 +216,7 @@ class LearnedLines(LineFormat):
         reader = self._readers[index]
         shape = reader.shape
         counters = reader.counters(match)
-        if counters is None or shape.rank not in (None, rank, counters.rank):
+        if counters is None or not self._is_first_rank(index, counters.rank if rank is None else rank):
             return None
         step = self._step(index, counters)
         if not shape.is_source:
@@ -233,6 +239,13 @@ class LearnedLines(LineFormat):
         if total is not None:
             named["total_steps"] = total
         return parse_values({**named, **values})
+
+    def _is_first_rank(self, index: int, rank: int | None) -> bool:
+        """Return whether a line is of the lowest rank that prints lines of its shape."""
+        if rank is None:
+            return True
+        lowest = self._ranks[index] = min(rank, self._ranks.get(index, rank))
+        return rank == lowest
 
     def _step(self, index: int, counters: Counters) -> int | None:
         """The step of a line, and what its counters say of the lines behind it."""
@@ -296,7 +309,7 @@ class LearnedLines(LineFormat):
         if words and not has_sign and not is_row:
             return
         dull = _DIGITS.sub("0", text)
-        if dull in self._dull:
+        if dull in self._dull or self._rests(dull):
             return
         if self._characters > LEARNING_CHARACTERS:
             beginning = dull[:_BEGINNING_CHARACTERS]
@@ -309,16 +322,30 @@ class LearnedLines(LineFormat):
             _note(self._dull, dull)
             return
         key = f"{crc32(line.shape.encode()):08x}"
-        if is_promising(line):
-            self._add(self._candidates, MAX_CANDIDATES, key, line, rank)
+        is_metrics, counts = is_promising(line), is_counter(line) and not has_metric(line)
+        if is_metrics:
+            _note(self._keys, dull, key)
+            if self._rests(dull):
+                return
+            candidate = self._add(self._candidates, MAX_CANDIDATES, key, line, rank)
             self._part = line.columns[-1].part
-            self._judge(key, line, self._candidates[key])
-        if is_counter(line) and not has_metric(line):
+            self._judge(key, line, candidate)
+        if counts:
             self._add(self._counters, MAX_COUNTERS, key, line, rank)
             if names_epoch(line) and self._lacks_epoch:
                 self._confirm_counter(key)
-        elif key not in self._candidates:
+        if not (is_metrics or counts):
             _note(self._dull, dull)
+
+    def _rests(self, dull: str) -> bool:
+        """Number a line of a candidate that rests."""
+        key = self._keys.get(dull, "")
+        candidate = self._candidates.get(key)
+        if candidate is None or not candidate.is_resting:
+            return False
+        del self._candidates[key]
+        self._candidates[key] = replace(candidate, lines=candidate.lines + 1)
+        return True
 
     def _read(self, text: str) -> Line | None:
         """A line that is no header of a table; with its header, if it is a row of one."""
@@ -343,17 +370,19 @@ class LearnedLines(LineFormat):
             self._headers.remove(header)
         self._headers = [*self._headers, header][-MAX_HEADERS:]
 
-    def _add(self, candidates: dict[str, Candidate], most: int, key: str, line: Line, rank: int | None) -> None:
+    def _add(self, candidates: dict[str, Candidate], most: int, key: str, line: Line, rank: int | None) -> Candidate:
         """Count a line of a candidate, and forget the one that came least lately."""
         counts = {key: counter.counted for key, counter in self._counters.items()}
         if self._newest is not None:
             counts[NEWEST] = self._newest
         if self._epoch is not None:
             counts[_EPOCH] = self._epoch
-        candidate = candidates.pop(key, None) or Candidate(line.text, line.header, self._lines)
-        candidates[key] = candidate.with_line(line, counts, self._part, rank)
+        begun = Candidate(line.text, line.header, self._lines)
+        candidate = candidates.pop(key, begun).with_line(line, counts, self._part, rank)
+        candidates[key] = candidate
         if len(candidates) > most:
             del candidates[next(iter(candidates))]
+        return candidate
 
     def _judge(self, key: str, line: Line, candidate: Candidate, *, is_over: bool = False) -> None:
         lesson = learn(line, candidate, Context(self._has_metrics, self._counts_steps, is_over))
@@ -398,8 +427,8 @@ class LearnedLines(LineFormat):
         )
 
 
-def _note(texts: dict[str, None], text: str) -> None:
-    texts[text] = None
+def _note(texts: dict[str, str], text: str, key: str = "") -> None:
+    texts[text] = key
     if len(texts) > _MAX_DULL:
         del texts[next(iter(texts))]
 

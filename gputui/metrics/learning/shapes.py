@@ -32,8 +32,7 @@ class LearnedShape(Struct, frozen=True):
     """Lines of the form of ``example``.
 
     ``is_held_out``: its places are those of a validation, of which the last line counts. ``restarts``: its places
-    begin again though it names no epoch. ``rank`` is the one whose lines count, ``part`` that of the data which
-    they name.
+    begin again though it names no epoch. ``part`` is that of the data which its lines name.
     """
 
     example: str
@@ -41,7 +40,6 @@ class LearnedShape(Struct, frozen=True):
     since_line: int
     is_held_out: bool = False
     restarts: bool = False
-    rank: int | None = None
     part: str | None = None
 
     @property

@@ -57,7 +57,7 @@ _IGNORED = _TIMES | _words(
     "best min max mem memory vram ram gb mb gib mib temp temperature power util size data batch forward backward fwd "
     "bwd total seed line port pid version patience num number nan count counter world params parameters tokens samples "
     "images instances examples workers threads id index counts bytes percent progress cpu gpu wait reader overhead io "
-    "load prep steps epochs skipped left used free"
+    "load prep steps epochs skipped left used free opt optim optimizer sync comm allreduce"
 )
 _LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
 _CONNECTORS = frozenset({"is", "was", "of", "are"})

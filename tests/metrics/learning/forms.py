@@ -453,6 +453,60 @@ def beside_a_bar() -> Iterator[Printed]:
             yield Printed(f"\rtraining loss: {falling(step)}\n", {"step": step, "train/loss": falling(step)})
 
 
+def adversarial() -> Iterator[Printed]:
+    for epoch in range(3):
+        for batch in range(0, 1583, 50):
+            step = epoch * 1583 + batch
+            yield Printed(
+                f"[{epoch}/25][{batch}/1583]\tLoss_D: {falling(step)}\tLoss_G: {falling(step + 9)}\tD(x): {falling(step + 5)}\t"
+                f"D(G(z)): 0.3{batch} / 0.2{batch}",
+                {"step": step, "loss_d": falling(step), "loss_g": falling(step + 9), "D(x)": falling(step + 5)},
+            )
+
+
+def nested_bars() -> Iterator[Printed]:
+    for epoch in range(5):
+        yield Printed(f"\rEpochs:  {epoch * 10}%|{'█' * epoch:10}| {epoch}/10 [00:0{epoch}<00:10,  1.1s/it]")
+        for batch in range(2, 51, 4):
+            step = epoch * 50 + batch
+            yield Printed(
+                f"\rTrain: {batch * 2}%|{'█' * (batch // 5):10}| {batch}/50 [00:00<00:01, 40.1it/s, loss={falling(step)}]",
+                {"step": step, "loss": falling(step)},
+            )
+        for batch in range(1, 11):
+            yield Printed(
+                f"\rValid: {batch * 10}%|{'█' * batch:10}| {batch}/10 [00:00<00:01, 40.1it/s, loss={falling(epoch + batch)}]",
+                {"step": step, "val/loss": falling(epoch + batch)} if batch == 10 else None,
+            )
+
+
+def under_a_header() -> Iterator[Printed]:
+    """As rsl_rl and OLMo: the step on a line, the metrics on lines of their own."""
+    for step in range(40):
+        yield Printed("#" * 80)
+        yield Printed(f"                     \x1b[1m Learning iteration {step}/1500 \x1b[0m                      \n")
+        yield Printed(f"                       Computation: 4{step}123 steps/s (collection: 1.23s, learning 0.31s)")
+        yield Printed(
+            f"               Value function loss: {falling(step)}", {"step": step, "value_function_loss": falling(step)}
+        )
+        yield Printed(f"                       Mean reward: {rising(step)}", {"step": step, "reward": rising(step)})
+        yield Printed(f"                        Total time: {step * 2}.12s")
+
+
+def of_phases() -> Iterator[Printed]:
+    """As the tutorial on transfer learning: an epoch on a line, a line for each phase below it."""
+    for epoch in range(12):
+        yield Printed(f"Epoch {epoch}/11\n----------")
+        for phase, part in (("train", "train"), ("val", "val")):
+            loss = falling(epoch * 9 + (part == "val"))
+            accuracy = round(rising(epoch) / 100, 4)
+            yield Printed(
+                f"{phase} Loss: {loss:.4f} Acc: {accuracy:.4f}",
+                {"step": epoch, f"{part}/loss": loss, f"{part}/acc": accuracy},
+            )
+        yield Printed("")
+
+
 FORMS: dict[str, Callable[[], Iterator[Printed]]] = {
     "nanoGPT": nanogpt,
     "Hugging Face": hugging_face,
@@ -493,4 +547,8 @@ FORMS: dict[str, Callable[[], Iterator[Printed]]] = {
     "two epochs": epochs_of_two,
     "graph network": graph_network,
     "beside a bar": beside_a_bar,
+    "adversarial": adversarial,
+    "nested bars": nested_bars,
+    "under a header": under_a_header,
+    "of phases": of_phases,
 }

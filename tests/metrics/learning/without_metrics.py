@@ -124,4 +124,15 @@ LOGS: dict[str, str] = {
     "matrix": _many(40, "{x:.4f} {x:.3f} {x:.2f}"),
     "numbers": _many(40, "{i}"),
     "dataset": _many(9, "Loaded split {i}: {n} samples, {n} tokens, {x:.2f} of the total, 3 classes"),
+    "times of steps": _many(30, "step {i}: forward {x:.3f} backward {x:.4f} opt 0.01{i} data 0.002"),
+    "monitor": _many(30, "step {i} | gpu mem {x:.2f} | power {n} | util {s}%"),
+    "learning rates": _many(30, "epoch {i} lr 0.0{i} momentum 0.9"),
+    "cross validation": _many(15, "[CV {i}/15] END ..............C=1.0;, score=0.9{i} total time=   0.{i}s"),
+    "harness": "|  Tasks  |Version|Filter|n-shot|Metric|Value |   |Stderr|\n"
+    + _many(9, "|task_{i}|      1|none  |     0|acc   |0.{n}|±  |0.0{i}|"),
+    "durations of epochs": _many(12, "Epoch {i} took {x:.2f} s, {n} samples, about {s} minutes left"),
+    "best so far": _many(12, "best loss so far: {x:.4f} (epoch {i})"),
+    "class tables": _many(10, "class {i}: precision {x:.3f} recall 0.9{i} f1 0.8"),
+    "requests": _many(20, 'INFO 11-28 10:00:{s:02d} metrics.py:{i}] Avg prompt throughput: {x:.1f} tokens/s, Running: {i} reqs'),
+    "steps of a script": "Step 1/3: download\nStep 2/3: convert\nStep 3/3: upload, 0 errors\n" * 3,
 }  # fmt: skip
