@@ -137,6 +137,8 @@ def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
         return None
     source = None
     if not has_place:
+        if any(map(evidence.is_index, line.columns)):
+            return None
         source = NEWEST if context.has_steps else evidence.advancing_count()
         if source is None or (source == NEWEST and not evidence.advances(NEWEST)):
             return None
@@ -200,9 +202,13 @@ class Evidence:
 
     def is_unknown_metric(self, column: Column) -> bool:
         """Return whether a column with an unknown name measures something: it varies, and is no other counter."""
-        if column.meaning is not Meaning.UNKNOWN or not column.name or column in self.counting:
+        if column.meaning is not Meaning.UNKNOWN or not column.name or column.is_pair or column in self.counting:
             return False
         return self.varies(column) and not (self.is_whole(column) and self.never_falls(column))
+
+    def is_index(self, column: Column) -> bool:
+        """Return whether a column says which of several things a line is of."""
+        return column.meaning is Meaning.UNKNOWN and self.is_whole(column) and self.varies(column)
 
     def never_falls(self, column: Column) -> bool:
         return all(later >= earlier for earlier, later in pairwise(self._known(column)))

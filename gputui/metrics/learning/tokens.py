@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part, meaning, normal_name
 from gputui.metrics.values import UNITS, number_in_text
 
-MAX_CHARACTERS = 2000
-MAX_TOKENS = 400
+MAX_TOKENS = 256
 MAX_COLUMNS = 40
 _NAME_WORDS = 5
 
@@ -149,10 +149,10 @@ def read_line(text: str, header: Sequence[str] = ()) -> Line | None:
 
 
 def tokenize(text: str) -> tuple[Token, ...]:
-    """The tokens of a line."""
+    """The tokens of a line, those of a long one up to one more than `MAX_TOKENS`."""
     tokens: list[Token] = []
     end = 0
-    for match in _TOKEN.finditer(text):
+    for match in islice(_TOKEN.finditer(text), MAX_TOKENS + 1):
         name = match.lastgroup or "mark"
         start = match.start(name)
         kind, part = _KINDS.get(name, name), text[start : match.end()]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (lines as programs print them)
 """Metric lines in the forms that programs print, with what they say."""
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.contract import Parsed, ParsedLine, Rejected
+from gputui.metrics.contract import ParsedLine, Rejected
 from gputui.metrics.learning.lines import Learned, LearnedLines
 from gputui.metrics.learning.words import Meaning, meaning, normal_name
 from tests.tables import table
@@ -97,7 +97,9 @@ def test_ranks_that_print_the_same_are_one(tag: str, plain: dict[str, list[Recor
 
 
 def test_noise_between_the_lines_changes_nothing(plain: dict[str, list[Record]]) -> None:
-    noise = [line for name, log in LOGS.items() if name != "epochs only" for line in lines_of(log)]
+    # These are headers of epochs, beside a training.
+    headers = ("epochs only", "learning rates")
+    noise = [line for name, log in LOGS.items() if name not in headers for line in lines_of(log)]
     chance = random.Random(3)
     wrong = []
     for name, form in FORMS.items():
@@ -116,7 +118,7 @@ def test_nothing_is_learned_from_other_output(name: str, log: str) -> None:
     assert watch("\n".join(f"2026-11-28 10:00:01,123 INFO {line}" for line in lines_of(log))).records == []
 
 
-@pytest.mark.parametrize("every", [1, 7, 100])
+@pytest.mark.parametrize("every", [1, 40])
 def test_restarts_change_nothing(every: int, plain: dict[str, list[Record]]) -> None:
     wrong = [name for name, form in FORMS.items() if watch(output(form()), restart_every=every).records != plain[name]]
     assert not wrong
@@ -138,8 +140,9 @@ def test_numbers(text: str, value: float | str) -> None:
 
 
 @table(("words", "name"), [
-    ("loss", "loss"), ("Loss", "loss"), ("Acc@1", "acc@1"), ("lm loss", "lm_loss"), ("L", "L"), ("val loss", "val/loss"),
-    ("Validation accuracy", "val/accuracy"), ("train loss", "train/loss"), ("Average loss", "loss"),
+    ("loss", "loss"), ("Loss", "loss"), ("Acc@1", "acc@1"), ("lm loss", "lm_loss"), ("L", "L"),
+    ("val loss", "val/loss"), ("Validation accuracy", "val/accuracy"), ("train loss", "train/loss"),
+    ("Average loss", "loss"), ("train/CrossEntropy", "train/CrossEntropy"),
     ("eval_loss", "eval_loss"), ("valid_0's l2", "valid_0's_l2"), ("improved from", ""), ("loss is", "loss"),
     ("Test Average loss", "test/loss"), ("rollout/ep_rew_mean", "rollout/ep_rew_mean"),
 ])  # fmt: skip
@@ -159,11 +162,11 @@ def test_meanings(name: str, expected: Meaning) -> None:
 
 
 def test_a_line_that_first_appears_after_hours_is_learned() -> None:
-    lines = [f"iter {step}: loss {1 / (step + 1):.4f}" for step in range(30_000)]
-    lines[20_000] = "validation loss 0.61"
-    lines[25_000] = "validation loss 0.52"
+    lines = [f"iter {step}: loss {1 / (step + 1):.4f}" for step in range(6_000)]
+    lines[4_000] = "validation loss 0.61"
+    lines[5_000] = "validation loss 0.52"
     validated = [record for record in records("\n".join(lines)) if "val/loss" in record]
-    assert validated == [{"step": 19_999, "val/loss": 0.61}, {"step": 24_999, "val/loss": 0.52}]
+    assert validated == [{"step": 3_999, "val/loss": 0.61}, {"step": 4_999, "val/loss": 0.52}]
 
 
 def test_the_last_number_may_have_lost_digits() -> None:
@@ -202,11 +205,10 @@ def test_what_is_not_sure_is_said() -> None:
     assert "19 lines" in remark and "(?P<loss>" in remark and "line 1" in remark
 
 
+WORDS = ["loss", "step", "acc", "val", "a", "b", "c", "d", "e", "1", "0.5", "3/4"]
 HOSTILE: dict[str, Callable[[random.Random], str]] = {
-    "another shape each": lambda chance: " ".join(
-        chance.choices("loss step acc val a b c d e 1 0.5 3/4".split(), k=14)
-    ),
-    "long": lambda chance: " ".join(chance.choices("loss step acc val a b c d e 1 0.5 3/4".split(), k=500))[:2000],
+    "another shape each": lambda chance: " ".join(chance.choices(WORDS, k=14)),
+    "long": lambda chance: " ".join(chance.choices(WORDS, k=500))[:2000],
     "brackets": lambda chance: "[{(" * chance.randrange(300) + "loss 0.5",
     "numbers": lambda chance: "1 " * chance.randrange(900),
     "digits": lambda chance: "9" * 2000,
@@ -224,11 +226,11 @@ HOSTILE: dict[str, Callable[[random.Random], str]] = {
 def test_a_hostile_log_costs_a_bounded_amount(kind: str) -> None:
     chance = random.Random(1)
     reader = LearnedLines()
-    lines = [HOSTILE[kind](chance).encode() for _ in range(600)]
-    for line in lines[:300]:
+    lines = [HOSTILE[kind](chance).encode() for _ in range(300)]
+    for line in lines[:150]:
         reader.parse(line)
     tracemalloc.start()
-    for line in lines[300:]:
+    for line in lines[150:]:
         reader.parse(line)
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -247,47 +249,11 @@ def test_learning_from_lines_that_never_come_again_ends() -> None:
     assert reader.has_news
 
 
-PIECES = st.sampled_from(
-    [
-        "loss",
-        "Loss:",
-        "step",
-        "epoch",
-        "=",
-        ":",
-        " ",
-        "  ",
-        "\t",
-        "|",
-        "[",
-        "]",
-        "(",
-        ")",
-        "{",
-        "}",
-        "'",
-        '"',
-        "/",
-        "%",
-        "-",
-    ]
-    + [
-        "0.5",
-        "12",
-        "3/10",
-        "nan",
-        "1e-5",
-        "1,234",
-        "val",
-        "train",
-        "━━",
-        "█",
-        "tensor(",
-        "10:00:01",
-        "12.3MB/s",
-        "---------",
-    ]
-)
+PIECES = st.sampled_from([
+    "loss", "Loss:", "step", "epoch", "=", ":", " ", "  ", "\t", "|", "[", "]", "(", ")", "{", "}", "'", '"', "/", "%",
+    "-", "0.5", "12", "3/10", "nan", "1e-5", "1,234", "val", "train", "━━", "█", "tensor(", "10:00:01", "12.3MB/s",
+    "---------",
+])  # fmt: skip
 
 
 @given(st.lists(st.lists(PIECES, max_size=14).map("".join), max_size=12), st.binary(max_size=40))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (lines as programs print them)
 """Output of programs that measure no training: nothing may be learned from it."""
 
 from __future__ import annotations
