@@ -13,6 +13,7 @@ lines that have another part too. A name such as ``eval_loss`` or ``train/CrossE
 memory, sizes, other counters and the best of several are left out. What is not sure is not stored.
 """
 
-from gputui.metrics.learning.lines import Learned, LearnedLines
+from gputui.metrics.learning.learned import Learned
+from gputui.metrics.learning.lines import LearnedLines
 
 __all__ = ["Learned", "LearnedLines"]

@@ -52,6 +52,11 @@ class LearnedShape(Struct, frozen=True):
         """Whether its lines only count, so that they give lines without a step theirs."""
         return not any(column.role == "value" for column in self.columns)
 
+    @property
+    def lacks_epoch(self) -> bool:
+        """Whether a header may name the epoch of its lines: they name none."""
+        return not (self.is_source or self.is_held_out or self.has("epoch"))
+
     def has(self, role: Role) -> bool:
         """Return whether one of its numbers is this."""
         return any(column.role == role for column in self.columns)

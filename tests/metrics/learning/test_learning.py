@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.metrics.contract import ParsedLine, Rejected
-from gputui.metrics.learning.lines import Learned, LearnedLines
+from gputui.metrics.learning.learned import Learned, Learning
+from gputui.metrics.learning.lines import LearnedLines
 from gputui.metrics.learning.words import Meaning, meaning, normal_name
 from tests.tables import table
 
@@ -134,7 +135,11 @@ def test_restarts_change_nothing(every: int, plain: dict[str, list[Record]]) -> 
     ("[0.51]", 0.51), ("'0.51'", 0.51),
 ])  # fmt: skip
 def test_numbers(text: str, value: float | str) -> None:
-    shapes = watch("\n".join(f"step {step} loss {step / 7:.3f} acc 0.{step}" for step in range(9))).reader.restarted
+    shapes = (
+        watch("\n".join(f"step {step} loss {step / 7:.3f} acc 0.{step}" for step in range(9)))
+        .reader.restarted()
+        .learned
+    )
     wanted = watch("\n".join([*(f"step {step} loss: {text}, acc 0.{step}" for step in range(9))]), shapes).records
     assert [record["loss"] for record in wanted] == [value] * 9
 
@@ -239,11 +244,11 @@ def test_a_hostile_log_costs_a_bounded_amount(kind: str) -> None:
 
 
 def test_learning_from_lines_that_never_come_again_ends() -> None:
-    reader = LearnedLines(Learned(running=msgspec.structs.replace(Learned().running, characters=10**9)))
-    before = reader.learned.running.characters
+    reader = LearnedLines(Learned(learning=Learning(characters=10**9)))
+    before = reader.learned.learning.characters
     for number in range(300):
         reader.parse(f"{chr(97 + number % 26)}{chr(97 + number // 26)} loss {number}".encode())
-    assert reader.learned.running.characters == before
+    assert reader.learned.learning.characters == before
     for step in range(9):
         reader.parse(f"step {step} loss 0.{step}".encode())
     assert reader.has_news

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gputui.metrics.contract import Parsed, ParsedLine
-from gputui.metrics.learning.lines import Learned, LearnedLines
+from gputui.metrics.learning.learned import Learned
+from gputui.metrics.learning.lines import LearnedLines
 
 from .forms import Printed
 
@@ -50,7 +51,7 @@ def watch(text: str, learned: Learned | None = None, *, restart_every: int | Non
             reader.conclude()
             if not reader.has_news:
                 return Watched(records, reader)
-        begin = reader.restarted
+        begin = reader.restarted().learned
     raise AssertionError("it never ends to learn")
 
 

@@ -1,0 +1,56 @@
+"""All that outlives a reader of output: the learned shapes, where it is, and what it may learn yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from gputui.metrics.learning.evidence import Candidate
+from gputui.metrics.learning.shapes import LearnedShape
+
+
+class Running(Struct):
+    """Where the reading is.
+
+    ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
+    ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
+    steps, ``ranks`` the lowest of each shape, ``positions`` the state of each `Position`. A rank may repeat
+    ``last_text``; ``blocks`` are the records of each rank that have begun.
+    """
+
+    lines: int = 0
+    newest: int | None = None
+    total: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    part: str | None = None
+    recent: dict[int, list[str]] = field(default_factory=dict)
+    ranks: dict[int, int] = field(default_factory=dict)
+    positions: tuple[tuple[int | None, ...], ...] = ()
+    last_text: str = ""
+    blocks: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
+
+
+class Learning(Struct, frozen=True):
+    """The lines that may become shapes: ``candidates`` with metrics, ``counters`` that only count, and the last
+    ``headers`` of tables. ``characters`` were looked at since the last shape was learned."""
+
+    characters: int = 0
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    counters: Mapping[str, Candidate] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+
+
+class Learned(Struct, frozen=True):
+    """What the next reader of an output goes on with."""
+
+    shapes: tuple[LearnedShape, ...] = ()
+    running: Running = field(default_factory=Running)
+    learning: Learning = Learning()
+
+    @property
+    def for_next_attempt(self) -> Learned:
+        """What the output of the next attempt is read with: it counts on the same scale, and may repeat steps."""
+        positions = tuple((None, None, None, *state[3:]) for state in self.running.positions)
+        return Learned(self.shapes, Running(positions=positions))

@@ -1,0 +1,200 @@
+"""Learn the shapes of lines that no shape matches yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from gputui.metrics.learning.evidence import (
+    NEWEST,
+    Candidate,
+    Context,
+    has_metric,
+    is_counter,
+    is_promising,
+    learn,
+    learn_counter,
+    names_epoch,
+)
+from gputui.metrics.learning.learned import Learning, Running
+from gputui.metrics.learning.remarks import remark
+from gputui.metrics.learning.shapes import LearnedShape
+from gputui.metrics.learning.tokens import Line, header_cells, leading_cells, read_line
+from gputui.metrics.learning.words import SIGNS, has_metric_piece
+
+MAX_CANDIDATES = 24
+MAX_COUNTERS = 12
+MAX_HEADERS = 4
+MAX_HEADER_CHARACTERS = 400
+MAX_REMARKS = 3
+# The characters without a new shape after which only lines that come again are looked at.
+LEARNING_CHARACTERS = 4_000_000
+_BEGINNING_CHARACTERS = 48
+_MAX_NOTED = 2048
+
+_DIGITS = re.compile(r"\d+")
+_WORDS = re.compile(r"[A-Za-z#]+")
+_BAR = re.compile(r"\d%\s?\|")
+_EPOCH = "epoch"
+
+
+class Learner:
+    """Collects lines of the same shape until it is sure what they say. ``lacks_epoch``: a learned shape takes the epoch
+    of a header, so that a header is a shape at once."""
+
+    def __init__(self, learning: Learning) -> None:
+        self._candidates = dict(learning.candidates)
+        self._counters = dict(learning.counters)
+        self._headers = list(learning.headers)
+        self._characters = learning.characters
+        self.lacks_epoch = False
+        # Texts without their digits: lines without metrics, the candidates of lines, and beginnings of lines.
+        self._dull: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
+        self._beginnings: dict[str, str] = {}
+
+    @property
+    def learning(self) -> Learning:
+        return Learning(self._characters, dict(self._candidates), dict(self._counters), tuple(self._headers))
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Lines that look like metrics and are not stored, with the key of the profile that would."""
+        candidates = [candidate for candidate in self._candidates.values() if candidate.lines > 1]
+        candidates.sort(key=lambda candidate: -candidate.lines)
+        return [remark(candidate) for candidate in candidates[:MAX_REMARKS]]
+
+    def add(self, text: str, rank: int | None, running: Running, context: Context) -> list[LearnedShape]:
+        """Take a line, and return the shapes that it makes sure."""
+        if not self._has_sign(text):
+            return []
+        digitless = _DIGITS.sub("0", text)
+        if digitless in self._dull or self._rests(digitless) or self._is_new(digitless):
+            return []
+        self._characters += len(text)
+        line = self._read(text)
+        if line is None:
+            _note(self._dull, digitless)
+            return []
+        shapes: list[LearnedShape] = []
+        key = f"{crc32(line.shape.encode()):08x}"
+        is_metrics, is_count = is_promising(line), is_counter(line) and not has_metric(line)
+        if is_metrics:
+            _note(self._keys, digitless, key)
+            if self._rests(digitless):
+                return []
+            candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line, rank, running)
+            running.part = line.columns[-1].part
+            shapes = self._judge(key, line, candidate, context)
+        if is_count and not shapes:
+            self._collect(self._counters, MAX_COUNTERS, key, line, rank, running)
+            if names_epoch(line) and self.lacks_epoch:
+                shapes = self._take_counter(key)
+        if not (is_metrics or is_count):
+            _note(self._dull, digitless)
+        return shapes
+
+    def conclude(self, context: Context) -> list[LearnedShape]:
+        """The shapes that few lines show, once the output has ended."""
+        shapes = []
+        for key, candidate in list(self._candidates.items()):
+            line = read_line(candidate.text, candidate.header)
+            if line is not None and len(candidate.rows) > 1:
+                shapes += self._judge(key, line, candidate, context)
+        return shapes
+
+    def _has_sign(self, text: str) -> bool:
+        """Return whether a line is worth a look: a word of metrics or counters, a bar, or a row of a table."""
+        words = {word.lower() for word in _WORDS.findall(text)}
+        if not words or not words.isdisjoint(SIGNS) or has_metric_piece(text.lower()):
+            return True
+        return _BAR.search(text) is not None or (bool(self._headers) and text.lstrip()[:1].isdigit())
+
+    def _rests(self, digitless: str) -> bool:
+        """Number a line of a candidate that rests."""
+        key = self._keys.get(digitless, "")
+        candidate = self._candidates.get(key)
+        if candidate is None or not candidate.is_resting:
+            return False
+        del self._candidates[key]
+        self._candidates[key] = replace(candidate, lines=candidate.lines + 1)
+        return True
+
+    def _is_new(self, digitless: str) -> bool:
+        """Return whether a line begins as none before, after much that led to nothing."""
+        beginning = digitless[:_BEGINNING_CHARACTERS]
+        if self._characters <= LEARNING_CHARACTERS or beginning in self._beginnings:
+            return False
+        _note(self._beginnings, beginning)
+        return True
+
+    def _read(self, text: str) -> Line | None:
+        """A line that is no header of a table; with its header, if it is a row of one."""
+        line = read_line(text)
+        if line is None:
+            self._note_header(text)
+            return None
+        cells = leading_cells(line.tokens)
+        if cells > 1:
+            for header in reversed(self._headers):
+                for names in header_cells(header):
+                    if len(names) == cells:
+                        return read_line(text, names)
+        return line
+
+    def _note_header(self, text: str) -> None:
+        words = {word.lower() for word in _WORDS.findall(text)}
+        header = text.strip()
+        if words.isdisjoint(SIGNS) or len(header) > MAX_HEADER_CHARACTERS or not header_cells(header):
+            return
+        if header in self._headers:
+            self._headers.remove(header)
+        self._headers = [*self._headers, header][-MAX_HEADERS:]
+
+    def _collect(
+        self, candidates: dict[str, Candidate], most: int, key: str, line: Line, rank: int | None, running: Running
+    ) -> Candidate:
+        """Count a line of a candidate, and forget the one that came least lately."""
+        counts = {counter_key: counter.counted for counter_key, counter in self._counters.items()}
+        if running.newest is not None:
+            counts[NEWEST] = running.newest
+        if running.epoch is not None:
+            counts[_EPOCH] = running.epoch
+        begun = Candidate(line.text, line.header, running.lines)
+        candidate = candidates.pop(key, begun).with_line(line, counts, running.part, rank)
+        candidates[key] = candidate
+        if len(candidates) > most:
+            del candidates[next(iter(candidates))]
+        return candidate
+
+    def _judge(self, key: str, line: Line, candidate: Candidate, context: Context) -> list[LearnedShape]:
+        """The shape of a candidate, if it is sure, and those that give it its step or epoch."""
+        lesson = learn(line, candidate, context)
+        if lesson is None:
+            return []
+        self._characters = 0
+        del self._candidates[key]
+        shapes = [lesson.shape]
+        if lesson.source is not None:
+            shapes += self._take_counter(lesson.source)
+        if lesson.shape.lacks_epoch:
+            for counter_key, counter in list(self._counters.items()):
+                counter_line = read_line(counter.text)
+                if counter_line is not None and names_epoch(counter_line):
+                    shapes += self._take_counter(counter_key)
+        return shapes
+
+    def _take_counter(self, key: str) -> list[LearnedShape]:
+        candidate = self._counters.pop(key, None)
+        line = None if candidate is None else read_line(candidate.text)
+        shape = None if line is None or candidate is None else learn_counter(line, candidate)
+        return [] if shape is None else [shape]
+
+
+def _note(texts: dict[str, str], text: str, key: str = "") -> None:
+    texts[text] = key
+    if len(texts) > _MAX_NOTED:
+        del texts[next(iter(texts))]
