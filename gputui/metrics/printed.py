@@ -29,9 +29,10 @@ class OutputPatterns(LineFormat):
     """Metrics in the output of a program, found by regular expressions with named groups, of which
     the first that matches a line counts.
 
-    Each needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and ``iter``
-    together (see `EpochCount`), else ``iter`` or ``iteration``. Raises ValueError for a bad
-    pattern, or none.
+    One needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and ``iter``
+    together (see `EpochCount`), else ``iter`` or ``iteration``. A line without one, such as that of
+    a validation, has the step of the line before, or its epoch before any step. Raises ValueError
+    for a bad pattern, or if none has a step.
     """
 
     breaks_at_return = True
@@ -45,8 +46,12 @@ class OutputPatterns(LineFormat):
     ) -> None:
         if not patterns:
             raise ValueError("metrics from what is printed need at least one pattern")
-        self._patterns = [compile_pattern(number, text, step) for number, text in enumerate(patterns, 1)]
-        self._step = step
+        self._patterns = [compile_pattern(number, text) for number, text in enumerate(patterns, 1)]
+        names = STEP_NAMES if step is None else (step,)
+        if not any(name in pattern.groupindex for pattern in self._patterns for name in names):
+            raise ValueError(f"no metrics pattern has a group named {' or '.join(names)}")
+        self._step_names = names
+        self._newest_step: int | None = None
         self._units = units or {}
         self._epochs = [EpochCount((learned or {}).get(str(number))) for number in range(len(patterns))]
         self._timeouts = 0
@@ -86,14 +91,18 @@ class OutputPatterns(LineFormat):
         return None
 
     def _from_match(self, match: regex.Match[str]) -> Parsed:
+        parsed = self._parse_match(match)
+        if isinstance(parsed, ParsedLine):
+            self._newest_step = parsed.step
+        return parsed
+
+    def _parse_match(self, match: regex.Match[str]) -> Parsed:
         groups = {name: text for name, text in match.groupdict().items() if text is not None}
         values: dict[str, int | float | str] = {}
         for name, text in groups.items():
             number = printed_number(text)
             values[name] = text if number is None else number * self._units.get(name, 1)
-        if self._step is not None:
-            return step_line(values, groups.get(self._step, ""))
-        if "step" not in groups and "epoch" in groups and "iter" in groups:
+        if self._step_names is STEP_NAMES and "step" not in groups and "epoch" in groups and "iter" in groups:
             epoch, place = printed_number(groups["epoch"]), printed_number(groups["iter"])
             total = printed_number(groups["total"]) if "total" in groups else None
             if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int | None)):
@@ -103,12 +112,14 @@ class OutputPatterns(LineFormat):
             values.pop("total", None)
             count = self._epochs[self._patterns.index(match.re)]
             return step_line(values, str(count.step(epoch, place, total)))
-        return step_line(values, next((groups[name] for name in STEP_NAMES if name in groups), ""))
+        if not any(name in match.re.groupindex for name in self._step_names):
+            step = groups.get("epoch", "") if self._newest_step is None else str(self._newest_step)
+            return step_line(values, step) if step else Rejected("no step was printed before it")
+        return step_line(values, next((groups[name] for name in self._step_names if name in groups), ""))
 
 
-def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pattern[str]:
-    """Compile the ``number``-th pattern of a profile. Raises ValueError if it does not compile or
-    has no step."""
+def compile_pattern(number: int, text: str) -> regex.Pattern[str]:
+    """Compile the ``number``-th pattern of a profile. Raises ValueError if it does not compile."""
     # Imported here: it takes 14 ms, and most commands need no pattern.
     import regex
 
@@ -118,9 +129,6 @@ def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pa
         pattern = regex.compile(text)
     except (re.error, regex.error, RecursionError, OverflowError) as error:
         raise ValueError(f"metrics pattern {number} is no regular expression: {error}") from error
-    names = STEP_NAMES if step is None else (step,)
-    if not any(name in pattern.groupindex for name in names):
-        raise ValueError(f"metrics pattern {number} has no group named {' or '.join(names)}")
     return pattern
 
 

@@ -121,11 +121,27 @@ def test_a_number_at_the_very_end_may_have_lost_digits() -> None:
 
 
 def test_patterns_that_cannot_be() -> None:
-    for pattern in ["(?P<step>", "loss (?P<loss>.*)", "(?P<step>\\d+) (?P<step>\\d+)", "*"]:
+    for pattern in ["(?P<step>", "(?P<step>\\d+) (?P<step>\\d+)", "*"]:
         with pytest.raises(ValueError, match="metrics pattern 2 "):
             OutputPatterns([NANOGPT, pattern])
-    with pytest.raises(ValueError, match="metrics pattern 1 "):
-        OutputPatterns([r"step (?P<step>\d+)"], step="epoch")
+    for patterns, step in ([r"step (?P<step>\d+)"], "epoch"), ([EPOCH, "loss (?P<loss>.*)"], None):
+        with pytest.raises(ValueError, match="no metrics pattern has a group named"):
+            OutputPatterns(patterns, step)
+
+
+def test_a_line_without_a_step_has_the_one_before() -> None:
+    training = r"Training Epoch: (?P<epoch>\d+) \[(?P<iter>\d+)/(?P<total>\d+)\]\s+Loss: (?P<loss>\S+)"
+    patterns = OutputPatterns([training, r"Test set: Epoch: (?P<epoch>\d+), Average loss: (?P<test_loss>[\d.]+)"])
+    lines = [f"Training Epoch: {epoch} [{seen}/192]\tLoss: 4.6" for epoch in (1, 2) for seen in (64, 128, 192)]
+    lines.insert(3, "Test set: Epoch: 1, Average loss: 0.0719, Accuracy: 0.0100")
+    lines.append("Test set: Epoch: 2, Average loss: 0.0700, Accuracy: 0.0100")
+    found = [values(patterns.parse(line.encode())) for line in lines]
+    assert [line["step"] for line in found] == [64, 128, 192, 192, 256, 320, 384, 384]
+    assert found[3] == {"step": 192, "epoch": 1, "test_loss": 0.0719} and "loss" not in found[-1]
+    first = OutputPatterns([NANOGPT, EPOCH, r"accuracy (?P<accuracy>\S+)"])
+    assert isinstance(first.parse(b"accuracy 0.5"), Rejected)
+    assert values(first.parse(b"Epoch 4: val 0.25"))["step"] == 4, "before any step its epoch"
+    assert values(first.parse(b"accuracy 0.5")) == {"step": 4, "accuracy": 0.5}
 
 
 def test_a_pattern_that_would_take_for_ever_is_cut_short_and_given_up() -> None:
