@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from gputui.core.units import duration
 from gputui.profiles.recovery_form import RecoveryForm
-from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires
+from gputui.profiles.schema import BestForm, Checkpoints, Metrics, MetricsForm, ParameterForm, ProfileForm, Requires
 from gputui.recovery.actions import ACTIONS as RECOVERY_ACTIONS
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, PolicyAction
@@ -224,10 +224,19 @@ def _run_wide() -> str:
     return ", ".join(f"`{name}`" for name in names) + ".\n"
 
 
+def _metrics_keys() -> str:
+    rows = [
+        *_model_rows(MetricsForm, "metrics."),
+        *_model_rows(BestForm, "metrics.best."),
+        *_model_rows(Metrics, "metrics."),
+    ]
+    return _table(("key", "default", "meaning"), (row for row in rows if row[0] != "`metrics.best`"))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "profile-keys profile": partial(_model_table, ProfileForm),
     "profile-keys requires": partial(_model_table, Requires, "requires."),
-    "profile-keys metrics": partial(_model_table, Metrics, "metrics."),
+    "profile-keys metrics": _metrics_keys,
     "profile-keys checkpoints": partial(_model_table, Checkpoints, "checkpoints."),
     "profile-keys params": partial(_model_table, ParameterForm, "params.NAME."),
     "recovery-keys": _recovery_keys,

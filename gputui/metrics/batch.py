@@ -19,6 +19,7 @@ from gputui.metrics.rewritten import VersionComparison
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
+from gputui.store.metrics.roles import take_names
 
 # A batch takes about 5 ms of the agent's loop, also of two-byte lines.
 BATCH_BYTES = 128 << 10
@@ -251,6 +252,9 @@ def store_batch(
         connection.execute(_NOTE_STEPS, steps | place)
     for rank, newest in batch.newest.items():
         _update_newest(connection, (source_id, batch.attempt, -1 if rank is None else rank), newest)
+    names = {name for newest in batch.newest.values() for name in newest}
+    if (text := take_names(connection, source_id, names)) is not None:
+        batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
     return True
 
 

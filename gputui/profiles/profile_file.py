@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from gputui.core.yaml_forms.forms import findings
 from gputui.core.yaml_forms.problems import ProfileError, did_you_mean, nearest_file, shown_path
 from gputui.profiles.crosscheck import cross_check
 from gputui.profiles.params import Parameter
-from gputui.profiles.schema import ProfileForm, is_literal
+from gputui.profiles.schema import ProfileForm, is_literal, metrics_place
 from gputui.profiles.targets import target_findings
 from gputui.runs.launchers import FOR_COMMAND
 
@@ -97,8 +98,8 @@ def read_profile(text: str, path: Path) -> Profile:
     try:
         form = ProfileForm.model_validate(data)
     except ValidationError as error:
-        has_one_source = isinstance(data.get("metrics"), dict)
-        found += findings(error, ProfileForm, empty=empty, has_one_source=has_one_source)
+        place_in_file = partial(metrics_place, data.get("metrics"))
+        found += findings(error, ProfileForm, empty=empty, place_in_file=place_in_file)
     problems = given_twice(path, document) + [problem_at(path, document, place, **what) for place, what in found]
     if problems or form is None:
         raise ProfileError(problems)
@@ -189,9 +190,18 @@ def _drop_empty(data: dict[str, Any]) -> Iterator[KeyPath]:
             del data[key]
             yield (key,)
         elif key in ("requires", "metrics", "checkpoints", "roles"):
-            one = data[key]
-            items = enumerate(one) if key == "metrics" and isinstance(one, list) else [(None, one)]
-            for position, item in items:
-                for inner in [name for name, value in item.items() if value is None] if isinstance(item, dict) else ():
-                    del item[inner]
-                    yield (key, inner) if position is None else (key, position, inner)
+            for place, section in _sections(key, data[key]):
+                for inner in [name for name, value in section.items() if value is None]:
+                    del section[inner]
+                    yield (*place, inner)
+
+
+def _sections(key: str, content: Any) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """The mapping of a key, and those in the list of sources of ``metrics``, with their places."""
+    place: KeyPath = (key,)
+    if isinstance(content, dict):
+        yield place, content
+        place, content = (key, "sources"), content.get("sources")
+    for position, source in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(source, dict):
+            yield (*place, position), source

@@ -26,7 +26,17 @@ from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import format_value, substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
-from gputui.runs.spec import SHELL_GPUS, CheckpointSpec, GpuRequest, MetricsSpec, Phase, PythonOrigin, RunSpec, Scalar
+from gputui.runs.spec import (
+    SHELL_GPUS,
+    BestMetric,
+    CheckpointSpec,
+    GpuRequest,
+    MetricsSpec,
+    Phase,
+    PythonOrigin,
+    RunSpec,
+    Scalar,
+)
 
 RUN_DIR = "{run_dir}"
 INSTALLED = Path(__file__).resolve().parents[2]
@@ -91,7 +101,7 @@ def resolve(
         is_refusal = is_refusal and error.is_refusal
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
-    workdir = working_directory(profile, env)
+    workdir, best = working_directory(profile, env), form.metrics.best
     python = _python(profile, workdir, env, target)
     return RunSpec(
         name=profile.name,
@@ -109,7 +119,9 @@ def resolve(
         params=params,
         args=None if form.args is None and form.command is None else tuple(form.args or ()),
         env=dict(form.env),
-        metrics=tuple(_metrics(source, workdir, params) for source in form.metrics),
+        metrics=tuple(_metrics(source, workdir, params) for source in form.metrics.sources),
+        loss=form.metrics.loss,
+        best=None if best is None else BestMetric(best.name, best.mode),
         checkpoints=_checkpoints(form, workdir, params),
         roles=dict(form.roles),
         multiples={name: param.multiple_of for name, param in form.params.items() if param.multiple_of is not None},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.forms import Model, Name, problem
@@ -21,6 +21,7 @@ from gputui.profiles.values import (
     EnvironmentName,
     EnvironmentValue,
     Gpus,
+    MetricName,
     MetricPattern,
     ModuleName,
     ParameterName,
@@ -117,13 +118,27 @@ class Metrics(Model):
         return self.source in PRINTED_STREAMS
 
 
-def _sources(given: object) -> object:
-    """Expand ``off`` to no source and a mapping to a list of one."""
+def _expanded(given: object) -> object:
+    """The short forms as a mapping of MetricsForm: ``off``, ``auto``, a list of sources, and the keys of one source."""
     if given is False or given == "off":
-        return []
+        return {"sources": []}
     if given == "auto":
-        return [{"source": "auto"}]
-    return [given] if isinstance(given, dict) else given
+        return {}
+    if isinstance(given, list):
+        return {"sources": given}
+    if not isinstance(given, dict) or "sources" in given:
+        return given
+    if given.keys().isdisjoint(Metrics.model_fields):
+        return given
+    of_form = {key: value for key, value in given.items() if key in MetricsForm.model_fields}
+    return {**of_form, "sources": [{key: value for key, value in given.items() if key not in of_form}]}
+
+
+def metrics_place(given: object, place: KeyPath) -> KeyPath:
+    """The place of a problem below ``metrics`` in the file, whose ``metrics`` are ``given``."""
+    if place[:2] != ("metrics", "sources") or (isinstance(given, dict) and "sources" in given):
+        return place
+    return ("metrics", *place[3 if isinstance(given, dict) else 2 :])
 
 
 def _distinct(sources: list[Metrics]) -> list[Metrics]:
@@ -133,6 +148,38 @@ def _distinct(sources: list[Metrics]) -> list[Metrics]:
     if len(set(paths)) < len(paths):
         raise problem("the same file is given twice")
     return sources
+
+
+class BestForm(Model):
+    """The metric that a run is judged by."""
+
+    name: MetricName = Field(description="the metric that the run is judged by, such as val/accuracy")
+    mode: Literal["min", "max"] = Field(description="whether less (min) or more (max) of it is better")
+
+
+class MetricsForm(Model):
+    """The metrics of a run: their sources, and what they mean."""
+
+    sources: Annotated[
+        list[Metrics],
+        AfterValidator(_distinct),
+        WithJsonSchema({"type": "array", "items": Metrics.model_json_schema()}),
+    ] = Field(
+        default_factory=lambda: [Metrics(source="auto", path=None, patterns=None, step=None)],
+        description="a list of sources, each with the keys below",
+    )
+    loss: MetricName | None = Field(None, description="the metric that is the training loss; else by the usual names")
+    best: Annotated[BestForm | None, WithJsonSchema(BestForm.model_json_schema())] = Field(
+        None, description="the metric that the run is judged by; else a loss"
+    )
+
+
+_SOURCE_KEYS, _FORM_KEYS = Metrics.model_json_schema(), MetricsForm.model_json_schema()["properties"]
+_ONE_SOURCE = {
+    **_SOURCE_KEYS,
+    "properties": {**_SOURCE_KEYS["properties"], "loss": _FORM_KEYS["loss"], "best": _FORM_KEYS["best"]},
+}
+"""The JSON Schema of a single source beside what its metrics mean."""
 
 
 class Checkpoints(Model):
@@ -214,17 +261,17 @@ class ProfileForm(Model):
         default_factory=dict, description="environment variables, taken literally except for placeholders"
     )
     metrics: Annotated[
-        list[Metrics],
-        BeforeValidator(_sources),
-        AfterValidator(_distinct),
+        MetricsForm,
+        BeforeValidator(_expanded),
         any_of(
-            {"enum": ["auto", "off", False]},
-            Metrics.model_json_schema(),
-            {"type": "array", "items": Metrics.model_json_schema()},
+            {"enum": ["off", "auto", False]},
+            MetricsForm.model_json_schema(),
+            _ONE_SOURCE,
+            _FORM_KEYS["sources"],
         ),
     ] = Field(
-        default_factory=lambda: [Metrics(source="auto", path=None, patterns=None, step=None)],
-        description="a source, a list of sources, or off; else JSON lines in {run_dir}/metrics.jsonl",
+        default_factory=lambda: MetricsForm(loss=None, best=None),
+        description="a source, a list of sources, or off; else gputui learns them from what it prints and writes",
     )
     checkpoints: Checkpoints | None = Field(None, description="where the script saves checkpoints, and how it resumes")
     alerts: Alerts = Field("standard", description="standard, off, or a mapping that changes alert rules for the run")

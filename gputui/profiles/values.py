@@ -71,6 +71,13 @@ def _size(given: object) -> int:
     return size
 
 
+def _metric_name(given: object) -> str:
+    # SQLite cannot name a key with a quote.
+    if not isinstance(given, str) or not given.strip() or '"' in given or not given.isprintable():
+        raise expected("the name of a metric, such as train/loss")
+    return given
+
+
 def _gpus(given: object) -> Selection:
     try:
         return parse_selection(given)
@@ -200,6 +207,7 @@ Bound = Annotated[Any, BeforeValidator(_bound), WithJsonSchema({"type": "number"
 ParameterName = Annotated[str, AfterValidator(_parameter_name)]
 EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
 EnvironmentValue = Annotated[str, AfterValidator(_no_nul), WithJsonSchema({"type": ["string", "number", "boolean"]})]
+MetricName = Annotated[str, BeforeValidator(_metric_name)]
 MetricPattern = Annotated[str, AfterValidator(_pattern)]
 Gpus = Annotated[
     Selection,

@@ -22,6 +22,7 @@ from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import alerts, checkpoints
+from gputui.store.metrics.roles import set_roles
 from gputui.store.rows import insert, records, update
 from gputui.store.run_states import RunState, check_move
 from gputui.store.runs import Run
@@ -93,6 +94,7 @@ def insert_run(
         study_id=spec.study_id,
         trial=spec.trial,
     )
+    _set_roles(connection, run_id, spec)
     insert(connection, "transitions", run_id=run_id, at=now, to_state=RunState.QUEUED, cause=cause, actor=actor)
 
 
@@ -158,6 +160,13 @@ def replace_next_attempt(
 def set_spec(connection: sqlite3.Connection, run_id: str, spec: RunSpec) -> None:
     """Replace the specification of the run's next attempts, which has no secrets."""
     update(connection, "runs", {"run_id": run_id}, spec=json.dumps(spec.to_json()))
+    _set_roles(connection, run_id, spec)
+
+
+def _set_roles(connection: sqlite3.Connection, run_id: str, spec: RunSpec) -> None:
+    """Store what a specification says of the run's metrics."""
+    best = (None, None) if spec.best is None else (spec.best.name, spec.best.mode)
+    set_roles(connection, run_id, spec.loss, *best)
 
 
 def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None) -> None:

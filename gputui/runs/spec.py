@@ -1,5 +1,5 @@
 """A run's specification: its resolved profile, frozen at the launch. Recovery changes parameters
-only, which are stored per attempt; a person who starts it again may change its target's options."""
+only, which are stored per attempt; a person may name its loss and, starting it again, change its target's options."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from msgspec import Struct
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.launchers import LAUNCHERS
+from gputui.store.metrics.roles import Mode
 from gputui.store.rows import UNREADABLE
 from gputui.store.runs import Run
 
@@ -78,6 +79,13 @@ class MetricsSpec(Struct, frozen=True):
     units: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
+class BestMetric(Struct, frozen=True):
+    """The metric that a run is judged by, and whether less or more of it is better."""
+
+    name: str
+    mode: Mode
+
+
 class CheckpointSpec(Struct, frozen=True):
     """Folder and glob of checkpoints, and the tokens that resume from ``{checkpoint}``."""
 
@@ -134,6 +142,9 @@ class RunSpec(Struct, frozen=True):
     args: tuple[str, ...] | None = None
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     metrics: tuple[MetricsSpec, ...] = ()
+    # The metric that is the training loss; None leaves it to the usual names.
+    loss: str | None = None
+    best: BestMetric | None = None
     checkpoints: CheckpointSpec | None = None
     roles: Mapping[str, str] = msgspec.field(default_factory=dict)
     # By parameter: the number that recovery keeps it a multiple of, and whether it counts per rank

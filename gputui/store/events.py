@@ -40,6 +40,8 @@ EventKind = Literal[
     "metrics_doubtful",  # [path]
     "steps_restarted",
     "times_unknown",
+    "loss_unknown",
+    "loss_named",  # [metric]
     "sink_failed",  # [name of the sink]
     "sink_incomplete",  # [name of the sink]
     "sink_recovered",  # [name of the sink]

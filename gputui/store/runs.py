@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store.attempts import ended_seconds, is_by, read_attempts
+from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.store.placements import PlacementView
 from gputui.store.queue import ORDER
 from gputui.store.rows import json_items, json_mapping, named_rows, records
@@ -65,7 +66,8 @@ class Run(Struct, frozen=True):
             attempt.
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
-        metric: the only objective of its study, or the one that a parameter names to judge by.
+        metric: the only objective of its study, or the one that its profile or a parameter names to judge by.
+        roles: the names of its losses and of its best metric.
         unsound_since: the step since which its loss was no finite number when it ended.
     """
 
@@ -105,6 +107,7 @@ class Run(Struct, frozen=True):
     note: str | None = None
     trial_state: str | None = None
     metric: str | None = None
+    roles: MetricRoles = NO_ROLES
     unsound_since: int | None = None
 
     @property
@@ -156,7 +159,7 @@ class RunLookupError(LookupError):
 _PLAIN = tuple(
     name
     for name in Run.__struct_fields__
-    if name not in ("state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric")
+    if name not in ("state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles")
 )
 """The fields of `Run` that are columns of this query."""
 
@@ -181,12 +184,14 @@ SELECT r.*, r.spec AS spec_json,
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND gone_at IS NULL
         AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')) END AS saved_step,
     a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
+    {", ".join(f"o.{name} AS role_{name}" for name in MetricRoles.__struct_fields__)},
     (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
         FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
 LEFT JOIN run_labels AS l ON l.run_id = r.run_id
+LEFT JOIN metric_roles AS o ON o.run_id = r.run_id
 LEFT JOIN trials AS t ON t.study_id = r.study_id AND t.number = r.trial
 """  # noqa: S608 - fixed names
 
@@ -301,6 +306,7 @@ def _run(row: dict[str, Any]) -> Run:
     if row["placement_state"] is not None:
         placed = {name: row[f"placement_{name}"] for name in PlacementView.__struct_fields__}
         placement = PlacementView(**placed | {"nodes": json_items(placed["nodes"])})
+    roles = MetricRoles(*(row[f"role_{name}"] for name in MetricRoles.__struct_fields__))
     named = (params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str))
     row["unsound_since"] = json_mapping(row["attempt_exit"]).get("unsound_since") if row["attempt_exit"] else None
     return Run(
@@ -312,7 +318,8 @@ def _run(row: dict[str, Any]) -> Run:
         holds_gpus=bool(leased),
         stop=stop,
         tags=json_items(row["tags"]),
-        metric=row["objective"] or next(named, None),
+        metric=row["objective"] or roles.best or next(named, None),
+        roles=roles,
     )
 
 

@@ -151,6 +151,18 @@ CREATE TABLE run_labels (
     note TEXT
 ) STRICT;
 
+-- What a run's metrics mean: the names of its losses and of the metric that it is judged by. `is_given`: a person named
+-- the loss; `is_settled`: the first lines are over, so that a loss that was chosen stays.
+CREATE TABLE metric_roles (
+    run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE,
+    training TEXT,
+    validation TEXT,
+    best TEXT,
+    mode TEXT CHECK (mode IN ('min', 'max')),
+    is_given INTEGER NOT NULL DEFAULT 0,
+    is_settled INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE transitions (
     transition_id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,

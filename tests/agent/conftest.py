@@ -19,7 +19,7 @@ from gputui.store.runs import Run, get_run
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
-SPEC = RunSpec(name="a", launcher="python", program=("x.py",), python="/p", workdir="/")
+SPEC = RunSpec(name="a", launcher="python", program=("x.py",), python="/p", workdir="/", loss="loss")
 
 
 @pytest.fixture

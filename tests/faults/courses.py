@@ -141,7 +141,7 @@ class History:
         self.folder.mkdir(exist_ok=True)
         spec = RunSpec(
             name="job", launcher="python", program=("x.py",), python="/p", workdir="/",
-            metrics=(MetricsSpec("jsonl", "/m"),) if has_metrics else (),
+            metrics=(MetricsSpec("jsonl", "/m"),) if has_metrics else (), loss="loss",
             checkpoints=CheckpointSpec(str(self.folder), "*", ("--resume", "{checkpoint}")),
         )  # fmt: skip
         run_id = f"job{self.seed}-{place}"

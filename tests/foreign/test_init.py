@@ -88,7 +88,7 @@ def test_what_is_recognised(tmp_path: Path, case: str) -> None:
         "nproc": form.nproc,
         "params": {param: value.default for param, value in form.params.items()},
         "roles": form.roles,
-        "metrics": [source.source for source in form.metrics],
+        "metrics": [source.source for source in form.metrics.sources],
         "checkpoints": None if checkpoints is None else (checkpoints.dir, checkpoints.pattern, checkpoints.resume),
     }
     assert {key: found[key] for key in expected} == expected

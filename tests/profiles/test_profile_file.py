@@ -72,8 +72,29 @@ def test_a_profile_with_everything() -> None:
 def test_the_least_profile() -> None:
     profile = read_profile("script: train.py", Path("some where/My Run.yaml"))
     assert (profile.name, profile.form.gpus.count) == ("My-Run", 1)
-    assert [source.source for source in profile.form.metrics] == ["auto"]
+    assert [source.source for source in profile.form.metrics.sources] == ["auto"]
     assert read_profile("command: ./go.sh --fast", FILE).form.launcher == "command"
+
+
+@table(
+    ("text", "kinds", "loss", "best"),
+    [
+        ("off", [], None, None),
+        ("auto", ["auto"], None, None),
+        ("{source: csv, path: m.csv}", ["csv"], None, None),
+        ("[{source: jsonl}, {source: csv, path: m.csv}]", ["jsonl", "csv"], None, None),
+        ("{loss: train/loss}", ["auto"], "train/loss", None),
+        ("{source: jsonl, loss: L}", ["jsonl"], "L", None),
+        ("{best: {name: val/acc, mode: max}}", ["auto"], None, ("val/acc", "max")),
+        ("{sources: [{source: jsonl}, {source: csv, path: m.csv}], loss: 'training loss'}", ["jsonl", "csv"],
+         "training loss", None),
+    ],
+)  # fmt: skip
+def test_forms_of_metrics(text: str, kinds: list[str], loss: str | None, best: tuple[str, str] | None) -> None:
+    metrics = read_profile(f"script: train.py\nmetrics: {text}", FILE).form.metrics
+    assert [source.source for source in metrics.sources] == kinds
+    assert metrics.loss == loss
+    assert (metrics.best and (metrics.best.name, metrics.best.mode)) == best
 
 
 def mistakes() -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
+from gputui.store.metrics.roles import set_roles
 from gputui.store.metrics.step_times import StepTimes
 from tests.stores import open_store
 
@@ -22,6 +23,7 @@ def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
         "VALUES ('a-1', 1, 'a', 'a', 'running', '{}', '{}', 0)"
     )
     connection.execute("INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'a-1', '/m', 'jsonl')")
+    set_roles(connection, "a-1", "loss", None, None)
     yield connection
     connection.close()
 

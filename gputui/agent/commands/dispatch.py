@@ -28,6 +28,7 @@ HANDLERS: dict[str, Handler] = {
     "resume": runs.resume,
     "rm": runs.remove,
     "label": runs.label,
+    "set_loss": runs.set_loss,
     "orphans_ended": runs.orphans_ended,
     "clear_gpu": operation.clear_gpu,
     "queue_pause": operation.pause_queue,

@@ -7,7 +7,7 @@ import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -240,16 +240,21 @@ def _renew_target(request: CommandRequest, target: Run) -> None:
     """Take the options of a run's target, and the environment of its commands, from the ticket of the
     command that starts it again. Raises RefusedError."""
     ticket, asked = request.ticket()
-    path = request.context.workspace.run_dir(target.run_id) / SPEC_FILE
+    _change_spec(request, target, target=asked.target, shell=asked.shell)
+    request.afterwards.append(partial(ticket.unlink, missing_ok=True))
+
+
+def _change_spec(request: CommandRequest, run: Run, **changes: Any) -> None:
+    """Replace fields of a run's specification. Raises RefusedError."""
+    path = request.context.workspace.run_dir(run.run_id) / SPEC_FILE
     try:
         before = read_spec(path)
-        spec = replace(before, target=asked.target, shell=asked.shell)
+        spec = replace(before, **changes)
         write_spec(path, spec)
     except (OSError, SpecError) as error:
         raise RefusedError(f"cannot change {path}: {error}") from error
     request.undo.callback(write_spec, path, before)
-    repository.set_spec(request.connection, target.run_id, redact_spec(spec))
-    request.afterwards.append(partial(ticket.unlink, missing_ok=True))
+    repository.set_spec(request.connection, run.run_id, redact_spec(spec))
 
 
 def remove(request: CommandRequest) -> Result:
@@ -318,6 +323,14 @@ def _wanted_labels(request: CommandRequest, target: Run) -> Labels:
 def _write_back_labels(folder: Path, labels: Labels) -> None:
     with suppress(OSError):
         write_labels(folder, labels)
+
+
+def set_loss(request: CommandRequest) -> Result:
+    """Say which metric is the loss of a run, also of one that trains."""
+    target, loss = request.run(), str(request.args["loss"])
+    _change_spec(request, target, loss=loss)
+    request.context.note("loss_named", f"{request.actor} named {loss} as its loss", target.run_id, key=loss)
+    return {"id": target.run_id, "state": target.state, "loss_name": loss}
 
 
 def orphans_ended(request: CommandRequest) -> Result:

@@ -33,6 +33,7 @@ from gputui.recovery.watch.silence import EARLY_LINES, silence
 from gputui.runs.logs import output_state
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
+from gputui.store.metrics.roles import metric_roles
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -175,6 +176,10 @@ class _Check:
         before = watch.progress_at
         seen = [*watched.pending, *watch.take(lines, context.monotonic(), context.now())]
         watched.pending = []
+        roles = metric_roles(connection, run_id)
+        if roles != watch.metrics.roles:
+            stored, _ = newest_lines(connection, run_id, {}, LINES_PER_LOOK)
+            seen = watch.begin_metrics(roles, stored)
         for observation in seen:
             self._act_on(observation)
         if watch.progress_at > before:

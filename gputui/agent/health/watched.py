@@ -20,6 +20,7 @@ from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.database import one_moment, open_reader
 from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.roles import metric_roles
 from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
 
 # Only the newest lines are read, so that a check is short even if lines arrive faster than a
@@ -51,6 +52,7 @@ def begin(connection: Connection, record: Attempt, clock: float, wall: float) ->
         pace.add_start(seconds)
     is_patient = ended_for_hang(connection, run_id, number)
     watch = AttemptWatch(record, StepProgress(pace), clock, is_patient=is_patient)
+    watch.begin_metrics(metric_roles(connection, run_id))
     lines, cursor = newest_lines(connection, run_id, {}, HISTORY_LINES)
     for earlier in sorted({line.attempt for line in lines if line.attempt < number}):
         StepProgress(pace).add(line for line in lines if line.attempt == earlier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -140,15 +140,17 @@ def validated(document: Document, path: Path, form: type[F], context: str | None
 
 
 def findings(
-    error: ValidationError, form: type[Any], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
+    error: ValidationError,
+    form: type[Any],
+    *,
+    empty: Collection[KeyPath] = (),
+    place_in_file: Callable[[KeyPath], KeyPath] = lambda place: place,
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """The place of each error of ``form``, a model or a dataclass, and the fields of a Problem. Keys
-    in ``empty`` do not count as missing. With ``has_one_source``, ``metrics`` was no list in the
-    file."""
+    in ``empty`` do not count as missing. ``place_in_file`` is for short forms that were expanded."""
     for detail in error.errors(include_url=False):
-        place = written = tuple(part for part in detail["loc"] if part != _KEY)
-        if has_one_source and place[:2] == ("metrics", 0):
-            place = ("metrics", *place[2:])
+        written = tuple(part for part in detail["loc"] if part != _KEY)
+        place = place_in_file(written)
         if detail["type"] == "missing" and place in empty:
             continue
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

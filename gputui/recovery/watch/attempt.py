@@ -28,6 +28,7 @@ from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import LONGEST_GAP_SECONDS, ProgressSilence, StepProgress
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.attempts import Attempt
+from gputui.store.metrics.roles import LOSS, MetricRoles
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.series import GpuSample
 
@@ -112,6 +113,18 @@ class AttemptWatch:
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     powers: dict[str, deque[float]] = field(default_factory=dict)
 
+    def begin_metrics(self, roles: MetricRoles, lines: Iterable[WatchedLine] = ()) -> list[Observation]:
+        """Watch the course of metrics with other names, which the attempt's stored ``lines`` have already."""
+        self.metrics = MetricsCourse(roles)
+        self.nonfinite, self.spikes = NonFinite(), (loss_spike(), gradient_spike())
+        self.nonfinite.name = self.spikes[0].name = roles.loss or LOSS
+        observations: list[Observation | None] = []
+        for line in lines:
+            if line.attempt == self.record.number:
+                self.add_to_course(line)
+                observations += self._losses(line)
+        return [observation for observation in observations if observation is not None]
+
     def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Observation]:
         """Take in the attempt's next lines; return what their numbers show. ``arrived_at`` (unix
         seconds) replaces missing timestamps; None for lines that arrived without an agent."""
@@ -138,16 +151,19 @@ class AttemptWatch:
             return
         self.step_lines += 1
         self.line_ranks.add(line.rank)
-        if not line.rank:
-            loss, norm = line.values.get("loss"), line.values.get("grad_norm")
+        yield from self._losses(line)
+        if line.rank is not None:
+            self.size = max(self.size, line.rank + 1)
+            yield self.straggler.add(line.rank, line.step, line.values, self.size)
+
+    def _losses(self, line: WatchedLine) -> Iterator[Observation | None]:
+        if not line.rank and line.step is not None and line.event is None:
+            loss, norm = line.values.get(LOSS), line.values.get("grad_norm")
             if loss is not None:
                 yield self.nonfinite.add(line.step, loss, is_null=line.has_null_loss)
                 yield self.spikes[0].add(line.step, loss)
             if norm is not None:
                 yield self.spikes[1].add(line.step, norm)
-        if line.rank is not None:
-            self.size = max(self.size, line.rank + 1)
-            yield self.straggler.add(line.rank, line.step, line.values, self.size)
 
     def add_to_course(self, line: WatchedLine) -> None:
         """Add a line to the course of the metrics alone."""

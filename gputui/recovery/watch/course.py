@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from gputui.core.units import count, metric_value, short_number
 from gputui.recovery.watch.machine import MINUTE_SECONDS, Mean
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet
+from gputui.store.metrics.roles import BEST, LOSS, USUAL_ROLES, VALIDATION_LOSS, MetricRoles
 
 # The numbers of blocks in the patience, in the mean and in the regression line.
 PATIENCE_BLOCKS, MEAN_BLOCKS, LINE_BLOCKS = 10, 5, 20
@@ -171,9 +172,11 @@ def expected_rate(
 
 
 class MetricsCourse(Struct):
-    """The course of training, from the lines of one attempt.
+    """The course of training, from the lines of one attempt. What its profile names as the best metric takes the place
+    of both losses, negated if more of it is better.
 
     Attributes:
+        roles: the run's names of the metrics.
         values: the newest value of each watched metric.
         line_at: when the newest line was written (unix seconds).
         trained_seconds: the time between lines so far.
@@ -182,6 +185,7 @@ class MetricsCourse(Struct):
         skipped: the events of samples that could not be read.
     """
 
+    roles: MetricRoles = USUAL_ROLES
     values: dict[str, float] = field(default_factory=dict)
     step: int | None = None
     line_at: float | None = None
@@ -223,7 +227,9 @@ class MetricsCourse(Struct):
         self.values.update(values)
         epoch = self.values.get("epoch")
         known = {name: value for name, value in values.items() if math.isfinite(value)}
-        loss, validation = known.get("loss"), known.get("val/loss")
+        loss, validation = known.get(LOSS), known.get(VALIDATION_LOSS)
+        if self.roles.best is not None:
+            loss = validation = self._signed(known.get(BEST))
         if loss is not None and self.step is not None and event is None:
             self.loss.add(loss, self.step, epoch, self.patience_steps, self.trained_seconds)
         if validation is not None:
@@ -233,6 +239,10 @@ class MetricsCourse(Struct):
             self.cache_hit.add(100.0 * known["cache_hit_rate"], min(max(waited, 0.1), MINUTE_SECONDS))
         if self.samples_before is None:
             self.samples_before = known.get("samples")
+
+    def _signed(self, value: float | None) -> float | None:
+        """A value of the best metric to minimize, or such a value as it was reported."""
+        return -value if value is not None and self.roles.mode == "max" else value
 
     def _add_times(self, known: Mapping[str, float], waited: float) -> None:
         self.data_time.add(known.get("data_time"), waited)
@@ -283,24 +293,29 @@ class MetricsCourse(Struct):
         limits, epoch = rules["no_improvement"].limits, self.values.get("epoch")
         own, checked = self.loss.best, self.validation
         steps = self.loss.steps_since(self.step, self.patience_steps)
-        candidates: list[tuple[str, BestLoss, float | None, str]] = [("loss", own, steps, "steps")]
+        name = self.roles.best or self.roles.loss or LOSS
+        candidates: list[tuple[str, BestLoss, float | None, str]] = [(name, own, steps, "steps")]
         # The epochs since a loss that was judged too seldom mean nothing.
-        name, by = ("loss", own) if checked.value is None else ("val/loss", checked)
+        by = own
+        if checked.value is not None:
+            name, by = self.roles.best or self.roles.validation or VALIDATION_LOSS, checked
         is_judged = by is checked or self.loss.blocks_since >= PATIENCE_BLOCKS
         if epoch is not None and by.epoch is not None and is_judged:
             candidates.append((name, by, max(0.0, epoch - by.epoch), "epochs"))
         found: Observation | None = None
         is_moot = any(best.value is not None for _, best, _, _ in candidates)
         for metric, best, value, unit in candidates:
+            reported = self._signed(best.value)
             is_short = self.trained_seconds - best.trained_seconds < 60.0 * limits["minutes"]
-            if best.value is None or is_short or abs(best.value) < CONVERGED_SHARE * abs(best.first):
+            is_converged = best.value is not None and abs(best.value) < CONVERGED_SHARE * abs(best.first)
+            if reported is None or is_short or is_converged:
                 continue
             is_moot = False
             share = 0.0 if found is None else (found.value or 0.0) / found.limit
             if value is not None and (found is None or value / limits[unit] > share):
                 where = "" if best.step is None else f" at step {count(best.step)}"
                 amount = count(value) if float(value).is_integer() else f"{value:.1f}"
-                so_far = f"(best {metric_value(best.value)}{where})"
+                so_far = f"(best {metric_value(reported)}{where})"
                 text = f"{metric}: no improvement for {amount} {unit} {so_far}"
                 limit = limits[unit]
                 found = Observation("no_improvement", float(value), limit, text, since=best.step)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.recovery.watch.rules import Observation
+from gputui.store.metrics.roles import LOSS
 
 # With mixed precision, the loss may be infinite for a step while the scaler finds its scale.
 NON_FINITE_LINES = 5
@@ -45,6 +46,7 @@ class NonFinite:
     """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines, or NULL_LINES of
     nulls that stand for NaN."""
 
+    name: str = LOSS
     count: int = 0
     nulls: int = 0
     began: int = 0
@@ -61,7 +63,7 @@ class NonFinite:
         if self.is_reported or not is_certain:
             return None
         self.is_reported = True
-        text = f"loss is {value} since step {self.began}, {self.count} lines in a row"
+        text = f"{self.name} is {value} since step {self.began}, {self.count} lines in a row"
         return Observation("nan_loss", value, text=text, since=self.began)
 
 
@@ -144,7 +146,7 @@ class Spike:
 
 def loss_spike() -> Spike:
     """A loss of more than twice its median for 30 lines."""
-    return Spike("loss_spike", "loss", times=2.0, persistence=30)
+    return Spike("loss_spike", LOSS, times=2.0, persistence=30)
 
 
 def gradient_spike() -> Spike:

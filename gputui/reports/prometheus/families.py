@@ -19,6 +19,7 @@ from gputui.store.agent import read_agent
 from gputui.store.database import one_moment
 from gputui.store.hardware import GpuView, quarantined, rank_among, read_gpus, read_host
 from gputui.store.metrics import queries
+from gputui.store.metrics.roles import LOSS, VALIDATION_LOSS
 from gputui.store.runs import read_runs
 from gputui.version import VERSION
 
@@ -82,7 +83,7 @@ _HOST_GAUGES: Mapping[str, str] = {
 _HOST_NAMES = {"cpu_count": "cpu_cores"}
 # The standard vocabulary of docs/profiles.md: name there, name here, and meaning.
 _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
-    ("loss", "loss", "Newest training loss; NaN and infinite values as they are."),
+    (LOSS, "loss", "Newest training loss; NaN and infinite values as they are."),
     ("lr", "learning_rate", "Newest learning rate."),
     ("grad_norm", "gradient_norm", "Newest norm of the gradient."),
     ("samples_per_s", "samples_per_second", "Samples that the whole run trains on in a second."),
@@ -93,7 +94,7 @@ _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
     ("gpu_mem_peak", "gpu_memory_peak_bytes", "GPU memory that the rank held at most."),
     ("epoch", "epoch", "Epoch."),
     ("mfu", "model_flops_utilization_ratio", "Share of the GPU's peak that the model uses."),
-    ("val/loss", "validation_loss", "Newest validation loss."),
+    (VALIDATION_LOSS, "validation_loss", "Newest validation loss."),
     ("val/accuracy", "validation_accuracy_ratio", "Newest validation accuracy."),
 )
 
@@ -231,14 +232,14 @@ def _runs(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
         [((*who, kind), number) for who, run in runs for kind, number in connection.execute(query, (run.run_id,))],
     )  # fmt: skip
     lines = [
-        ((*who, _rank(line.rank)), line, run.seen_until(now))
+        ((*who, _rank(line.rank)), line, run)
         for who, run in runs
         for line in queries.ranks(connection, run.run_id, run.attempt)
     ]
     labels = (*_RUN, "rank")
     yield _gauge("run_step", "Newest step.", labels, [(who, line.step) for who, line, _ in lines])
-    ages = [(who, None if line.at is None else max(0.0, until - line.at)) for who, line, until in lines]
+    ages = [(who, None if line.at is None else max(0.0, run.seen_until(now) - line.at)) for who, line, run in lines]
     yield _gauge("run_step_age_seconds", "Since that step was written, up to the last contact.", labels, ages)
     for metric, name, text in _RANK_GAUGES:
-        rows = [(who, line.values.get(metric)) for who, line, _ in lines]
+        rows = [(who, line.values.get(run.roles.names.get(metric, metric))) for who, line, run in lines]
         yield _gauge(f"run_{name}", text, labels, rows)

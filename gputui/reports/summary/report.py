@@ -240,7 +240,7 @@ def _losses(runs: Sequence[RunFacts]) -> Drawing | None:
         for run in runs
         for drawn in run.pictures
         for curve in drawn.curves
-        if curve.label == "loss" and not curve.is_shadow and curve.bins
+        if curve.label == clean(run.run.roles.loss or "") and not curve.is_shadow and curve.bins
     ]
     curves = [
         replace(curve, style=f"series.{place}", label=clean(facts.run.run_id))

@@ -27,8 +27,8 @@ from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run, read_runs
 
 PICTURE_BINS = 600
-PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
-"""Metrics that are drawn, if the run has them; validation and training loss share a chart."""
+PICTURES = ("grad_norm", "lr", "samples_per_s", "step_time")
+"""Metrics that are drawn behind the losses, if the run has them; validation and training loss share a chart."""
 # Parameters that may differ between runs whose scaling is compared.
 _SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
 
@@ -91,7 +91,7 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
         lost=total(cost_of.values()),
         recoveries=recoveries(attempts, incidents, decisions, cost_of, spec),
         thresholds={} if spec is None else spec.gates,
-        measured=measured(lines, attempts, _expected(attempts, spec)),
+        measured=measured(lines, attempts, _expected(attempts, spec), run.roles),
         gpus=_gpu_use(connection, attempts, now),
         pictures=_pictures(connection, run) if with_pictures else (),
         process_count=_processes(run, spec),
@@ -151,12 +151,12 @@ def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: f
 
 def _pictures(connection: sqlite3.Connection, run: Run) -> list[Drawing]:
     known = queries.metric_names(connection, run.run_id)
-    wanted = tuple(name for name in PICTURES if name in known)
+    losses = tuple(dict.fromkeys(name for name in (run.roles.loss, run.roles.validation) if name in known))
+    others = tuple(name for name in (run.roles.best, *PICTURES) if name in known and name not in losses)
     drawn: list[Drawing] = []
-    if wanted:
-        data = read_charts(connection, run.run_id, ChartRequest(wanted, bins=PICTURE_BINS))
-        losses = tuple(name for name in wanted if name in ("loss", "val/loss"))
-        groups = [losses, *((name,) for name in wanted if name not in losses)]
+    if losses or others:
+        data = read_charts(connection, run.run_id, ChartRequest((*losses, *others), bins=PICTURE_BINS))
+        groups = [losses, *((name,) for name in others)]
         drawn = [drawing(data, "", names) for names in groups if names]
     request = ChartRequest(axis="time", bins=PICTURE_BINS, hardware=("utilization", "power"))
     hardware = read_charts(connection, run.run_id, request)

@@ -12,6 +12,7 @@ from gputui.reports.summary.facts import Best, RunFacts
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.spec import RunSpec
 from gputui.store.attempts import Attempt
+from gputui.store.metrics.roles import is_held_out
 from gputui.store.run_history import DecisionView, IncidentView
 
 _PLAIN = ("restart", "wait", "rollback", "notify")
@@ -103,11 +104,10 @@ def _start(attempt: Attempt) -> str:
 
 
 def best_of(run: RunFacts) -> Best | None:
-    """The best value of the metric that matters most: the study's objective, a validation metric,
+    """The best value of the metric that matters most: the one that its study or profile names, a validation metric,
     else the loss."""
-    found = {one.name: one for one in run.measured.best}
-    validated = [name for name in found if name.startswith("val/")]
-    names = [run.run.metric, "val/loss", *validated, "loss", *found]
+    found, roles = {one.name: one for one in run.measured.best}, run.run.roles
+    names = [run.run.metric, roles.validation, *filter(is_held_out, found), roles.training, *found]
     return next((found[name] for name in names if name in found), None)
 
 

@@ -13,6 +13,7 @@ from gputui.metrics.curves.names import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Validation, spread
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import StoredLine
+from gputui.store.metrics.roles import MetricRoles
 
 ExpectedRate = Callable[[int, int, Mapping[str, float]], tuple[float, float] | None]
 """(attempt, step, reported values) → the allowed range of the learning rate."""
@@ -23,9 +24,11 @@ _MIN_PARTIAL = 0.5
 """The last epoch counts if it has at least this share of the lines of the previous one."""
 
 
-def measured(lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate) -> Measured:
+def measured(
+    lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate, roles: MetricRoles
+) -> Measured:
     """The figures of a run. ``lines`` come in the order in which they were written."""
-    tally, cuts = _Tally(expected), cuts_of(attempts)
+    tally, cuts = _Tally(expected, roles), cuts_of(attempts)
     for line in lines:
         numbers = line.numbers()
         tally.add_times(line, numbers)
@@ -57,6 +60,7 @@ class _Tally:
     """Sums over lines. ``data`` and ``comm`` are shares of the step time by rank."""
 
     expected: ExpectedRate
+    roles: MetricRoles
     steps: array[float] = field(default_factory=lambda: array("d"))
     gradients: array[float] = field(default_factory=lambda: array("d"))
     not_finite: int = 0
@@ -97,7 +101,7 @@ class _Tally:
         if "total_steps" in numbers:
             self.reported["total_steps"] = numbers["total_steps"]
         self.scales_loss |= "loss_scale" in numbers
-        norm, loss = numbers.get("grad_norm"), numbers.get("loss")
+        norm, loss = numbers.get("grad_norm"), numbers.get(self.roles.training or "")
         if norm is not None and math.isfinite(norm):
             self.gradients.append(norm)
         elif norm is not None:
@@ -109,14 +113,15 @@ class _Tally:
                 total, count = self.epochs.get(math.floor(epoch), (0.0, 0))
                 self.epochs[math.floor(epoch)] = (total + loss, count + 1)
         self._compare_rate(line, numbers)
-        held_out = numbers.get("val/loss")
+        held_out = numbers.get(self.roles.validation or "")
         if held_out is not None:
             if (train := self.since_validation.value) is not None:
                 self.validation = Validation(line.step, held_out, train)
             self.since_validation = _Mean()
+        judged = (self.roles.training, self.roles.validation, self.roles.best)
         for name, value in numbers.items():
-            more = is_more_better(name)
-            is_result = name == "loss" or name.startswith(("val/", "test"))
+            more = self.roles.mode == "max" if name == self.roles.best else is_more_better(name)
+            is_result = name in judged or name.startswith(("val/", "test"))
             if math.isfinite(value) and (is_result or (more and name not in _SPEEDS)):
                 best = self.best.get(name)
                 if best is None or (value > best.value if more else value < best.value):

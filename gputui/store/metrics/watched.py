@@ -21,10 +21,11 @@ from gputui.store.metrics.queries import (
     numbers,
     rows_between,
 )
+from gputui.store.metrics.roles import metric_roles
 from gputui.store.rows import insert, records
 
 WATCHED = frozenset({
-    "loss", "val/loss", "grad_norm", "step_time", "comm_time", "data_time", "epoch", "lr", "lr_expected",
+    "grad_norm", "step_time", "comm_time", "data_time", "epoch", "lr", "lr_expected",
     "lr_scheduled", "total_steps", "samples", "skipped_samples", "cache_hit_rate",
 })  # fmt: skip
 
@@ -34,7 +35,7 @@ _PLACE_NAMES = NOT_METRICS | {"epoch"}
 
 
 class WatchedLine(Struct, frozen=True):
-    """The WATCHED metrics of one line; values may be NaN or infinite.
+    """The WATCHED metrics of one line, and those of `MetricRoles.names`; values may be NaN or infinite.
 
     Attributes:
         at: the script's time (UTC unix seconds).
@@ -71,7 +72,8 @@ def newest_lines(
 ) -> tuple[list[WatchedLine], dict[int, FilePosition]]:
     """At most the newest ``limit`` lines of each source since a cursor, oldest first, and the next
     cursor."""
-    reached = end_positions(connection, run_id)
+    reached, roles = end_positions(connection, run_id), metric_roles(connection, run_id)
+    names = [*((name, name) for name in WATCHED), *roles.names.items()]
     lines: list[WatchedLine] = []
     sources, all_read_since = 0, -math.inf
     for source_id, until in reached.items():
@@ -85,13 +87,13 @@ def newest_lines(
             all_read_since = max(all_read_since, rows[-1][3])
         for attempt, rank, step, at, text in reversed(rows):
             data = orjson.loads(text)
-            values = {name: value for name in data.keys() & WATCHED if (value := as_float(data[name])) is not None}
+            values = {asked: value for asked, name in names if (value := as_float(data.get(name))) is not None}
             event = data.get("event")
             if event is None and step is None:
                 event = data.get("phase")
             own_at, event = None if data.get("time") is None else at, None if event is None else str(event)
             announces = event is not None and not numbers(data).keys() - _PLACE_NAMES
-            has_null_loss = data.get("loss") == NULL_NAN
+            has_null_loss = data.get(roles.loss) == NULL_NAN
             lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at, announces, has_null_loss))
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):

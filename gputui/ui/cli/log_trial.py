@@ -13,6 +13,7 @@ from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.formats import Reading, line_format
 from gputui.metrics.log_trial import Trial, try_log
 from gputui.profiles.profile_file import Profile
+from gputui.store.metrics.roles import training_loss
 from gputui.ui.cli.context import Exit, fail, print_json, print_table, say
 
 MAX_BYTES = 64 << 20
@@ -23,10 +24,12 @@ SPARK_WIDTH = 24
 def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would
     be drawn. Ends the command with Exit.USAGE if nothing would."""
-    sources = [source for source in profile.form.metrics if source.is_printed or source.source in ("csv", "jsonl")]
+    sources = [
+        source for source in profile.form.metrics.sources if source.is_printed or source.source in ("csv", "jsonl")
+    ]
     source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
     if source is None:
-        elsewhere = ", ".join(dict.fromkeys(source.source for source in profile.form.metrics))
+        elsewhere = ", ".join(dict.fromkeys(source.source for source in profile.form.metrics.sources))
         state = f"has its metrics read from elsewhere ({elsewhere})" if elsewhere else "says metrics: off"
         fail(
             f"{profile.name} {state}; to have lines of a log read, write in it, with the words of such a line: "
@@ -41,17 +44,17 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(trial.to_json())
     else:
-        _print(trial, log)
+        _print(trial, log, profile.form.metrics.loss)
     if not trial.points:
         raise SystemExit(Exit.USAGE)
 
 
-def _print(trial: Trial, log: Path) -> None:
+def _print(trial: Trial, log: Path, loss: str | None) -> None:
     total = "" if trial.total_steps is None else f" of {units.count(int(trial.total_steps))}"
     last = "" if trial.last_step is None else f", the last at step {units.count(trial.last_step)}{total}"
     say(f"{clean(str(log))}: {units.count(trial.taken)} of {units.count(trial.lines)} lines are metrics{last}")
     if trial.points:
-        _print_points(trial)
+        _print_points(trial, loss)
     if trial.backwards is not None:
         number, before, after = trial.backwards
         say("")
@@ -73,7 +76,7 @@ def _print(trial: Trial, log: Path) -> None:
         say("nothing would be drawn; docs/profiles.md says what patterns understand")
 
 
-def _print_points(trial: Trial) -> None:
+def _print_points(trial: Trial, loss: str | None) -> None:
     """Print a table of the metrics, and draw the loss, else the first one."""
     rows = [
         (
@@ -87,7 +90,8 @@ def _print_points(trial: Trial) -> None:
     ]
     say("")
     print_table(("METRIC", "VALUES", "FIRST", "LAST", ""), rows)
-    name = "loss" if "loss" in trial.points else next(iter(trial.points))
+    names = (loss, training_loss(trial.points), *trial.points)
+    name = next(name for name in names if name in trial.points)
     width = min(shutil.get_terminal_size((80, PLOT_HEIGHT)).columns, 100)
     bins = reduce(trial.points[name], 2 * width)
     say("")

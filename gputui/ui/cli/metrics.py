@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -29,7 +30,7 @@ FILE_BINS = 2000
 _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
 
 
-@verb("metrics", changes=False)
+@verb("metrics", changes=lambda options: options["loss"] is not None)
 @click.argument("run")
 @click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Every point, machine-readable.")
@@ -40,6 +41,7 @@ _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch":
 )
 @click.option("--smoothing", type=click.FloatRange(0.0, 0.999), default=0.0, help="Weight of the past in an average.")
 @click.option("--log-y", is_flag=True, help="Logarithmic values (--plot, --export).")
+@click.option("--loss", metavar="NAME", help="Say which metric is the training loss.")
 @click.pass_obj
 def command(
     session: Session,
@@ -51,17 +53,21 @@ def command(
     axis: str,
     smoothing: float,
     log_y: bool,
+    loss: str | None,
 ) -> None:
     """Print the newest value of each metric of a run, or of those named; --json has every point."""
     with closing(session.reader()) as connection:
-        view = session.find_run(connection, run)
-        known = by_interest(queries.metric_names(connection, view.run_id))
+        view = session.find_run(connection, run, only=loss is not None)
+        known = by_interest(queries.metric_names(connection, view.run_id), view.roles)
+        if loss is not None:
+            _require(view, known, loss)
+            session.command("set_loss", view.run_id, loss=loss)
+            say(f"{view.run_id}: its loss is {clean(loss)}")
+            return
         if names and not known and not as_json:
             fail(_none_words(connection, view), Exit.REFUSED)
         for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"
-                fail(f"{view.run_id} has no metric {name!r}; {hint}", Exit.REFUSED)
+            _require(view, known, name)
         if as_json:
             print_json_list(queries.points_json(connection, view.run_id, names or known))
             return
@@ -82,6 +88,13 @@ def command(
             return
         rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]
         print_table(("METRIC", "NEWEST"), rows)
+
+
+def _require(run: Run, known: Sequence[str], name: str) -> None:
+    """End the command if a run has no such metric."""
+    if name not in known:
+        hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"
+        fail(f"{run.run_id} has no metric {name!r}; {hint}", Exit.REFUSED)
 
 
 def _none_words(connection: sqlite3.Connection, run: Run) -> str:

@@ -25,6 +25,7 @@ from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_ticket
 from gputui.store.database import data_version
+from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState, get_study, read_trials
 from gputui.studies import launch as plans
 from gputui.studies.spec import StudySpec, missing_library
@@ -59,9 +60,13 @@ def load_grid(
     """A grid over values of the parameters of a profile or command as a study; ends the command with
     one line per problem. ``options`` are those of the command line."""
     profile = launch_spec.typed_profile(words) if is_command else launch_spec.load_profile(session, words[0])
+    metrics, maximizes = profile.form.metrics, options["maximize"]
+    metric = options["metric"] or metrics.loss or LOSS
+    if options["metric"] is None and metrics.best is not None:
+        metric, maximizes = metrics.best.name, maximizes or metrics.best.mode == "max"
     objective = {
-        "metric": options["metric"] or "loss",
-        "direction": "maximize" if options["maximize"] else "minimize",
+        "metric": metric,
+        "direction": "maximize" if maximizes else "minimize",
         "over": options["over"] or "best",
     }
     settings = {"name": options["name"], "objective": objective, "parallel": options["parallel"], "target": target}

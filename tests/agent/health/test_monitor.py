@@ -21,6 +21,7 @@ from gputui.recovery.driver_reports import Sighting
 from gputui.recovery.evidence import AttemptGpus
 from gputui.recovery.policies import POLICIES, Policy
 from gputui.runs.executors.process import ExecutorProcess
+from gputui.store.metrics.roles import set_roles
 from gputui.store.series import GpuSample
 from tests.agent.conftest import SPEC
 from tests.agent.health.bench import Bench, train
@@ -44,6 +45,7 @@ class Machine(Bench):
         train(self)
         source = "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'vit-1', 'p', 'jsonl')"
         self.connection.execute(source)
+        set_roles(self.connection, "vit-1", "loss", None, None)
         self.asked: list[bool] = []
         self.begin(STANDARD)
 

@@ -65,7 +65,7 @@ class Bench:
         )
         spec = RunSpec(
             name="a", launcher="python", program=("x.py",), python="/p", workdir="/",
-            metrics=(MetricsSpec("jsonl", "/m"),),
+            metrics=(MetricsSpec("jsonl", "/m"),), loss="loss",
             checkpoints=CheckpointSpec("{run_dir}/checkpoints", pattern, ("--resume", "{checkpoint}")),
         )  # fmt: skip
         add_run(self.connection, spec=spec, now=self.now)

@@ -9,6 +9,7 @@ import pytest
 
 from gputui.recovery.watch.course import LossCourse, MetricsCourse, RateSchedule, expected_rate
 from gputui.recovery.watch.rules import RULES
+from gputui.store.metrics.roles import MetricRoles
 from tests.tables import table
 
 PATIENCE = 1000.0
@@ -45,6 +46,18 @@ def test_a_plateau_is_told_and_stays_told(noise: float) -> None:
 def test_what_falls_is_no_plateau_however_noisy(noise: float, slope: float) -> None:
     for seed in range(2):
         assert stretches(lambda step: 4.0 - slope * step, 20_000, noise, seed) == []
+
+
+def test_the_best_metric_of_a_profile_takes_the_place_of_the_losses() -> None:
+    for improves in (True, False):
+        course = MetricsCourse(MetricRoles("train/loss", "val/loss", "val/acc", "max"))
+        for step in range(0, 20_000, 20):
+            accuracy = step / 20_000 if improves else 0.25
+            values = {"loss": 1.0, "val/loss": 1.0, "best": accuracy, "epoch": step / 1000}
+            course.add(step, values, float(step))
+        (found,) = (one for one in course.observe(True, RULES) if one.kind == "no_improvement")
+        assert (found.value is not None and found.value > found.limit) is not improves
+        assert improves or ("val/acc" in found.text and "0.25" in found.text)
 
 
 def test_going_back_to_a_checkpoint_begins_anew() -> None:

@@ -19,6 +19,7 @@ from gputui.reports.prometheus import families as families_module
 from gputui.reports.prometheus.families import declared, families
 from gputui.reports.prometheus.server import Address, AddressError, parse_address
 from gputui.store import placements
+from gputui.store.metrics.roles import set_roles
 from gputui.store.placements import PlacementView
 from gputui.store.runs import read_runs
 from tests.ui.tui.filling import NOW, Filler
@@ -63,6 +64,9 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     ):  # fmt: skip
         assert value(text, f"gputui_{name}", **labels) == expected, (name, labels)
     assert "gputui_gpu_fan_ratio" not in text
+    set_roles(store, "vit-b16-1", "lr", None, None)
+    loss, rate = (value(exposed(store), f"gputui_run_{name}", run="vit-b16-1") for name in ("loss", "learning_rate"))
+    assert loss == rate is not None, "the loss is what the run calls so"
     stale = exposed(store, NOW + 3600)
     assert "gputui_gpu_power_watts{" not in stale and "gputui_host_" not in stale and "gputui_gpu_info{" in stale
     # Steps that a target wrote after the last contact with it.

@@ -13,9 +13,11 @@ from gputui.reports.summary.facts import EpochLoss, GpuUse, Measured, RateCheck,
 from gputui.reports.summary.gates import judge
 from gputui.reports.summary.report import Prices, cost_of, together
 from gputui.reports.summary.speedup import efficiency_of, scaling_rows, scalings
+from gputui.reports.summary.story import best_of
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.queries import StoredLine
+from gputui.store.metrics.roles import USUAL_ROLES, MetricRoles
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 
@@ -66,7 +68,7 @@ def test_steps_that_were_done_again_are_not_learned_from_twice() -> None:
     rows = lines(1, 0, {"loss": 4.0, "epoch": 0}, {"loss": 3.0, "epoch": 0}, {"loss": math.inf, "epoch": 1})
     rows[2].data["loss"] = "Infinity"  # type: ignore[index]
     rows += lines(2, 2, {"loss": 2.0, "epoch": 1}, {"loss": 1.0, "epoch": 1})
-    found = measured(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected)
+    found = measured(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected, USUAL_ROLES)
     assert [(one.epoch, one.loss) for one in found.epochs] == [(0, 3.5), (1, 1.5)]
     assert [(one.name, one.value, one.step) for one in found.best] == [("loss", 1.0, 3)]
 
@@ -78,7 +80,7 @@ def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> No
         {"step_time": 3.0, "data_time": 1.1, "samples_per_s": 100.0, "comm_time": 0.6},
         {"step_time": 2.0, "comm_time": 0.8, "rank": 1, "gpu_mem_peak": 7e9},
     )  # fmt: skip
-    found = measured(rows, [attempt(1, 0)], nothing_expected)
+    found = measured(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES)
     assert found.data_share == pytest.approx(0.3)
     assert found.comm_share == pytest.approx((0.2 + 0.4) / 2)
     assert found.samples_per_second == pytest.approx(150.0)
@@ -90,8 +92,20 @@ def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
     rows = lines(
         1, 0, {"loss": 9.0}, {"event": "validation", "val/loss": 9.5}, {"loss": 2.0}, {"loss": 1.0}, {"val/loss": 1.8}
     )
-    found = measured(rows, [attempt(1, 0)], nothing_expected).validation
+    found = measured(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES).validation
     assert found is not None and (found.step, found.loss, found.train_loss) == (4, 1.8, 1.5)
+
+
+def test_the_best_value_is_of_what_the_profile_names() -> None:
+    rows = lines(1, 0, {"train/loss": 2.0, "error": 0.5}, {"train/loss": 1.0, "error": 0.7})
+    for roles, name, value in (
+        (MetricRoles("train/loss"), "train/loss", 1.0),
+        (MetricRoles("train/loss", best="error", mode="max"), "error", 0.7),
+        (MetricRoles("train/loss", best="error", mode="min"), "error", 0.5),
+    ):
+        run = facts(measured=measured(rows, [attempt(1, 0)], nothing_expected, roles))
+        best = best_of(replace(run, run=replace(run.run, roles=roles, metric=roles.best)))
+        assert best is not None and (best.name, best.value) == (name, value)
 
 
 def test_cost_with_prices() -> None:

@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 ROOT = click.Context(command, info_name="gputui")
-WRITING_OPTIONS = {"follow", "clear", "bandwidth", "kill"}
+WRITING_OPTIONS = {"follow", "clear", "bandwidth", "kill", "loss"}
 """The options by which a command that else only reads changes something."""
 
 

@@ -13,6 +13,8 @@ from gputui.profiles.gpu_checks import GpuSituation
 from gputui.runs.gpu_conditions import GpuCondition
 from gputui.studies.launch import resolve_study
 from gputui.studies.study_file import load_study
+from gputui.ui.cli.context import Session
+from gputui.ui.cli.study_launch import load_grid
 from tests.tables import table
 from tests.texts import mentions
 from tests.ui.cli.program import call, refused, said, shape
@@ -67,6 +69,27 @@ def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> N
     assert "--set" in refused(workspace, *words[:3], "--set", "lr=1", code=2)
     assert f"\nfrom {workspace.targets}" in said(workspace, "target", "list")
     assert "gone" in refused(workspace, *words[:6], "gone", code=2)
+
+
+@table(
+    ("metrics", "option", "metric", "direction"),
+    [
+        ("off", None, "loss", "minimize"),
+        ("{source: jsonl, loss: train/loss}", None, "train/loss", "minimize"),
+        ("{source: jsonl, best: {name: val/acc, mode: max}}", None, "val/acc", "maximize"),
+        ("{source: jsonl, best: {name: val/acc, mode: max}}", "err", "err", "minimize"),
+    ],
+)
+def test_a_grid_compares_what_the_profile_names(
+    tmp_path: Path, metrics: str, option: str | None, metric: str, direction: str
+) -> None:
+    (tmp_path / "small.yaml").write_text(f"{PROFILE}metrics: {metrics}\n".replace("gpus: 1", "gpus: 0"))
+    session = Session(locate(tmp_path / "home"))
+    settings = {"grid": ("lr=1,2",), "changes": (), "over": None, "name": None, "parallel": None, "maximize": False}
+    (objective,) = load_grid(
+        session, [str(tmp_path / "small.yaml")], None, is_command=False, metric=option, **settings
+    ).spec.objectives
+    assert (objective.metric, objective.direction) == (metric, direction)
 
 
 @table(

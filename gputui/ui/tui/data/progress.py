@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gputui.core.text import clean
 from gputui.metrics.curves.model import ChartRequest
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
+from gputui.store.metrics.roles import LOSS, NO_ROLES, metric_roles
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Progress, RankRow, RunRow
 
@@ -26,8 +27,6 @@ RATE_WINDOW_SECONDS = 60.0
 
 SPARK_POINTS = 24
 
-LOSS = "loss"
-_LOSSES = ChartRequest((LOSS,), bins=SPARK_POINTS)
 THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Common names of a throughput metric, best first."""
 
@@ -41,6 +40,7 @@ class RunTracker:
         self._losses: tuple[float | None, ...] = ()
         self._ranks: Mapping[int, RankRow] = {}
         self._newest: Mapping[str, float] = {}
+        self._roles = NO_ROLES
         self._attempt: int | None = None
         """The attempt whose curve was read."""
         self._report_seconds: float | None = None
@@ -54,11 +54,13 @@ class RunTracker:
     def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
         """Read what was stored since the last time; without the curve, that is quick even for a long run. Raises
         sqlite3.Error."""
+        self._roles = metric_roles(connection, self.run_id)
         if with_curve:
             if attempt == self._attempt and not self._curves.has_news(connection):
                 return
             attempts = read_attempts(connection, self.run_id)
-            loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
+            name = self._roles.loss or LOSS
+            loss = self._curves.curves(connection, attempts, ChartRequest((name,), bins=SPARK_POINTS))[name]
             self._losses = tuple(each.last for each in loss.bins)
         self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
@@ -73,7 +75,8 @@ class RunTracker:
 
     def progress(self, run: Run) -> Progress:
         """The run's progress."""
-        return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second(), self._report_seconds)
+        metrics = _NewestMetrics(self._roles.loss, self._newest, self._losses)
+        return _progress(run, self._ranks, metrics, self._steps_per_second(), self._report_seconds)
 
     def _steps_per_second(self) -> float | None:
         """The mean pace of the last `RATE_WINDOW_SECONDS`, or of a little more where older lines are thinned out."""
@@ -108,20 +111,30 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
         return Progress(step=run.attempt_last_step), ()
     newest = queries.latest(connection, run.run_id, at)
     ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
-    losses = tuple(value for _, value in past.sampled(connection, reached, LOSS, SPARK_POINTS))
+    loss = run.roles.loss
+    losses = tuple(value for _, value in past.sampled(connection, reached, loss or LOSS, SPARK_POINTS))
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
     gap = queries.report_seconds(connection, run.attempt, reached)
-    return _progress(run, ranks, newest, losses, pace, gap), tuple(clean(name) for name in newest)
+    metrics = _NewestMetrics(loss, newest, losses)
+    return _progress(run, ranks, metrics, pace, gap), tuple(clean(name) for name in newest)
+
+
+class _NewestMetrics(NamedTuple):
+    """The name of the loss, the newest value of each metric, and a short curve of the loss."""
+
+    loss_name: str | None
+    newest: Mapping[str, float]
+    losses: tuple[float | None, ...]
 
 
 def _progress(
     run: Run,
     ranks: Mapping[int, RankRow],
-    newest: Mapping[str, float],
-    losses: tuple[float | None, ...],
+    metrics: _NewestMetrics,
     pace: float | None,
     report_seconds: float | None,
 ) -> Progress:
+    newest = metrics.newest
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
     total_steps = int(total) if total is not None and 0 < total < math.inf else _asked_steps(run, step)
@@ -133,10 +146,11 @@ def _progress(
     return Progress(
         step=step,
         total_steps=total_steps,
-        loss=newest.get(LOSS),
+        loss_name=metrics.loss_name,
+        loss=newest.get(metrics.loss_name or LOSS),
         metric=metric,
         metric_value=newest.get(metric or ""),
-        losses=losses,
+        losses=metrics.losses,
         steps_per_second=pace,
         report_seconds=report_seconds,
         seconds_left=left,

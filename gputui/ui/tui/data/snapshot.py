@@ -16,6 +16,7 @@ from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
 from gputui.store.events import EventView
 from gputui.store.hardware import GpuEventView, GpuView, Quarantined
+from gputui.store.metrics.roles import LOSS
 from gputui.store.queue import QueuePause
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.run_history import DecisionView, IncidentView
@@ -79,11 +80,12 @@ STRAGGLER_RATIO = 1.2
 
 
 class Progress(Struct, frozen=True):
-    """The progress of a run, from its metrics. ``report_seconds`` is the time between lines with a new step; ``metric``
-    is the one that its profile or study names as the one to judge by."""
+    """The progress of a run, from its metrics. ``loss_name`` is the metric that is its loss; ``report_seconds`` is the
+    time between lines with a new step; ``metric`` is the one that its profile or study names as the one to judge by."""
 
     step: int | None = None
     total_steps: int | None = None
+    loss_name: str | None = None
     loss: float | None = None
     metric: str | None = None
     metric_value: float | None = None
@@ -98,12 +100,12 @@ class Progress(Struct, frozen=True):
     def listed_metric(self) -> tuple[str, float | None]:
         """The name and value in lists of runs: the run's own metric once it was measured, until then its loss."""
         is_known = self.metric is not None and self.metric_value is not None
-        return (self.metric or "", self.metric_value) if is_known else ("loss", self.loss)
+        return (self.metric or "", self.metric_value) if is_known else (self.loss_name or LOSS, self.loss)
 
     @property
     def has_own_metric(self) -> bool:
         """True if it is judged by something else than its loss."""
-        return self.metric not in (None, "loss")
+        return self.metric not in (None, LOSS, self.loss_name)
 
 
 class RunRow(Struct, frozen=True):

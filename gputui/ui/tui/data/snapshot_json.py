@@ -57,6 +57,7 @@ def row_shape(row: RunRow) -> Shape:
         **json_shapes.run_shape(row.run),
         "step": progress.step,
         "total_steps": progress.total_steps,
+        "loss_name": progress.loss_name,
         "loss": number_or_word(progress.loss),
         "metric": progress.metric,
         "metric_value": number_or_word(progress.metric_value),

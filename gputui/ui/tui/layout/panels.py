@@ -11,6 +11,7 @@ from gputui.core.text import clean
 from gputui.metrics.curves.model import HardwareField
 from gputui.metrics.curves.names import filter_names, is_of_the_run, is_set
 from gputui.store.metrics.queries import is_of_events
+from gputui.store.metrics.roles import LOSS, NO_ROLES, VALIDATION_LOSS, MetricRoles, training_loss, validation_loss
 from gputui.ui.tui.layout.chart_settings import ChartView, Layout
 
 LEAST_WIDTH, LEAST_HEIGHT = 31, 6
@@ -23,13 +24,11 @@ MOST_COLUMNS = 3
 FULL_HEIGHT = 10
 """Least height of a chart with words below its markers."""
 
-LOSS = "loss"
-LEADING = (LOSS, "val/loss", "val_loss", "eval_loss")
 THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
-USUAL = (*LEADING, *THROUGHPUT, "lr", "grad_norm")
+USUAL = (LOSS, VALIDATION_LOSS, "train_loss", "train/loss", "val_loss", "eval_loss", *THROUGHPUT, "lr", "grad_norm")
 """The most common metrics, the most important first; requested before a run's names are known."""
 
-_FIRST = (*LEADING, "val/accuracy", "eval_accuracy", *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
+_FIRST = ("val/accuracy", "eval_accuracy", *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
 _TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
 HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
@@ -68,10 +67,10 @@ class PanelPlace(NamedTuple):
     height: int
 
 
-def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView) -> Panels:
+def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView, roles: MetricRoles = NO_ROLES) -> Panels:
     """The charts in order: pinned ones, then those of `by_interest`. What the run is (`is_of_the_run`) has a chart only
     if it is pinned or matches a filter: the parameters tell it better than a curve of one point."""
-    keys = by_interest([*names, *hardware])
+    keys = by_interest([*names, *hardware], roles)
     every = {
         key: Panel(key, title, number % 4, field, key in view.pins)
         for number, key in enumerate(keys)
@@ -84,14 +83,16 @@ def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView) -> Pa
     return Panels(chosen, len(keys) if is_filtered else len(chosen), found.problem)
 
 
-def by_interest(keys: Sequence[str]) -> list[str]:
-    """Sort names of metrics and of `HARDWARE`: the most important for any training, other metrics, hardware, values of
-    events, and at last totals and counters."""
+def by_interest(keys: Sequence[str], roles: MetricRoles = NO_ROLES) -> list[str]:
+    """Sort names of metrics and of `HARDWARE`: the losses, by ``roles`` or by their names, and the most important for
+    any training, other metrics, hardware, values of events, and at last totals and counters."""
+    losses = (roles.loss or training_loss(keys), roles.validation or validation_loss(keys))
+    first = (*losses, roles.best, *_FIRST)
 
     def weight(key: str) -> int:
-        if key in _FIRST or key in HARDWARE:
-            return _FIRST.index(key) if key in _FIRST else len(_FIRST) + 1
-        return len(_FIRST) + (2 if is_of_events(key) else 3 if is_set(key) else 0)
+        if key in first or key in HARDWARE:
+            return first.index(key) if key in first else len(first) + 1
+        return len(first) + (2 if is_of_events(key) else 3 if is_set(key) else 0)
 
     return sorted(dict.fromkeys(keys), key=weight)
 

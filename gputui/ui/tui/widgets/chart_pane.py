@@ -15,6 +15,7 @@ from gputui.metrics.curves.plot import value_at
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport, stepped
+from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView, after
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
@@ -70,10 +71,10 @@ class Charts:
         """Request as many bins as fit into this width, before anything is known of the run."""
         self.request = replace(self.request, bins=_bins_for(width))
 
-    def choose(self, names: Sequence[str], hardware: Sequence[str] = ()) -> None:
-        """Choose the charts among these metrics and charts of the hardware."""
+    def choose(self, names: Sequence[str], hardware: Sequence[str] = (), roles: MetricRoles = NO_ROLES) -> None:
+        """Choose the charts among these metrics, of which some have ``roles``, and charts of the hardware."""
         self._names, self._hardware = names, hardware
-        self.panels = panels(names, hardware, self.view)
+        self.panels = panels(names, hardware, self.view, roles)
 
     def draw(
         self,

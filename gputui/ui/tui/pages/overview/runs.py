@@ -267,7 +267,7 @@ def _number(value: float | None, width: int) -> list[Span]:
 def _curve(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     # Beside another metric it would be taken for the curve of that one.
-    losses = progress.losses if progress.listed_metric[0] == "loss" else ()
+    losses = () if progress.has_own_metric and progress.metric_value is not None else progress.losses
     return [(spark(losses, width), run_style(shown.row.run))]
 
 

@@ -236,7 +236,7 @@ class RunScreen(ActionScreen):
             {gpu.uuid: gpu.index for gpu in snapshot.gpus},
             frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
         )
-        charts.choose(data.names or page.metric_names, hardware)
+        charts.choose(data.names or page.metric_names, hardware, run.roles)
         charts.draw(look, size, notes, is_focused=self.section == "charts", is_framed=is_framed)
 
     def _draw_log(self, page: RunPage, size: Size, *, is_framed: bool) -> None:

@@ -17,12 +17,12 @@ from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
+from gputui.store.metrics.roles import LOSS
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, by_objective, counted, ranked
 from gputui.studies.spec import StudySpec
-from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
@@ -87,7 +87,7 @@ def trial_rows(
         run_state, progress = (runs or {}).get(trial.run_id or "", (None, None))
         rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
-        if not farthest and progress is not None and objective.metric == LOSS:
+        if not farthest and progress is not None and objective.metric in (LOSS, progress.loss_name):
             curve = progress.losses
         sign, loss = TRIAL_SIGNS[trial.state], None
         if trial.state is TrialState.RUNNING and run_state is not None and not run_state.is_over:

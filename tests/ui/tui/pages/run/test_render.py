@@ -15,6 +15,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
+from gputui.store.metrics.roles import MetricRoles
 from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
@@ -216,6 +217,11 @@ def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     keys = [panel.key for panel in found.shown]
     assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
     assert keys[-1] == "epoch" and found.count == len(keys)
+    names_of_losses = ("eval_loss", "my/metric", "Loss/train", "acc")
+    assert [panel.key for panel in panels(names_of_losses, (), ChartView()).shown][:2] == ["Loss/train", "eval_loss"]
+    roles = MetricRoles("my/metric", best="acc", mode="max")
+    given = panels(names_of_losses, (), ChartView(), roles).shown
+    assert [panel.key for panel in given][:3] == ["my/metric", "eval_loss", "acc"]
     pinned = panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).shown
     assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
     assert next(p.colour for p in found.shown if p.key == "lr") == pinned[2].colour  # wherever it stands

@@ -1,0 +1,85 @@
+"""A loss that is no number ends the attempt under every usual name, from every source; one under another name once a
+person has named it."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.conftest import wait_until
+from tests.machines import Machine
+
+# In its first attempt the loss is NaN from step 10 on, and the script then waits.
+SCRIPT = """
+import json, os, sys, time
+name, source, until = sys.argv[1:]
+if source == "tensorboard":
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    writer = EventFileWriter(os.environ["GPUTUI_RUN_DIR"] + "/tb", flush_secs=1)
+for step in range(60):
+    is_bad = step >= 10 and os.environ["GPUTUI_ATTEMPT"] == "1"
+    loss = float("nan") if is_bad else 1 / (step + 1)
+    if source == "tensorboard":
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=loss)])
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        writer.flush()
+    else:
+        with open(os.environ["GPUTUI_METRICS"], "a") as file:
+            file.write(json.dumps({"step": step, name: loss, "accuracy": 0.5}) + "\\n")
+if os.environ["GPUTUI_ATTEMPT"] == "1":
+    time.sleep(float(until))
+"""
+PROFILE = f"""
+name: NAME
+script: bad.py
+launcher: python
+python: {sys.executable}
+gpus: 0
+params: {{loss: SPELLING, source: SOURCE, until: 600}}
+args: "'{{loss}}' {{source}} {{until}}"
+metrics: METRICS
+recovery: {{backoff: {{base: 0, jitter: 0}}}}
+"""
+FILE = '{source: jsonl, path: "{run_dir}/metrics.jsonl"}'
+EVENTS = '{source: tensorboard, path: "{run_dir}/tb"}'
+
+
+def start(machine: Machine, name: str, spelling: str, source: str = "jsonl", metrics: str = FILE) -> str:
+    (machine.folder / "bad.py").write_text(SCRIPT)
+    words = {"NAME": name, "SPELLING": spelling, "SOURCE": source, "METRICS": metrics}
+    text = PROFILE
+    for word, value in words.items():
+        text = text.replace(word, value)
+    machine.gputui("run", machine.profile(name, text))
+    return f"{name}-1"
+
+
+def test_a_nan_loss_is_noticed_under_its_usual_names_and_its_given_one(machine: Machine) -> None:
+    named = '{source: jsonl, path: "{run_dir}/metrics.jsonl", loss: critic/q}'
+    runs = {
+        start(machine, "slash", "train/loss"): "train/loss",
+        start(machine, "line", "train_loss"): "train_loss",
+        start(machine, "board", "Loss/train", "tensorboard", EVENTS): "Loss/train",
+        start(machine, "given", "critic/q", metrics=named): "critic/q",
+    }
+    other = start(machine, "other", "critic/v")
+    for run_id, name in runs.items():
+        assert machine.wait_for(run_id, "succeeded", "failed") == "succeeded"
+        first, second = machine.json("show", run_id)["attempts"]
+        assert first["incident"]["kind"] == "nan_loss" and name in first["incident"]["summary"]
+        assert second["state"] == "succeeded"
+    rows = {run["id"]: (run["loss_name"], run["loss"]) for run in machine.json("ps")}
+    assert {run_id: rows[run_id] for run_id in runs} == {
+        run_id: (name, rows[run_id][1]) for run_id, name in runs.items()
+    }
+    assert all(0 < rows[run_id][1] < 0.1 for run_id in runs)
+    # No name of a loss: told once, until a person names it, which is heard by the watch of the living attempt.
+    assert rows[other] == (None, None)
+    told = machine.rows("SELECT message FROM events WHERE run_id = ? AND kind = 'loss_unknown'", other)
+    assert len(told) == 1 and "critic/v, accuracy" in told[0][0]
+    machine.gputui("metrics", other, "--loss", "critic/v")
+    assert machine.wait_for(other, "succeeded", "failed") == "succeeded"
+    (first, _) = machine.json("show", other)["attempts"]
+    assert first["incident"]["kind"] == "nan_loss"
+    wait_until(lambda: machine.json("show", other)["loss_name"] == "critic/v", what="its loss")

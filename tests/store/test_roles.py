@@ -1,0 +1,125 @@
+"""The metrics of a run that are its losses: by their names, and as they are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputui.store.metrics.roles import (
+    FIRST_LINES,
+    MetricRoles,
+    known_names,
+    metric_roles,
+    set_roles,
+    training_loss,
+    validation_loss,
+    without_loss_words,
+)
+from tests.metrics.conftest import RUN, Bench, line
+from tests.tables import table
+
+
+@table(
+    "names, training, validation",
+    [
+        # One metric, however it is written.
+        *((name, name, None) for name in ("loss", "Loss", "train_loss", "train/loss", "Loss/train", "loss/train")),
+        *((name, name, None) for name in ("training loss", "trainLoss", "train.loss", "train-loss", "lm loss", "L")),
+        *((name, name, None) for name in ("total_loss", "Train/total_loss", "avg_loss", "train_loss_step", "nll")),
+        *((name, None, name) for name in ("val_loss", "val/loss", "Loss/val", "valid loss", "eval_loss", "test/loss")),
+        *(
+            (name, None, name)
+            for name in ("validation_loss", "loss_val", "dev-loss", "Test Loss", "validation_0-logloss")
+        ),
+        # The better of several names, in any order.
+        ("acc, train_loss, loss", "loss", None),
+        ("L, total_loss, lm-loss", "lm-loss", None),
+        ("train_loss_epoch, train_loss_step", "train_loss_step", None),
+        ("test_loss, eval_loss, val_loss, train/loss", "train/loss", "val_loss"),
+        ("test_loss, loss", "loss", "test_loss"),
+        ("train/loss, train/value_loss, train/policy_gradient_loss", "train/loss", None),
+        # The only one that is a loss at all, but no guess among several.
+        ("acc, mlm_loss", "mlm_loss", None),
+        ("lr, loss_scale, losses/dice", "losses/dice", None),
+        ("d_loss, g_loss", None, None),
+        ("losses/value_loss, losses/policy_loss, losses/entropy", None, None),
+        # None of these is a loss.
+        ("lr, loss_scale, accuracy, grad_norm", None, None),
+        ("r, l, t", None, None),
+        ("val/accuracy, latest, glossary", None, None),
+    ],
+)
+def test_losses_by_their_names(names: str, training: str | None, validation: str | None) -> None:
+    listed = names.split(", ")
+    assert (training_loss(listed), validation_loss(listed)) == (training, validation)
+    assert (training_loss(listed[::-1]), validation_loss(listed[::-1])) == (training, validation)
+
+
+def named(bench: Bench) -> tuple[str | None, str | None]:
+    """The stored names after all lines are read."""
+    bench.pump()
+    roles = metric_roles(bench.connection, RUN)
+    return roles.training, roles.validation
+
+
+def write(bench: Bench, steps: range, **values: float) -> None:
+    bench.append("".join(line(step, **values).replace('"loss"', '"other"') for step in steps))
+
+
+def test_a_better_name_counts_among_the_first_lines_only(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, in_memory=True)
+    bench.begin()
+    write(bench, range(3), L=0.5)
+    assert named(bench) == ("L", None)
+    write(bench, range(3, 6), train_loss=0.5)
+    assert named(bench) == ("train_loss", None)
+    write(bench, range(6, FIRST_LINES), L=0.5)
+    assert named(bench) == ("train_loss", None)
+    bench.restart()
+    bench.steps(*range(FIRST_LINES, FIRST_LINES + 3))
+    write(bench, range(60, 62), eval_loss=0.5)
+    assert named(bench) == ("train_loss", "eval_loss"), "only what was unknown is added"
+
+
+def test_a_validation_loss_stands_in_until_there_is_another(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, in_memory=True)
+    bench.begin()
+    write(bench, range(FIRST_LINES + 1), val_loss=0.5)
+    assert named(bench) == (None, "val_loss")
+    assert metric_roles(bench.connection, RUN).loss == "val_loss"
+    write(bench, range(60, 62), loss_ce=0.5)
+    bench.steps(62)
+    assert named(bench) == ("loss", "val_loss")
+
+
+def test_a_name_that_a_person_gave_stays(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, in_memory=True)
+    set_roles(bench.connection, RUN, "d/real", "val/acc", "max")
+    bench.begin()
+    bench.steps(*range(FIRST_LINES))
+    assert named(bench) == ("d/real", None)
+    assert metric_roles(bench.connection, RUN) == MetricRoles("d/real", None, "val/acc", "max")
+
+
+def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, in_memory=True)
+    bench.begin()
+    write(bench, range(FIRST_LINES - 1), accuracy=0.5)
+    assert bench.notes() == []
+    write(bench, range(FIRST_LINES, FIRST_LINES + 100), accuracy=0.5)
+    (note,) = bench.notes()
+    assert "other, accuracy" in note and f"metrics {RUN} --loss" in note
+    write(bench, range(200, 300), accuracy=0.5)
+    assert bench.notes() == []
+    names = known_names(bench.connection, RUN)
+    assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) == note
+    set_roles(bench.connection, RUN, "accuracy", None, None)
+    assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) is None
+
+
+def test_a_given_name_that_no_metric_has_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, in_memory=True)
+    set_roles(bench.connection, RUN, "trian/loss", None, None)
+    bench.begin()
+    bench.steps(*range(FIRST_LINES))
+    (note,) = bench.notes()
+    assert "trian/loss is not among its metrics" in note
