@@ -61,12 +61,14 @@ Parsed = ParsedLine | Rejected | None
 
 
 class LineFormat:
-    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars).
+    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``learns``: it finds
+    out which lines have metrics.
     ``learned`` is what its lines have shown so far, and what the file's next reader must get as `Reading.learned`;
     ``inherited`` the same for the files of the run's later attempts. None if nothing."""
 
     breaks_at_return = False
     has_header = False
+    learns = False
 
     @property
     def learned(self) -> Any:

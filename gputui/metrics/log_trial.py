@@ -32,8 +32,8 @@ class NearMatch(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """The result of a log. ``points`` are the (step, value) of each metric in the order of lines;
-    ``backwards`` is the first (line number, step before, step) at which steps decrease."""
+    """The result of a log. ``learned`` is what a format that learns has learned of it. ``points`` are the (step, value)
+    of each metric in the order of lines; ``backwards`` is the first (line number, step before, step) at which steps decrease."""
 
     lines: int = 0
     taken: int = 0
@@ -44,6 +44,7 @@ class Trial:
     total_steps: float | None = None
     backwards: tuple[int, int, int] | None = None
     near: list[NearMatch] = field(default_factory=list)
+    learned: Any = None
 
     def add(self, number: int, step: int | None, values: Mapping[str, Any]) -> None:
         """Add a line."""
@@ -84,6 +85,9 @@ def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = (
     lines = content.split(b"\n")
     if line_format.has_header:
         line_format.begin(lines[0])
+    while not _has_learned(line_format, lines):
+        line_format = line_format.restarted()
+    line_format = line_format.restarted()
     trial = Trial()
     unmatched: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
@@ -98,7 +102,20 @@ def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = (
         elif len(unmatched) < _NEAR_LINES:
             unmatched.append((number, printed_text(line)))
     trial.near = _near_matches(patterns, unmatched)
+    trial.learned = line_format.learned
     return trial
+
+
+def _has_learned(line_format: LineFormat, lines: Sequence[bytes]) -> bool:
+    """Read a log that has ended; False if it shows that it must be read again from its beginning."""
+    if not line_format.learns:
+        return True
+    for line in lines:
+        line_format.parse(line)
+        if line_format.has_news:
+            return False
+    line_format.conclude()
+    return not line_format.has_news
 
 
 def _near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> list[NearMatch]:

@@ -12,15 +12,18 @@ from msgspec import Struct
 
 from gputui.metrics.formats import Reading
 from gputui.metrics.learning import Learned, LearnedLines
+from gputui.metrics.learning.patterns import profile_pattern
 from gputui.store.metrics.queries import NOT_METRICS
 
 
 class LearnedForm(Struct, frozen=True):
-    """A form of printed lines: one of them, the number of the first, and the names of its metrics."""
+    """A form of printed lines: one of them, the number of the first, the names of its metrics, and the pattern of a
+    profile that reads it, if one can."""
 
     example: str
     since_line: int
     names: tuple[str, ...]
+    pattern: str | None
 
 
 class SourceReport(Struct, frozen=True):
@@ -64,8 +67,14 @@ def source_reports(connection: sqlite3.Connection, run_id: str) -> list[SourceRe
 
 def _learned(reading: Reading) -> tuple[tuple[LearnedForm, ...], tuple[str, ...]]:
     learned = msgspec.convert(reading.learned or {}, Learned, strict=False)
-    forms = tuple(LearnedForm(shape.example, shape.since_line, shape.names) for shape in learned.shapes)
-    return forms, tuple(LearnedLines(learned).remarks)
+    return learned_forms(learned), tuple(LearnedLines(learned).remarks)
+
+
+def learned_forms(learned: Learned) -> tuple[LearnedForm, ...]:
+    """The forms of lines that were learned."""
+    return tuple(
+        LearnedForm(shape.example, shape.since_line, shape.names, profile_pattern(shape)) for shape in learned.shapes
+    )
 
 
 def _names(connection: sqlite3.Connection, source_id: int) -> Iterator[str]:

@@ -34,6 +34,7 @@ class LearnedLines(LineFormat):
     """
 
     breaks_at_return = True
+    learns = True
 
     def __init__(self, learned: Learned = Learned(), *, learns: bool = True) -> None:  # noqa: B008
         self._has_news = False

@@ -16,17 +16,16 @@ from gputui.profiles.profile_file import Profile
 from gputui.store.metrics.roles import training_loss
 from gputui.ui.cli.context import Exit, fail, print_json, print_table, say
 
+_READ = ("auto", "csv", "jsonl")
 MAX_BYTES = 64 << 20
 PLOT_HEIGHT = 12
 SPARK_WIDTH = 24
 
 
 def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
-    """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would
-    be drawn. Ends the command with Exit.USAGE if nothing would."""
-    sources = [
-        source for source in profile.form.metrics.sources if source.is_printed or source.source in ("csv", "jsonl")
-    ]
+    """Parse the log with the patterns of the profile, or as CSV or JSON lines, or learn what is in it, and print what
+    would be drawn. Ends the command with Exit.USAGE if nothing would."""
+    sources = [source for source in profile.form.metrics.sources if source.is_printed or source.source in _READ]
     source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
     if source is None:
         elsewhere = ", ".join(dict.fromkeys(source.source for source in profile.form.metrics.sources))
@@ -37,7 +36,7 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
             Exit.USAGE,
         )
     patterns = tuple(source.patterns or ())
-    kind = "stdout" if source.is_printed else source.source
+    kind = "stdout" if source.is_printed or source.source == "auto" else source.source
     with log.open("rb") as file:
         content = file.read(MAX_BYTES)
     trial = try_log(content, line_format(kind, Reading(patterns, source.step, source.units)), patterns)

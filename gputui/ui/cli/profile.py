@@ -1,7 +1,8 @@
-"""`gputui profile list` and `export`."""
+"""`gputui profile list`, `save` and `export`."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,44 @@ def _remark(entry: ProfileEntry) -> str:
     if entry.error is not None:
         return str(entry.error).splitlines()[0]
     return (entry.profile.form.description if entry.profile is not None else None) or ""
+
+
+@command.command("save", changes=False)
+@click.argument("run")
+@click.argument("name", required=False)
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="File; else that of the name in the home.")
+@click.pass_obj
+def save(session: Session, run: str, name: str | None, out: Path | None) -> None:
+    """Write the profile of a run, such as one without a profile, with what was learned of it as comments."""
+    from gputui.core.yaml_forms.problems import ProfileError
+    from gputui.metrics.source_report import source_reports
+    from gputui.profiles.profile_file import read_profile
+    from gputui.profiles.saved_profile import saved_profile
+    from gputui.runs.spec import SpecError, spec_of
+
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        reports = source_reports(connection, view.run_id)
+    try:
+        spec = spec_of(view)
+    except SpecError as error:
+        fail(f"{view.run_id} has no specification that can be read: {error}", Exit.REFUSED)
+    title = name or spec.name
+    path = out or session.workspace.profiles / f"{title}.yaml"
+    text = saved_profile(spec, view.params, title, reports)
+    try:
+        read_profile(text, path)
+    except ProfileError as error:
+        fail(f"no profile can be written of {view.run_id}: {error.problems[0]}", Exit.USAGE)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        fail(f"{path} is there already; give another name: gputui profile save {view.run_id} NAME", Exit.REFUSED)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror or error}", Exit.REFUSED)
+    say(f"wrote {path}; look through it, then: gputui run {title if out is None else out}")
 
 
 @command.command("export", changes=False)
