@@ -32,8 +32,9 @@ class NearMatch(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """The result of a log. ``learned`` is what a format that learns has learned of it. ``points`` are the (step, value)
-    of each metric in the order of lines; ``backwards`` is the first (line number, step before, step) at which steps decrease."""
+    """The result of a log. ``learned`` is what a format that learns has learned of it. ``points`` are the
+    (step, value) of each metric in the order of lines; ``backwards`` is the first (line number, step before, step)
+    at which steps decrease."""
 
     lines: int = 0
     taken: int = 0
