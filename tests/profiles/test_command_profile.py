@@ -105,6 +105,10 @@ RESUMES = [
     ("p.add_argument('--ckpt', help='where to save it')", "", ""),
     ("p.add_argument('--resume', type=int, default=0)", "", ""),
     ("p.add_subparsers().add_parser('x').add_argument('--resume')", "", ""),
+    ("p.add_argument('--restore', action=argparse.BooleanOptionalAction, default=True)", "", "--restore"),
+    ("from absl import flags\nflags.DEFINE_bool('restore', True, 'Go on from the newest.')", "", "--restore"),
+    ("import pyrallis\nfrom dataclasses import dataclass\n@dataclass\nclass C:\n    resume: bool = False\n"
+     "@pyrallis.wrap()\ndef f(c: C): ...", "", "--resume true"),
     ("p.parse_known_args()", "--resume old.pt", "--resume {checkpoint}"),
     ("p.parse_known_args()", "resume=old.pt", "resume={checkpoint}"),
     ("p.parse_known_args()", "--load old.pt", ""),
@@ -113,7 +117,7 @@ RESUMES = [
 
 @table(("declared", "typed", "resume"), RESUMES)
 def test_what_a_new_attempt_is_given(scripts: Path, declared: str, typed: str, resume: str) -> None:
-    (scripts / "r.py").write_text(f"{PARSER}{declared}\n")
+    (scripts / "r.py").write_text(f"{PARSER if 'p.' in declared else ''}{declared}\n")
     checkpoints = command_profile(["r.py", *typed.split()], scripts).form.checkpoints
     assert ("" if checkpoints is None else " ".join(checkpoints.resume)) == resume
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from gputui.profiles.profile_file import Profile
 from gputui.profiles.schema import ProfileForm
 from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
 
+_ADD_OPTIONS = ("hydra", "hf", "lightning")
+"""Styles of parsers with more options than a script declares."""
 
-def command_profile(words: Sequence[str], folder: Path) -> Profile:
+
+def command_profile(words: Sequence[str], folder: Path, *, callers_options: Collection[str] = ()) -> Profile:
     """The profile that runs a command as it was typed in ``folder``.
 
     Typed options are its parameters; the script is read, not run, for what they mean. It asks for as
     many GPUs as the launcher's options say, else for one.
 
-    Raises DraftError.
+    Raises DraftError, also for one of the ``callers_options`` behind a script that has no such option.
     """
     command = split_command(words, folder)
     if words[0] == command.script and command.launcher is FOR_RANKS:
@@ -36,6 +39,13 @@ def command_profile(words: Sequence[str], folder: Path) -> Profile:
         subject = examine(command, folder)
     arguments = DraftArguments(subject, DraftNotes(), is_verbatim=True)
     arguments.read()
+    survey = subject.survey
+    if (
+        survey.is_certain
+        and survey.style not in _ADD_OPTIONS
+        and (lost := {*arguments.undeclared} & {*callers_options})
+    ):
+        raise DraftError(f"{command.script or words[0]} has no option {min(lost)}; gputui's own come before the script")
     scopes = arguments.scopes
     data = {
         **_program(command),

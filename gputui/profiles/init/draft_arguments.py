@@ -63,6 +63,7 @@ class DraftArguments:
         out_options: options that name the output folder → ``OUT``, or a file → its path.
         left: options that keep the script's own default.
         resume: the option that is given a checkpoint, None if the script shows none.
+        undeclared: typed options that the parser, as far as it was read, does not have.
     """
 
     def __init__(self, subject: DraftSubject, notes: DraftNotes, *, is_verbatim: bool = False) -> None:
@@ -76,7 +77,7 @@ class DraftArguments:
         self.left: list[str] = []
         self.resume: Option | None = None
         self._resume_doubt: int | None = None
-        self._has_unknown = False
+        self.undeclared: list[str] = []
 
     def read(self) -> None:
         """Take typed words as parameters; add options that recovery or a person changes."""
@@ -101,7 +102,7 @@ class DraftArguments:
         """True if the script's parser was read for certain. A typed option that it does not declare
         shows that there is more to it, as a group of hydra."""
         survey = self.subject.survey
-        return survey.is_certain and (not self._has_unknown or survey.style == "hf")
+        return survey.is_certain and (not self.undeclared or survey.style == "hf")
 
     @property
     def roles(self) -> dict[str, str]:
@@ -141,7 +142,8 @@ class DraftArguments:
             word = _next_typed(words, self.subject)
             if isinstance(word, _TypedOption):
                 typed |= {word.name, word.option.name if word.option is not None else word.name}
-                self._has_unknown |= word.option is None
+                if word.option is None:
+                    self.undeclared.append(word.flag)
                 self._add_option(word)
                 if word.option is not None and word.option.takes_many:
                     while words and not words[0].startswith("-"):
@@ -171,7 +173,7 @@ class DraftArguments:
             self._add_param(name, True, _optional((flag, f"{{{name}}}")), option)
         elif typed.name.lower() in _OUTPUT_OPTIONS and not self.is_verbatim:
             place = _output_place(value)
-            self._add_output(typed.name, _argument(flag, separator, place), place)
+            self._add_output(typed.name, option_words(flag, separator, place), place)
             self.notes.found.append(f"{flag} {value} became {place}, each run's own")
         else:
             self._add_param(name, self._typed_value(name, value, option), argument_of(flag, separator, name), option)
@@ -247,7 +249,7 @@ class DraftArguments:
         is_saved = _CHECKPOINT_FILE.fullmatch(str(default)) is not None and _SAVED_FILE.search(name) is not None
         if is_saved or (name.lower() in _OUTPUT_OPTIONS and not option.is_flag):
             place = _output_place(default)
-            self._add_output(name, _argument(flag, separator, place), place)
+            self._add_output(name, option_words(flag, separator, place), place)
         elif option.is_required and name not in RESERVED_NAMES:
             self.params[name] = UNDECIDED
             self.args.append(argument)
@@ -316,7 +318,8 @@ def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
     return _TypedOption(flag, name, words.popleft() if is_value_next else None, option=option)
 
 
-def _argument(flag: str, separator: str, value: str) -> tuple[str, ...]:
+def option_words(flag: str, separator: str, value: str) -> tuple[str, ...]:
+    """The words of an option with its value; only the value without a flag."""
     if not flag:
         return (value,)
     return (flag, value) if separator == " " else (f"{flag}{separator}{value}",)
@@ -332,7 +335,7 @@ def _optional(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def argument_of(flag: str, separator: str, name: str) -> tuple[str, ...]:
     """The words for a parameter, such as ``--steps {steps}``; only the value without a flag."""
-    return _argument(flag, separator, f"{{{name}}}")
+    return option_words(flag, separator, f"{{{name}}}")
 
 
 def quoted(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import re
 
 from msgspec import Struct
 
-from gputui.profiles.init.draft_arguments import argument_of
+from gputui.profiles.init.draft_arguments import argument_of, option_words
 from gputui.profiles.init.draft_subject import DraftSubject
 from gputui.profiles.init.script_options import Option
 
@@ -33,8 +33,12 @@ def resume_form(subject: DraftSubject, option: Option | None) -> ResumeForm:
     has_parser = preset is not None and preset.style in (None, survey.style)
     if preset is not None and preset.resume and has_parser and preset.resume_word in survey.text:
         return ResumeForm(preset.resume, preset.advice if preset.style is None else "")
+    finds_itself = "the script finds its newest checkpoint itself"
     if option is not None and option.is_flag:
-        return ResumeForm((option.flag,), "the script finds its newest checkpoint itself")
+        return ResumeForm((option.flag,), finds_itself)
+    # argparse has default=False also for an option that takes a path.
+    if option is not None and isinstance(option.default, bool) and survey.style != "argparse":
+        return ResumeForm(option_words(option.flag, subject.separator_of(option), "true"), finds_itself)
     if option is not None and option.flag:
         return ResumeForm(argument_of(option.flag, subject.separator_of(option), "checkpoint"), "")
     for name in subject.options.keys() & set(_STEP_OPTIONS):

@@ -88,8 +88,8 @@ def meaning_of(name: str, text: str = "", default: Scalar = None) -> Meaning | N
 
 
 def _takes_checkpoint(default: Scalar) -> bool:
-    """Return whether an option's default, off or empty, leaves room for a checkpoint."""
-    return default is None or default is False or default == ""
+    """Return whether an option's default, empty, on or off, leaves room for a checkpoint."""
+    return default is None or isinstance(default, bool) or default == ""
 
 
 def _role_by_name(name: str) -> tuple[str | None, int]:

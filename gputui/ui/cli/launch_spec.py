@@ -54,13 +54,15 @@ def is_command(session: Session, words: Sequence[str]) -> bool:
     return False
 
 
-def typed_profile(words: Sequence[str]) -> Profile:
-    """The profile of a command that was typed in this folder; ends the command if there is none."""
+def typed_profile(words: Sequence[str], command: click.Command) -> Profile:
+    """The profile of what was typed in this folder behind the options of a ``command``, which ends if
+    there is none."""
     from gputui.profiles.init.command_profile import command_profile
     from gputui.profiles.init.typed_command import DraftError
 
     try:
-        return command_profile(words, Path.cwd())
+        own = [flag for parameter in command.params for flag in parameter.opts]
+        return command_profile(words, Path.cwd(), callers_options=own)
     except DraftError as error:
         refuse([str(error)], Exit.USAGE)
 

@@ -70,7 +70,7 @@ def command(
 
     session: Session = ctx.obj
     if ctx.meta[IS_COMMAND]:
-        chosen = launch_spec.typed_profile(words)
+        chosen = launch_spec.typed_profile(words, ctx.command)
     elif len(words) > 1:
         fail(f"{words[0]} is a profile, and {words[1]} none of its options; --set changes a parameter", Exit.USAGE)
     else:

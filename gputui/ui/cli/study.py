@@ -82,7 +82,7 @@ def run(
     if len(words) > 1 and not (is_command and options["grid"]):
         fail(f"{words[1]} is no option of a study" + "; a command needs --grid" * is_command, Exit.USAGE)
     if options["grid"]:
-        found = load_grid(session, words, target, is_command=is_command, **options)
+        found = load_grid(session, words, target, ctx.command if is_command else None, **options)
     elif given := next((name for name, value in options.items() if value), None):
         given = "set" if given == "changes" else given
         fail(f"--{given} goes with --grid; a study's file has it as a key", Exit.USAGE)

@@ -55,11 +55,15 @@ def load_file(session: Session, wanted: str, target: str | None = None) -> Study
 
 
 def load_grid(
-    session: Session, words: Sequence[str], target: str | None, *, is_command: bool, **options: Any
+    session: Session, words: Sequence[str], target: str | None, command: click.Command | None = None, **options: Any
 ) -> StudyFile:
     """A grid over values of the parameters of a profile or command as a study; ends the command with
-    one line per problem. ``options`` are those of the command line."""
-    profile = launch_spec.typed_profile(words) if is_command else launch_spec.load_profile(session, words[0])
+    one line per problem. ``command`` is gputui's that has the ``options``, if the words are a command
+    and no profile."""
+    if command is None:
+        profile = launch_spec.load_profile(session, words[0])
+    else:
+        profile = launch_spec.typed_profile(words, command)
     metrics, maximizes = profile.form.metrics, options["maximize"]
     metric = options["metric"] or metrics.loss or LOSS
     if options["metric"] is None and metrics.best is not None:

@@ -53,7 +53,7 @@ SCRIPT = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',
 PLANS = [
     # the words behind run --dry-run, and the end of the command
     (("train.py",), "train.py --lr 0.1"),
-    (("train.py", "--gpus", "2"), "train.py --gpus 2"),
+    (("plain.py", "--gpus", "2"), "plain.py --gpus 2"),
     (("--", "python", "train.py", "--lr", "0.2"), "train.py --lr 0.2"),
     (("--set", "lr=0.3", "python", "train.py", "--lr=0.2"), "train.py --lr=0.3"),
     (("--gpus", "0", "--", "echo", "--dry-run"), "echo --dry-run"),
@@ -76,6 +76,7 @@ def test_what_a_command_is(
 def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / "train.py").write_text(SCRIPT)
+    (folder / "plain.py").write_text("print(1)\n")
     (folder / "run.sh").write_text("#!/bin/sh\n")
     (folder / "run.sh").chmod(0o755)
 
@@ -91,7 +92,7 @@ def test_a_name_of_both_is_the_profile(workspace: Workspace, tmp_path: Path, mon
 ERRORS = [
     (("trian.py",), "train.py"), (("nothing",), "file or program"), (("LR=1", "train.py"), "LR=1"), ((), "PROFILE"),
     (("--gpus", "1"), "PROFILE"), (("--set", "x=1", "train.py"), "typed"), (("run.yaml",), "run.yaml"),
-    (("digits-ddp", "train.py"), "digits-ddp"),
+    (("digits-ddp", "train.py"), "digits-ddp"), (("train.py", "--gpus", "2"), "--gpus"),
 ]  # fmt: skip
 
 
