@@ -93,7 +93,7 @@ def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:
     if smaller < 1 or smaller >= (context.below or batch):
         return SkippedAction(SHRINK, f"{name} is {batch}, and no smaller one may be tried")
     note = (
-        f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make "
+        f"lowered {name} {batch} → {smaller}; no gradient accumulation is known to make "
         "up for it, so that the effective batch changes"
     )
     return AppliedAction(SHRINK, note, (changed(name, context.params[name], smaller),))
@@ -109,7 +109,7 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
     accumulation = None if more_name is None else whole(params[more_name])
     smaller = ", so that the effective batch becomes smaller"
     if more_name is None or accumulation is None or accumulation < 1:
-        return (), f"{smaller} (the profile has no gradient accumulation)"
+        return (), f"{smaller} (no gradient accumulation is known)"
     size, names = 1 if batch is None else batch, (name or "", more_name)
     was = size * accumulation * share(spec, names, before)
     factor = share(spec, names, after)

@@ -151,7 +151,7 @@ def apply_changes(params: Params, results: tuple[Result, ...]) -> dict[str, Scal
 
 
 def unmapped(action: str, role: str) -> SkippedAction:
-    return SkippedAction(action, f"the profile has no parameter for {role}")
+    return SkippedAction(action, f"no parameter is known for {role}")
 
 
 def number(value: Scalar) -> float | None:

@@ -85,18 +85,18 @@ def test_values_keep_their_type(before: Scalar, after: Scalar) -> None:
 @table(
     ("name", "params", "why"),
     [
-        ("shrink_batch", {"lr": 0.1}, "the profile has no parameter for batch_size"),
+        ("shrink_batch", {"lr": 0.1}, "no parameter is known for batch_size"),
         ("shrink_batch", {"batch_size": 1}, "batch_size is 1 already"),
         ("shrink_batch", {"batch_size": "auto"}, "batch_size is 'auto', not a whole number of at least 1"),
         ("shrink_batch", {"batch_size": None}, "batch_size is not set, not a whole number of at least 1"),
         ("shrink_batch", {"batch_size": 0}, "batch_size is 0, not a whole number of at least 1"),
-        ("gradient_checkpointing", {}, "the profile has no parameter for gradient_checkpointing"),
+        ("gradient_checkpointing", {}, "no parameter is known for gradient_checkpointing"),
         ("gradient_checkpointing", {"gradient_checkpointing": True}, "gradient_checkpointing is on already"),
-        ("lower_lr", {}, "the profile has no parameter for lr"),
+        ("lower_lr", {}, "no parameter is known for lr"),
         ("lower_lr", {"lr": 0}, "lr is 0, not a number above 0"),
         ("lower_lr", {"lr": "cosine"}, "lr is 'cosine', not a number above 0"),
-        ("tighter_clip", {}, "the profile has no parameter for grad_clip"),
-        ("fewer_workers", {}, "the profile has no parameter for num_workers"),
+        ("tighter_clip", {}, "no parameter is known for grad_clip"),
+        ("fewer_workers", {}, "no parameter is known for num_workers"),
         ("fewer_workers", {"num_workers": 0}, "num_workers is 0 already"),
     ],
 )

@@ -146,8 +146,8 @@ def test_an_action_without_its_parameter_is_skipped_and_the_ladder_goes_on() -> 
     assert skipped(plan) == ["shrink_batch"]
     nothing = plan_for("cuda_oom", params={"lr": 0.1})
     assert nothing.verdict == "stop"
-    assert "no parameter for batch_size" in nothing.reason
-    assert "no parameter for gradient_checkpointing" in nothing.reason
+    assert "no parameter is known for batch_size" in nothing.reason
+    assert "no parameter is known for gradient_checkpointing" in nothing.reason
     assert [action.to_json()["applied"] for action in nothing.actions] == [False, False]
 
 
