@@ -15,6 +15,7 @@ from gputui.profiles.sink_checks import shown_sinks
 from gputui.runs.command import Launch, build_launch, substitute, values_for
 from gputui.runs.executors import Executors
 from gputui.runs.launchers.base import Placement
+from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
 
@@ -109,4 +110,7 @@ def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:
         return "none; a new attempt begins from the start"
     resume = shlex.join(spec.checkpoints.resume)
     how = f"resumed with {resume}" if resume else "a new attempt finds its path in $GPUTUI_CHECKPOINT"
-    return f"{substitute(spec.checkpoints.directory, values)}/{spec.checkpoints.pattern}, {how}"
+    folder = substitute(spec.checkpoints.directory, values)
+    if spec.checkpoints.pattern == LEARNED:
+        return f"found below {folder} by their content, {how}"
+    return f"{folder}/{spec.checkpoints.pattern}, {how}"

@@ -211,6 +211,7 @@ MEANINGS: list[tuple[str, str, str | None]] = [
     ("j", "number of data loading workers (default: 4)", "num_workers"), ("workers", "", "num_workers"),
     ("resume", "", "resume"), ("r", "resume from checkpoint", "resume"), ("pretrained", "weights to begin with", None),
     ("load", "Load model from a .pth file", "resume"), ("checkpoint", "", "resume"), ("ckpt_path", "", "resume"),
+    ("xgb_model", "model to continue from", "resume"),
     ("checkpoint", "where to save the model", None), ("load", "pretrained backbone", None), ("resume_epoch", "", None),
 ]  # fmt: skip
 

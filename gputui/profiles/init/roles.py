@@ -54,7 +54,7 @@ _HELP: Mapping[str, str] = {
     r"(?:accumulat\w+ (?:the )?gradients?|gradients? accumulat)",
     "lr": _LEADING + r"learning[\s-]rate(?! (?:decay|schedul|warm|step|multipl|factor|gamma))",
     "num_workers": _COUNT + r"(?:(?:data[\s-]?load(?:ing|er)|loader|worker|sub)\s*)*(?:workers|processes)",
-    RESUME: r"(?:the |a |path |to |of |checkpoint |file |name )*(?:resume|continue)\b",
+    RESUME: r"(?:the |a |path |to |of |checkpoint |model |weights |snapshot |state |file |name )*(?:resume|continue)\b",
 }
 _ELSEWHERE = re.compile(r"\b(?:eval|evaluation|val|valid|validation|test|testing|predict|prediction|inference)\b")
 _OTHER_FILE = re.compile(r"\b(?:sav\w*|writ\w*|outputs?|every|interval|frequency|pre-?trained|backbone)\b")
