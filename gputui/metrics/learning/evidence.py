@@ -97,6 +97,11 @@ class _Counting(NamedTuple):
     epoch: Column | None
     is_named: bool
 
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the words before a place say that it is one of a validation."""
+        return self.step is not None and self.step.is_pair and self.step.part in HELD_OUT
+
 
 def is_counter(line: Line) -> bool:
     """Return whether a line counts: a bar, or a header."""
@@ -132,6 +137,8 @@ def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
     elif counting.is_named and any(map(evidence.is_real, unknown)):
         least = LEAST_ROWS_UNKNOWN_NAMES
     else:
+        return None
+    if counting.is_held_out and not context.has_steps:
         return None
     if len(evidence.rows) < least or (candidate.is_crowded and counting.step is None):
         return None
@@ -254,7 +261,7 @@ class Evidence:
 
     def _drop_repeated(self) -> None:
         """Leave out rows with the counters of the row before: other ranks, or a bar that is redrawn."""
-        counters = [self.columns.index(column) for column in self.counting[:2] if isinstance(column, Column)]
+        counters = [self.columns.index(column) for column in self.counting[:2] if column is not None]
         step = self.counting.step
         if not counters or (step is not None and self._is_end(step)):
             return
@@ -420,6 +427,7 @@ def _shape(
 ) -> LearnedShape:
     columns = tuple(role for column in line.columns for role in taken.get(column, ()))
     step, epoch, _ = evidence.counting
-    is_held_out = step is not None and step.is_pair and step.part in HELD_OUT
     restarts = step is not None and epoch is None and evidence.begins_again(step)
-    return LearnedShape(line.text, columns, candidate.since_line, is_held_out, restarts, line.columns[-1].part)
+    return LearnedShape(
+        line.text, columns, candidate.since_line, evidence.counting.is_held_out, restarts, line.columns[-1].part
+    )

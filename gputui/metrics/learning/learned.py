@@ -15,7 +15,8 @@ class Running(Struct):
 
     ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
     ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
-    steps, ``ranks`` the lowest of each shape, ``positions`` the state of each `Position`. A rank may repeat
+    steps, ``ranks`` the lowest of each shape, ``positions`` and ``counts`` the states of each `Position` and
+    `EpochCount`. A rank may repeat
     ``last_text``; ``blocks`` are the records of each rank that have begun.
     """
 
@@ -28,6 +29,7 @@ class Running(Struct):
     recent: dict[int, list[str]] = field(default_factory=dict)
     ranks: dict[int, int] = field(default_factory=dict)
     positions: tuple[tuple[int | None, ...], ...] = ()
+    counts: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     last_text: str = ""
     blocks: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
 
@@ -52,5 +54,4 @@ class Learned(Struct, frozen=True):
     @property
     def for_next_attempt(self) -> Learned:
         """What the output of the next attempt is read with: it counts on the same scale, and may repeat steps."""
-        positions = tuple((None, None, None, *state[3:]) for state in self.running.positions)
-        return Learned(self.shapes, Running(positions=positions))
+        return Learned(self.shapes, Running(counts=self.running.counts))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gputui.metrics.contract import LineFormat, Parsed, parse_values
+from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.blocks import Blocks
 from gputui.metrics.learning.evidence import Context
 from gputui.metrics.learning.learned import Learned
@@ -46,9 +47,10 @@ class LearnedLines(LineFormat):
         self._learner = Learner(learned.learning)
         self._readers: list[ShapeReader] = []
         self._has_metrics = self._has_steps = self._counts_steps = False
-        self._positions = [Position(state) for state in running.positions]
-        for shape in learned.shapes:
-            self._use(shape)
+        self._counts = {scale: EpochCount.of_state(state) for scale, state in running.counts.items()}
+        self._positions: list[Position] = []
+        for index, shape in enumerate(learned.shapes):
+            self._use(shape, running.positions[index] if running.positions else ())
 
     @property
     def learned(self) -> Learned:
@@ -58,6 +60,7 @@ class LearnedLines(LineFormat):
                 recent={step: [*names] for step, names in self._running.recent.items()},
                 ranks={**self._running.ranks},
                 positions=tuple(position.state for position in self._positions),
+                counts={scale: count.state for scale, count in self._counts.items()},
                 blocks=tuple((rank, blocks.state) for rank, blocks in self._blocks.items() if blocks.state),
             )
             self._learned = Learned(self._shapes, running, self._learner.learning)
@@ -124,11 +127,10 @@ class LearnedLines(LineFormat):
             self._use(shape)
             self._has_news = True
 
-    def _use(self, shape: LearnedShape) -> None:
+    def _use(self, shape: LearnedShape, position: Sequence[int | None] = ()) -> None:
         """Read the lines of a shape, and note what the shapes together mean for a line without a step."""
         self._readers.append(ShapeReader(shape))
-        if len(self._positions) < len(self._readers):
-            self._positions.append(Position())
+        self._positions.append(Position(self._counts.setdefault(shape.scale, EpochCount()), position))
         with_step = [shape for shape in self._shapes if shape.has("step") and not shape.is_held_out]
         self._has_metrics = any(not shape.is_source for shape in self._shapes)
         self._has_steps = any(not shape.is_source for shape in with_step)
@@ -227,7 +229,8 @@ class LearnedLines(LineFormat):
             return counters.step_total
         position = self._positions[index]
         # Whether the last of epochs from 0 is the total, or the one before it, is unknown.
-        if epochs is None or not position.epoch_length or position.first_epoch == 0:
+        begins_at_zero = (*(position.count.learned or ()), None)[0] == 0
+        if epochs is None or not position.epoch_length or begins_at_zero:
             return None
         return epochs * position.epoch_length
 

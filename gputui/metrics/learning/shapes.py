@@ -53,6 +53,14 @@ class LearnedShape(Struct, frozen=True):
         return not any(column.role == "value" for column in self.columns)
 
     @property
+    def scale(self) -> str:
+        """The shapes whose places are counted on together: by epochs of the lines, with totals or without, or by places
+        that begin again."""
+        if self.restarts:
+            return "restarts"
+        return "totals" if self.has("step_total") else "places"
+
+    @property
     def lacks_epoch(self) -> bool:
         """Whether a header may name the epoch of its lines: they name none."""
         return not (self.is_source or self.is_held_out or self.has("epoch"))
@@ -116,37 +124,26 @@ class Position:
 
     Places that begin again, in lines that name no epoch, are those of the next epoch; a header line may have named
     it. Smaller totals than before are those of something within the epoch, as a validation's bar of the same form.
+    ``count`` is shared by the shapes that count alike, see `LearnedShape.scale`; ``place`` is the newest.
     """
 
-    def __init__(self, state: Sequence[int | None] = ()) -> None:
-        self._epoch, self._place, self._total, *count = state or (None, None, None)
-        self._count = EpochCount.of_state(count) if count else EpochCount()
+    def __init__(self, count: EpochCount, state: Sequence[int | None] = ()) -> None:
+        self.count = count
+        self._epoch, self.place, self._total = state or (None, None, None)
 
     @property
     def state(self) -> tuple[int | None, ...]:
-        return (self._epoch, self._place, self._total, *self._count.state)
-
-    @property
-    def place(self) -> int | None:
-        """The newest place."""
-        return self._place
-
-    @property
-    def first_epoch(self) -> int | None:
-        """The first epoch of the run."""
-        learned = self._count.learned
-        return learned[0] if learned is not None else None
+        return (self._epoch, self.place, self._total)
 
     @property
     def epoch_length(self) -> int | None:
         """The steps of an epoch, once they are known."""
-        learned = self._count.learned
-        return learned[1] if learned is not None and len(learned) > 1 else None
+        return (*(self.count.learned or ()), None, None)[1]
 
     def has_restarted(self, place: int, total: int | None) -> bool:
         """Return whether a place begins again."""
         is_nested = total is not None and self._total is not None and total < self._total
-        return self._place is not None and place < self._place and not is_nested
+        return self.place is not None and place < self.place and not is_nested
 
     def step(self, counters: Counters, header_epoch: int | None, *, restarts: bool) -> int | None:
         """The step of a line with a place; None if it is that of something else."""
@@ -160,10 +157,10 @@ class Position:
                 earlier = -1 if self._epoch is None else self._epoch + begins_again
                 epoch = max(header_epoch or 0, earlier)
             self._total, self._epoch = total, epoch
-        self._place = place
+        self.place = place
         if epoch is None:
             return place
-        return self._count.step(epoch, place, total)
+        return self.count.step(epoch, place, total)
 
 
 def whole(text: str) -> int | None:

@@ -39,7 +39,7 @@ _QUANTITY = "|".join((
     STAMP,
     r"(?:\d+ ?d(?:ays?)?,? )?\d+:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\d:])(?:\s[AP]M\b)?",
     r"(?:\d+ ?h ?)?\d+ ?m(?:in)? ?[\d.]+ ?s\b|(?:\d+(?:ms|[Dhms]))+\b",
-    rf"[\d.,]+[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})",
+    rf"[\d.,]+[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})(?:/\w+)?",
     rf"{_REAL}\s?(?:{_SECONDS}|(?:[KMGTk]i?B(?:/s)?|[KMG]b|[Bb]ytes|B)\b)",
 ))  # fmt: skip
 _BLOCKS = "█▉▊▋▌▍▎▏░▒▓━╸╺⣿"

@@ -57,9 +57,10 @@ _IGNORED = _TIMES | _words(
     "best min max mem memory vram ram gb mb gib mib temp temperature power util size data batch forward backward fwd "
     "bwd total seed line port pid version patience num number nan count counter world params parameters tokens samples "
     "images instances examples workers threads id index counts bytes percent progress cpu gpu wait reader overhead io "
-    "load prep steps epochs skipped left used free opt optim optimizer sync comm allreduce"
+    "load prep steps epochs skipped left used free opt optim optimizer sync comm allreduce timing"
 )
 _LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
+_COUNTER_WORDS = 3
 _CONNECTORS = frozenset({"is", "was", "of", "are"})
 # After such a word stands a number of something else: "improved from 0.5 to 0.4".
 _PREPOSITIONS = _words("from to at in by for after on than since per with until as and or")
@@ -81,25 +82,24 @@ def meaning(name: str) -> Meaning:
         return Meaning.UNKNOWN
     is_letter_of_loss, name = name == "L", name.lower()
     pieces = [piece for piece in re.split(r"[^\w@#]+|_|@", name) if piece]
-    last = pieces[-1] if pieces else name
-    tail = name.rsplit("/", 1)[-1]
-    ends = {name, tail, "_".join(pieces[-2:]), tail.rsplit("_", 1)[-1] if " " not in tail else last}
-    bare = {piece.rstrip("0123456789") for piece in pieces}
-    if "best" in pieces or not _TIMES.isdisjoint({name, last, tail}):
+    last, tail = pieces[-1] if pieces else name, name.rsplit("/", 1)[-1]
+    ends = {name, tail, last, "_".join(pieces[-2:])}
+    if "best" in pieces or not _TIMES.isdisjoint({name, tail, last}):
         return Meaning.IGNORED
-    if not EPOCHS.isdisjoint({tail, last}) and len(pieces) <= 3:
-        return Meaning.EPOCH
-    if not STEPS.isdisjoint({name, tail, "_".join(pieces[-2:]), last}) and len(pieces) <= 3:
-        return Meaning.STEP
     if tail in RANKS:
         return Meaning.RANK
+    measured = {*pieces, *(piece.rstrip("0123456789") for piece in pieces), *ends}
+    is_metric = is_letter_of_loss or has_metric_piece(name) or not _METRICS.isdisjoint(measured)
+    # A "loss_step" counts nothing.
+    if not is_metric and len(pieces) <= _COUNTER_WORDS and not EPOCHS.isdisjoint(ends):
+        return Meaning.EPOCH
+    if not is_metric and len(pieces) <= _COUNTER_WORDS and not STEPS.isdisjoint(ends):
+        return Meaning.STEP
     if not _SETTINGS.isdisjoint(ends):
         return Meaning.SETTING
-    if is_letter_of_loss or _METRIC_PIECE.search(name) or not _METRICS.isdisjoint(bare | set(pieces) | ends):
+    if is_metric:
         return Meaning.METRIC
-    if not _IGNORED.isdisjoint(pieces):
-        return Meaning.IGNORED
-    return Meaning.UNKNOWN
+    return Meaning.UNKNOWN if _IGNORED.isdisjoint(pieces) else Meaning.IGNORED
 
 
 @lru_cache(1024)

@@ -84,6 +84,20 @@ def lightning() -> Iterator[Printed]:
     yield Printed("`Trainer.fit` stopped: `max_epochs=4` reached.\n")
 
 
+def growing_bar() -> Iterator[Printed]:
+    """As Lightning with a validation: the bar has more names from the second epoch on."""
+    for epoch in range(4):
+        later = {"val_loss": falling(epoch), "loss_epoch": falling(epoch + 1)} if epoch else {}
+        for batch in range(1, 101, 3):
+            step = epoch * 100 + batch
+            values = {"loss_step": falling(step), **later}
+            postfix = ", ".join(f"{name}={value}" for name, value in values.items())
+            yield Printed(
+                f"\rEpoch {epoch}: {batch}%|{'█' * (batch // 10):10}| {batch}/100 [00:12<00:15, 7.1it/s, v_num=3, {postfix}]",
+                {"step": step, **values},
+            )
+
+
 def accelerate() -> Iterator[Printed]:
     for step in range(1, 301):
         rate = f"1.{step % 10}s/it" if step % 3 else f"1.{step % 7}2it/s"
@@ -513,6 +527,7 @@ FORMS: dict[str, Callable[[], Iterator[Printed]]] = {
     "Hugging Face": hugging_face,
     "Hugging Face as text": lambda: hugging_face(as_text=True),
     "Lightning": lightning,
+    "growing bar": growing_bar,
     "accelerate": accelerate,
     "imagenet": imagenet,
     "mnist": mnist,
