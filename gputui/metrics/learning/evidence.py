@@ -2,72 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import replace
-
+from gputui.metrics.learning.candidates import NEWEST, Candidate, Row, counter_of
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
-from gputui.metrics.learning.tokens import Column, Line, numbers_of
+from gputui.metrics.learning.tokens import Column, Line
 from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part
 
-MAX_ROWS = 6
 LEAST_ROWS = 3
 LEAST_ROWS_UNKNOWN_NAMES = 4
 LEAST_ROWS_BESIDE_OTHERS = 2
-_TRIED_LINES = 48
-_RESTING_PERIOD = 64
-_HEADER_WORDS = 4
 # The tokens between an epoch and the place in it: "3 [ 150/1251".
 _NEAR_TOKENS = 4
-
-
-class Row(Struct, frozen=True, array_like=True):
-    """The numbers of one line, None for those that are not finite; ``counts`` of the lines that only count, at that
-    time; the part of the data that the metric line before names; and the rank that stands before the line."""
-
-    numbers: tuple[tuple[float | int | None, ...], ...]
-    counts: Mapping[str, int]
-    part_before: str | None
-    rank: int | None
-
-
-class Candidate(Struct, frozen=True, array_like=True):
-    """A shape whose newest ``rows`` are collected. ``counted`` is how far the counter of lines that only count went,
-    over all epochs; ``is_crowded``: the lines come several times for one step, with other numbers."""
-
-    text: str
-    header: tuple[str, ...]
-    since_line: int
-    lines: int = 0
-    rows: tuple[Row, ...] = ()
-    counted: int = 0
-    is_crowded: bool = False
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether the next line is only numbered: of those that long were not sure, a few count now and then."""
-        return self.lines >= _TRIED_LINES and self.lines % _RESTING_PERIOD >= MAX_ROWS
-
-    def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None, rank: int | None) -> Candidate:
-        """The candidate with one line more."""
-        numbers = tuple(tuple(map(_finite, numbers_of(line.tokens[column.token]))) for column in line.columns)
-        row = Row(numbers, counts, part_before, rank)
-        last = self.rows[-1] if self.rows else None
-        counted = replace(self, lines=self.lines + 1)
-        if last is None or (rank is not None and last.rank is not None and rank < last.rank):
-            return replace(counted, rows=(row,), is_crowded=False)
-        if rank != last.rank:
-            return counted
-        if _is_crowd(line, last, row):
-            counted = replace(counted, is_crowded=True)
-        if counts == last.counts and _is_same_place(line, last, row):
-            return counted
-        progress = self.counted + _progress(line, last, row)
-        return replace(counted, rows=(*self.rows, row)[-MAX_ROWS:], counted=progress)
 
 
 class Context(NamedTuple):
@@ -86,10 +34,6 @@ class Lesson(NamedTuple):
     source: str | None = None
 
 
-NEWEST = "newest step"
-"""The count of the learned shapes, among those of the lines that only count."""
-
-
 class _Counting(NamedTuple):
     """The columns that count. ``is_named``: their names say so."""
 
@@ -101,25 +45,6 @@ class _Counting(NamedTuple):
     def is_held_out(self) -> bool:
         """Whether the words before a place say that it is one of a validation."""
         return self.step is not None and self.step.is_pair and self.step.part in HELD_OUT
-
-
-def is_counter(line: Line) -> bool:
-    """Return whether a line counts: a bar, or a header."""
-    return any(map(_is_counter, line.columns))
-
-
-def has_metric(line: Line) -> bool:
-    """Return whether a number has the name of a metric."""
-    return any(column.meaning is Meaning.METRIC for column in line.columns)
-
-
-def is_promising(line: Line) -> bool:
-    """Return whether a line may hold metrics: a number with the name of one, or an unknown one beside a counter."""
-    if has_metric(line):
-        return True
-    meanings = {column.meaning for column in line.columns}
-    is_named = any(column.meaning is Meaning.UNKNOWN and column.name for column in line.columns)
-    return is_named and not meanings.isdisjoint({Meaning.STEP, Meaning.EPOCH})
 
 
 def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
@@ -163,19 +88,12 @@ def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
 def learn_counter(line: Line, candidate: Candidate) -> LearnedShape | None:
     """The shape of lines that only count."""
     evidence = Evidence(line.columns, candidate.rows)
-    column = _counter(line)
+    column = counter_of(line)
     if column is None:
         return None
     roles = _counter_roles(column, "epoch" if column.meaning is Meaning.EPOCH else "step")
     evidence.counting = _Counting(None if roles[0].role == "epoch" else column, None, True)
     return _shape(line, candidate, {column: roles}, evidence)
-
-
-def names_epoch(line: Line) -> bool:
-    """Return whether a line that only counts is the header of an epoch."""
-    column = _counter(line)
-    words = sum(token.kind == "word" for token in line.tokens)
-    return column is line.columns[0] and column.meaning is Meaning.EPOCH and words <= _HEADER_WORDS
 
 
 class Evidence:
@@ -343,62 +261,6 @@ class Evidence:
     def _has_stride(self, column: Column) -> bool:
         steps = {later - earlier for earlier, later in pairwise(self._known(column)) if later > earlier}
         return len(steps) == 1
-
-
-def _finite(number: float | int | None) -> float | int | None:
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _is_counter(column: Column) -> bool:
-    return (column.is_pair and column.is_bar) or column.meaning in (Meaning.STEP, Meaning.EPOCH)
-
-
-def _counter(line: Line) -> Column | None:
-    """The column of a line that only counts; None if it is no whole number."""
-    column = next(filter(_is_counter, line.columns), None)
-    if column is None or not all(type(number) is int for number in numbers_of(line.tokens[column.token])):
-        return None
-    return column
-
-
-def _progress(line: Line, last: Row, row: Row) -> int:
-    """How much further the counter of a line that only counts is than in the row before."""
-    column = _counter(line)
-    if column is None:
-        return 0
-    index = line.columns.index(column)
-    before, now = last.numbers[index], row.numbers[index]
-    place, now_place = before[0], now[0]
-    if type(place) is not int or type(now_place) is not int:
-        return 0
-    return now_place - place if now_place >= place else now_place
-
-
-def _is_same_place(line: Line, last: Row, row: Row) -> bool:
-    """Return whether a line names a place that is that of the row before: another rank, or a bar that is redrawn."""
-    counters = [
-        index
-        for index, column in enumerate(line.columns)
-        if _is_counter(column) or (column.is_pair and not column.name)
-    ]
-    return bool(counters) and all(row.numbers[index] == last.numbers[index] for index in counters)
-
-
-def _is_crowd(line: Line, last: Row, row: Row) -> bool:
-    """Return whether two lines of one epoch or step, with other numbers, are of several things: classes, layers."""
-    if row.numbers == last.numbers or any(column.is_pair and column.is_bar for column in line.columns):
-        return False
-    epoch = next((index for index, column in enumerate(line.columns) if column.meaning is Meaning.EPOCH), None)
-    if epoch is None:
-        return bool(row.counts) and row.counts == last.counts
-    if row.numbers[epoch] != last.numbers[epoch]:
-        return False
-    changed = (
-        column
-        for column, number, earlier in zip(line.columns, row.numbers, last.numbers, strict=True)
-        if number != earlier and type(number[0]) is int
-    )
-    return any(column.meaning in (Meaning.UNKNOWN, Meaning.IGNORED) for column in changed)
 
 
 def _counters(evidence: Evidence, *, is_whole_epoch: bool) -> dict[Column, tuple[LearnedColumn, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from gputui.metrics.learning.evidence import Candidate
+from gputui.metrics.learning.candidates import Candidate
 from gputui.metrics.learning.shapes import LearnedShape
 
 

@@ -8,17 +8,8 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from gputui.metrics.learning.evidence import (
-    NEWEST,
-    Candidate,
-    Context,
-    has_metric,
-    is_counter,
-    is_promising,
-    learn,
-    learn_counter,
-    names_epoch,
-)
+from gputui.metrics.learning.candidates import NEWEST, Candidate, has_metric, is_counter, is_promising, names_epoch
+from gputui.metrics.learning.evidence import Context, learn, learn_counter
 from gputui.metrics.learning.learned import Learning, Running
 from gputui.metrics.learning.remarks import remark
 from gputui.metrics.learning.shapes import LearnedShape
@@ -87,7 +78,7 @@ class Learner:
             if self._rests(digitless):
                 return []
             candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line, rank, running)
-            running.part = line.columns[-1].part
+            running.part = line.columns[-1].part or running.part
             shapes = self._judge(key, line, candidate, context)
         if is_count and not shapes:
             self._collect(self._counters, MAX_COUNTERS, key, line, rank, running)

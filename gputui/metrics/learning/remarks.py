@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gputui.metrics.learning.evidence import Candidate
+from gputui.metrics.learning.candidates import Candidate
 from gputui.metrics.learning.tokens import read_line
 from gputui.metrics.learning.words import Meaning
 
