@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.metrics.learning.tokens import Column, Line, numbers_of
+from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
+from gputui.metrics.learning.tokens import numbers_of
 from gputui.metrics.learning.words import Meaning
 
 MAX_ROWS = 6
@@ -47,7 +48,9 @@ class Candidate(Struct, frozen=True, array_like=True):
         """Whether the next line is only numbered: of those that long were not sure, a few count now and then."""
         return self.lines >= _TRIED_LINES and self.lines % _RESTING_PERIOD >= MAX_ROWS
 
-    def with_line(self, line: Line, counts: Mapping[str, int], part_before: str | None, rank: int | None) -> Candidate:
+    def with_line(
+        self, line: PrintedLine, counts: Mapping[str, int], part_before: str | None, rank: int | None
+    ) -> Candidate:
         """The candidate with one line more."""
         numbers = tuple(tuple(map(_finite, numbers_of(line.tokens[column.token]))) for column in line.columns)
         row = Row(numbers, counts, part_before, rank)
@@ -65,12 +68,12 @@ class Candidate(Struct, frozen=True, array_like=True):
         return replace(counted, rows=(*self.rows, row)[-MAX_ROWS:], counted=progress)
 
 
-def has_metric(line: Line) -> bool:
+def has_metric(line: PrintedLine) -> bool:
     """Return whether a number has the name of a metric."""
     return any(column.meaning is Meaning.METRIC for column in line.columns)
 
 
-def is_promising(line: Line) -> bool:
+def is_promising(line: PrintedLine) -> bool:
     """Return whether a line may hold metrics: a number with the name of one, or an unknown one beside a counter."""
     if has_metric(line):
         return True
@@ -79,12 +82,12 @@ def is_promising(line: Line) -> bool:
     return is_named and not meanings.isdisjoint({Meaning.STEP, Meaning.EPOCH})
 
 
-def is_counter(line: Line) -> bool:
+def is_counter(line: PrintedLine) -> bool:
     """Return whether a line counts: a bar, or a header."""
     return any(map(_is_counter, line.columns))
 
 
-def names_epoch(line: Line) -> bool:
+def names_epoch(line: PrintedLine) -> bool:
     """Return whether a line that only counts is the header of an epoch."""
     column = counter_of(line)
     words = sum(token.kind == "word" for token in line.tokens)
@@ -95,11 +98,11 @@ def _finite(number: float | int | None) -> float | int | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _is_counter(column: Column) -> bool:
+def _is_counter(column: PrintedNumber) -> bool:
     return (column.is_pair and column.is_bar) or column.meaning in (Meaning.STEP, Meaning.EPOCH)
 
 
-def counter_of(line: Line) -> Column | None:
+def counter_of(line: PrintedLine) -> PrintedNumber | None:
     """The column of a line that only counts; None if it is no whole number."""
     column = next(filter(_is_counter, line.columns), None)
     if column is None or not all(type(number) is int for number in numbers_of(line.tokens[column.token])):
@@ -107,7 +110,7 @@ def counter_of(line: Line) -> Column | None:
     return column
 
 
-def _progress(line: Line, last: Row, row: Row) -> int:
+def _progress(line: PrintedLine, last: Row, row: Row) -> int:
     """How much further the counter of a line that only counts is than in the row before."""
     column = counter_of(line)
     if column is None:
@@ -120,7 +123,7 @@ def _progress(line: Line, last: Row, row: Row) -> int:
     return now_place - place if now_place >= place else now_place
 
 
-def _is_same_place(line: Line, last: Row, row: Row) -> bool:
+def _is_same_place(line: PrintedLine, last: Row, row: Row) -> bool:
     """Return whether a line names a place that is that of the row before: another rank, or a bar that is redrawn."""
     counters = [
         index
@@ -130,7 +133,7 @@ def _is_same_place(line: Line, last: Row, row: Row) -> bool:
     return bool(counters) and all(row.numbers[index] == last.numbers[index] for index in counters)
 
 
-def _is_crowd(line: Line, last: Row, row: Row) -> bool:
+def _is_crowd(line: PrintedLine, last: Row, row: Row) -> bool:
     """Return whether two lines of one epoch or step, with other numbers, are of several things: classes, layers."""
     if row.numbers == last.numbers or any(column.is_pair and column.is_bar for column in line.columns):
         return False

@@ -7,8 +7,8 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from gputui.metrics.learning.candidates import NEWEST, Candidate, Row, counter_of
+from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
-from gputui.metrics.learning.tokens import Column, Line
 from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part
 
 LEAST_ROWS = 3
@@ -18,7 +18,7 @@ LEAST_ROWS_BESIDE_OTHERS = 2
 _NEAR_TOKENS = 4
 
 
-class Context(NamedTuple):
+class LogSoFar(NamedTuple):
     """What is known of the log: whether metrics, and those with steps of their own, were learned, and whether it has
     ended."""
 
@@ -37,8 +37,8 @@ class Lesson(NamedTuple):
 class _Counting(NamedTuple):
     """The columns that count. ``is_named``: their names say so."""
 
-    step: Column | None
-    epoch: Column | None
+    step: PrintedNumber | None
+    epoch: PrintedNumber | None
     is_named: bool
 
     @property
@@ -47,9 +47,9 @@ class _Counting(NamedTuple):
         return self.step is not None and self.step.is_pair and self.step.part in HELD_OUT
 
 
-def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
+def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> Lesson | None:
     """The shape of a candidate, if its lines are sure to hold metrics."""
-    evidence = Evidence(line.columns, candidate.rows)
+    evidence = ShapeEvidence(line.columns, candidate.rows)
     counting = evidence.counting
     is_whole_epoch = counting.epoch is not None and evidence.is_whole(counting.epoch)
     has_place = counting.step is not None or is_whole_epoch
@@ -85,9 +85,9 @@ def learn(line: Line, candidate: Candidate, context: Context) -> Lesson | None:
     return Lesson(shape, None if source == NEWEST else source)
 
 
-def learn_counter(line: Line, candidate: Candidate) -> LearnedShape | None:
+def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | None:
     """The shape of lines that only count."""
-    evidence = Evidence(line.columns, candidate.rows)
+    evidence = ShapeEvidence(line.columns, candidate.rows)
     column = counter_of(line)
     if column is None:
         return None
@@ -96,10 +96,10 @@ def learn_counter(line: Line, candidate: Candidate) -> LearnedShape | None:
     return _shape(line, candidate, {column: roles}, evidence)
 
 
-class Evidence:
+class ShapeEvidence:
     """Lines of one shape, those of the first rank and of new places. ``counting`` are the columns that count."""
 
-    def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    def __init__(self, columns: Sequence[PrintedNumber], rows: Sequence[Row]) -> None:
         self.columns = columns
         self.rows = list(rows)
         self._keep_first_rank()
@@ -107,38 +107,38 @@ class Evidence:
         self.counting = self._find_counting()
         self._drop_repeated()
 
-    def numbers(self, column: Column, of_pair: int = 0) -> list[float | int | None]:
+    def numbers(self, column: PrintedNumber, of_pair: int = 0) -> list[float | int | None]:
         """The numbers of a column, or of the totals of one."""
         index = self.columns.index(column)
         return [row.numbers[index][of_pair] for row in self.rows]
 
-    def is_whole(self, column: Column) -> bool:
+    def is_whole(self, column: PrintedNumber) -> bool:
         return all(type(number) is int and number >= 0 for number in self.numbers(column))
 
-    def is_real(self, column: Column) -> bool:
+    def is_real(self, column: PrintedNumber) -> bool:
         return any(type(number) is float for number in self.numbers(column))
 
-    def varies(self, column: Column) -> bool:
+    def varies(self, column: PrintedNumber) -> bool:
         return len(set(self._known(column))) > 1
 
-    def is_metric(self, column: Column) -> bool:
+    def is_metric(self, column: PrintedNumber) -> bool:
         """Return whether a column with the name of a metric measures something: it varies, or is not finite."""
         return column.meaning is Meaning.METRIC and (self.varies(column) or None in self.numbers(column))
 
-    def is_unknown_metric(self, column: Column) -> bool:
+    def is_unknown_metric(self, column: PrintedNumber) -> bool:
         """Return whether a column with an unknown name measures something: it varies, and is no other counter."""
         if column.meaning is not Meaning.UNKNOWN or not column.name or column.is_pair or column in self.counting:
             return False
         return self.varies(column) and not (self.is_whole(column) and self.never_falls(column))
 
-    def is_index(self, column: Column) -> bool:
+    def is_index(self, column: PrintedNumber) -> bool:
         """Return whether a column says which of several things a line is of."""
         return column.meaning is Meaning.UNKNOWN and self.is_whole(column) and self.varies(column)
 
-    def never_falls(self, column: Column) -> bool:
+    def never_falls(self, column: PrintedNumber) -> bool:
         return all(later >= earlier for earlier, later in pairwise(self._known(column)))
 
-    def begins_again(self, column: Column) -> bool:
+    def begins_again(self, column: PrintedNumber) -> bool:
         """Return whether places begin again, or each is the end of an epoch."""
         return self._is_end(column) or not self.never_falls(column)
 
@@ -159,7 +159,7 @@ class Evidence:
         parts = {row.part_before for row in self.rows}
         return parts.pop() if len(parts) == 1 and parts <= HELD_OUT else None
 
-    def _known(self, column: Column) -> list[float | int]:
+    def _known(self, column: PrintedNumber) -> list[float | int]:
         return [number for number in self.numbers(column) if number is not None]
 
     def _keep_first_rank(self) -> None:
@@ -213,11 +213,11 @@ class Evidence:
             return _Counting(bare[-1], self._epoch_before(bare[-1]), False)
         return _Counting(None, None, False)
 
-    def _leading(self) -> list[Column]:
+    def _leading(self) -> list[PrintedNumber]:
         """The numbers without a name at the beginning."""
         return list(takewhile(lambda column: not column.name and not column.is_pair, self.columns))[:2]
 
-    def _epoch_before(self, step: Column) -> Column | None:
+    def _epoch_before(self, step: PrintedNumber) -> PrintedNumber | None:
         """The whole number before a place, as in ``3 [150/1251]`` and ``[1, 150]``: it rises only where the place
         begins again."""
         index = self.columns.index(step)
@@ -233,16 +233,16 @@ class Evidence:
             return None
         return column
 
-    def _is_place(self, column: Column) -> bool:
+    def _is_place(self, column: PrintedNumber) -> bool:
         if self._is_end(column):
             return len(self.rows) > 1 and self.advancing_count() is not None
         return self._grows(column)
 
-    def _is_end(self, column: Column) -> bool:
+    def _is_end(self, column: PrintedNumber) -> bool:
         """Return whether each line is the end of an epoch: its place is its total."""
         return column.is_pair and self.is_whole(column) and self.numbers(column) == self.numbers(column, 1)
 
-    def _grows(self, column: Column) -> bool:
+    def _grows(self, column: PrintedNumber) -> bool:
         """Return whether a column of whole numbers grows, or begins again now and then."""
         if not self.is_whole(column):
             return False
@@ -255,16 +255,16 @@ class Evidence:
         falls = sum(later < earlier for earlier, later in pairwise(places))
         return rises > falls or (rises == falls > 0 and places[0] < places[-1])
 
-    def _advance(self, column: Column) -> float:
+    def _advance(self, column: PrintedNumber) -> float:
         return sum(max(0, later - earlier) for earlier, later in pairwise(self._known(column)))
 
-    def _has_stride(self, column: Column) -> bool:
+    def _has_stride(self, column: PrintedNumber) -> bool:
         steps = {later - earlier for earlier, later in pairwise(self._known(column)) if later > earlier}
         return len(steps) == 1
 
 
-def _counters(evidence: Evidence, *, is_whole_epoch: bool) -> dict[Column, tuple[LearnedColumn, ...]]:
-    taken: dict[Column, tuple[LearnedColumn, ...]] = {}
+def _counters(evidence: ShapeEvidence, *, is_whole_epoch: bool) -> dict[PrintedNumber, tuple[LearnedColumn, ...]]:
+    taken: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
     step, epoch, _ = evidence.counting
     if step is not None:
         taken[step] = _counter_roles(step, "step")
@@ -278,14 +278,17 @@ def _counters(evidence: Evidence, *, is_whole_epoch: bool) -> dict[Column, tuple
     return taken
 
 
-def _counter_roles(column: Column, role: Role) -> tuple[LearnedColumn, ...]:
+def _counter_roles(column: PrintedNumber, role: Role) -> tuple[LearnedColumn, ...]:
     total: Mapping[Role, Role] = {"step": "step_total", "epoch": "epoch_total"}
     counter = LearnedColumn(column.token, role)
     return (counter, LearnedColumn(column.token, total[role])) if column.is_pair else (counter,)
 
 
 def _shape(
-    line: Line, candidate: Candidate, taken: Mapping[Column, tuple[LearnedColumn, ...]], evidence: Evidence
+    line: PrintedLine,
+    candidate: Candidate,
+    taken: Mapping[PrintedNumber, tuple[LearnedColumn, ...]],
+    evidence: ShapeEvidence,
 ) -> LearnedShape:
     columns = tuple(role for column in line.columns for role in taken.get(column, ()))
     step, epoch, _ = evidence.counting

@@ -17,7 +17,7 @@ class Running(Struct):
     ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
     steps, ``ranks`` the lowest of each shape, ``positions`` and ``counts`` the states of each `Position` and
     `EpochCount`. A rank may repeat
-    ``last_text``; ``blocks`` are the records of each rank that have begun.
+    ``last_text``; ``records`` are those of each rank that have begun.
     """
 
     lines: int = 0
@@ -31,7 +31,7 @@ class Running(Struct):
     positions: tuple[tuple[int | None, ...], ...] = ()
     counts: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     last_text: str = ""
-    blocks: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
+    records: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
 
 
 class Learning(Struct, frozen=True):

@@ -9,18 +9,18 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from gputui.metrics.learning.candidates import NEWEST, Candidate, has_metric, is_counter, is_promising, names_epoch
-from gputui.metrics.learning.evidence import Context, learn, learn_counter
+from gputui.metrics.learning.columns import PrintedLine, header_cells, leading_cells, read_line
+from gputui.metrics.learning.evidence import LogSoFar, learn, learn_counter
 from gputui.metrics.learning.learned import Learning, Running
-from gputui.metrics.learning.remarks import remark
 from gputui.metrics.learning.shapes import LearnedShape
-from gputui.metrics.learning.tokens import Line, header_cells, leading_cells, read_line
-from gputui.metrics.learning.words import SIGNS, has_metric_piece
+from gputui.metrics.learning.words import SIGNS, Meaning, has_metric_piece
 
 MAX_CANDIDATES = 24
 MAX_COUNTERS = 12
 MAX_HEADERS = 4
 MAX_HEADER_CHARACTERS = 400
 MAX_REMARKS = 3
+SHOWN_CHARACTERS = 120
 # The characters without a new shape after which only lines that come again are looked at.
 LEARNING_CHARACTERS = 4_000_000
 _BEGINNING_CHARACTERS = 48
@@ -56,9 +56,9 @@ class Learner:
         """Lines that look like metrics and are not stored, with the key of the profile that would."""
         candidates = [candidate for candidate in self._candidates.values() if candidate.lines > 1]
         candidates.sort(key=lambda candidate: -candidate.lines)
-        return [remark(candidate) for candidate in candidates[:MAX_REMARKS]]
+        return [_remark(candidate) for candidate in candidates[:MAX_REMARKS]]
 
-    def add(self, text: str, rank: int | None, running: Running, context: Context) -> list[LearnedShape]:
+    def add(self, text: str, rank: int | None, running: Running, context: LogSoFar) -> list[LearnedShape]:
         """Take a line, and return the shapes that it makes sure."""
         if not self._has_sign(text):
             return []
@@ -88,7 +88,7 @@ class Learner:
             _note(self._dull, digitless)
         return shapes
 
-    def conclude(self, context: Context) -> list[LearnedShape]:
+    def conclude(self, context: LogSoFar) -> list[LearnedShape]:
         """The shapes that few lines show, once the output has ended."""
         shapes = []
         for key, candidate in list(self._candidates.items()):
@@ -122,7 +122,7 @@ class Learner:
         _note(self._beginnings, beginning)
         return True
 
-    def _read(self, text: str) -> Line | None:
+    def _read(self, text: str) -> PrintedLine | None:
         """A line that is no header of a table; with its header, if it is a row of one."""
         line = read_line(text)
         if line is None:
@@ -146,7 +146,13 @@ class Learner:
         self._headers = [*self._headers, header][-MAX_HEADERS:]
 
     def _collect(
-        self, candidates: dict[str, Candidate], most: int, key: str, line: Line, rank: int | None, running: Running
+        self,
+        candidates: dict[str, Candidate],
+        most: int,
+        key: str,
+        line: PrintedLine,
+        rank: int | None,
+        running: Running,
     ) -> Candidate:
         """Count a line of a candidate, and forget the one that came least lately."""
         counts = {counter_key: counter.counted for counter_key, counter in self._counters.items()}
@@ -161,7 +167,7 @@ class Learner:
             del candidates[next(iter(candidates))]
         return candidate
 
-    def _judge(self, key: str, line: Line, candidate: Candidate, context: Context) -> list[LearnedShape]:
+    def _judge(self, key: str, line: PrintedLine, candidate: Candidate, context: LogSoFar) -> list[LearnedShape]:
         """The shape of a candidate, if it is sure, and those that give it its step or epoch."""
         lesson = learn(line, candidate, context)
         if lesson is None:
@@ -189,3 +195,26 @@ def _note(texts: dict[str, str], text: str, key: str = "") -> None:
     texts[text] = key
     if len(texts) > _MAX_NOTED:
         del texts[next(iter(texts))]
+
+
+def _remark(candidate: Candidate) -> str:
+    """A sentence on a shape that was not learned, with the pattern of a profile that would read it."""
+    text = candidate.text.strip()[:SHOWN_CHARACTERS]
+    often = f"{candidate.lines} lines like {text!r} (since line {candidate.since_line}) are not stored"
+    key = f"metrics: {{source: output, patterns: ['{_pattern(candidate)}']}}"
+    return f"{often}: nothing in them surely counts steps. A profile can say it: {key}"
+
+
+def _pattern(candidate: Candidate) -> str:
+    """An expression with a group for the step, which the person may have to move, and one for each metric."""
+    line = read_line(candidate.text, candidate.header)
+    pieces: list[str] = []
+    for column in line.columns if line is not None else ():
+        name = re.sub(r"\W", "_", column.name)
+        if column.meaning in (Meaning.STEP, Meaning.EPOCH):
+            pieces.append(rf"{re.escape(column.name)}\D*(?P<step>\d+)")
+        elif column.meaning is Meaning.METRIC and name.isidentifier():
+            pieces.append(rf"{re.escape(column.name.rsplit('/', 1)[-1])}\W*(?P<{name}>[-+.\w]+)")
+    if not any("<step>" in piece for piece in pieces):
+        pieces.insert(0, r"(?P<step>\d+)")
+    return ".*".join(pieces).replace("'", ".")

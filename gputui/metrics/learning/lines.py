@@ -9,16 +9,14 @@ from msgspec.structs import replace
 
 from gputui.metrics.contract import LineFormat, Parsed, parse_values
 from gputui.metrics.epochs import EpochCount
-from gputui.metrics.learning.blocks import Blocks
-from gputui.metrics.learning.evidence import Context
+from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned
 from gputui.metrics.learning.learner import Learner
-from gputui.metrics.learning.prefixes import split_prefix
 from gputui.metrics.learning.shapes import Counters, LearnedShape, Position, ShapeReader
+from gputui.metrics.learning.whole_lines import WholeLines, split_prefix
 from gputui.metrics.printed import CUT_OFF, printed_text
 
 MAX_SHAPES = 32
-MAX_RANKS = 16
 # The newest steps whose names are not stored again: other ranks print them too, and bars are redrawn.
 _RECENT_STEPS = 2
 # A place this near to its total was the end of an epoch.
@@ -43,7 +41,7 @@ class LearnedLines(LineFormat):
         self._learned: Learned | None = learned
         running = learned.running
         self._running = replace(running, recent={**running.recent}, ranks={**running.ranks})
-        self._blocks = {rank: Blocks(state) for rank, state in running.blocks}
+        self._whole_lines = WholeLines(running.records)
         self._learner = Learner(learned.learning)
         self._readers: list[ShapeReader] = []
         self._has_metrics = self._has_steps = self._counts_steps = False
@@ -61,7 +59,7 @@ class LearnedLines(LineFormat):
                 ranks={**self._running.ranks},
                 positions=tuple(position.state for position in self._positions),
                 counts={scale: count.state for scale, count in self._counts.items()},
-                blocks=tuple((rank, blocks.state) for rank, blocks in self._blocks.items() if blocks.state),
+                records=self._whole_lines.state,
             )
             self._learned = Learned(self._shapes, running, self._learner.learning)
         return self._learned
@@ -85,17 +83,16 @@ class LearnedLines(LineFormat):
     def parse(self, line: bytes) -> Parsed:
         self._learned = None
         self._running.lines += 1
-        text, rank = split_prefix(_text(line))
-        whole = self._blocks_of(rank).add(text)
-        if whole is None or whole == self._running.last_text or not whole.strip():
+        whole = self._whole_lines.add(_text(line))
+        if whole is None or whole.text == self._running.last_text or not whole.text.strip():
             return None
-        self._running.last_text = whole
+        self._running.last_text = whole.text
         for index, reader in enumerate(self._readers):
-            match = reader.match(whole)
+            match = reader.match(whole.text)
             if match is not None:
-                return self._record(index, match, rank)
+                return self._record(index, match, whole.rank)
         if self._learns and len(self._readers) < MAX_SHAPES:
-            for shape in self._learner.add(whole, rank, self._running, self._context()):
+            for shape in self._learner.add(*whole, self._running, self._context()):
                 self._confirm(shape)
         return None
 
@@ -118,8 +115,8 @@ class LearnedLines(LineFormat):
     def _shapes(self) -> tuple[LearnedShape, ...]:
         return tuple(reader.shape for reader in self._readers)
 
-    def _context(self, *, is_over: bool = False) -> Context:
-        return Context(self._has_metrics, self._counts_steps, is_over)
+    def _context(self, *, is_over: bool = False) -> LogSoFar:
+        return LogSoFar(self._has_metrics, self._counts_steps, is_over)
 
     def _confirm(self, shape: LearnedShape) -> None:
         if len(self._readers) < MAX_SHAPES and ShapeReader(shape).match(shape.example) is not None:
@@ -136,14 +133,6 @@ class LearnedLines(LineFormat):
         self._has_steps = any(not shape.is_source for shape in with_step)
         self._counts_steps = bool(with_step)
         self._learner.lacks_epoch = any(shape.lacks_epoch for shape in self._shapes)
-
-    def _blocks_of(self, rank: int | None) -> Blocks:
-        blocks = self._blocks.get(rank)
-        if blocks is None:
-            blocks = self._blocks[rank] = Blocks()
-            if len(self._blocks) > MAX_RANKS:
-                del self._blocks[next(iter(self._blocks))]
-        return blocks
 
     def _record(self, index: int, match: re.Match[str], rank: int | None) -> Parsed:
         reader = self._readers[index]

@@ -1,9 +1,14 @@
-"""Records of several lines as one line: a box of names and values, and a printed dictionary."""
+"""Lines as a program meant them: without what loggers and launchers write before them, and the lines of a box or of a
+printed dictionary as one."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
+from gputui.metrics.learning.tokens import STAMP
+
+MAX_RANKS = 16
 MAX_LINES = 64
 MAX_CHARACTERS = 4000
 
@@ -13,8 +18,52 @@ _RULE = re.compile(r"\s*[-=+|─━┌└├┬┴┐┘┤╭╰╮╯═┼#*]
 _BEGINNINGS = ("{", "|", "│", "┃")
 _ITEM = re.compile(r"""\s*(?:['"][^'"]+['"]\s*:.*|[\d.\[\]{}(),'" +-]+)""")
 
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|NOTICE|TRACE|SUCCESS|Info|info)\b"
+_DOTTED = r"[A-Za-z_<][\w<>]*(?:[.:][\w<>]+)+"
+_PREFIX = re.compile(
+    r"\s*(?:(?:"
+    r"\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>"
+    r"|\[?(?i:rank|default|local_rank|gpu|worker)[ :=_-]?(?P<rank>\d+)(?:\]|(?=:))"
+    r"|\(\w+(?:\(\w+\))? pid=(?P<pid>\d+)[^)]*\)"
+    r"|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ [\w./-]+:\d+\]"
+    rf"|\[(?:(?:\w )?(?:{STAMP}|\d\d:\d\d:\d\d)|\s*{_LEVEL}|[\w/.]+\.py:\d+|__\w+__\]|\w+(?:\.\w+)+\])[^\[\]]*\]?"
+    rf"|(?:{STAMP}|\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s))"
+    rf"|\|\s*(?:[\w.<>/-]+\s*\|\s*)?{_LEVEL}\s*\|(?:\s*{_DOTTED}(?=\s*-\s))?"
+    rf"|(?:-\s*)?(?:[\w.<>/-]+\s*-\s*)?{_LEVEL}(?::[\w.]+(?=:)|\s*-\s*{_DOTTED}(?=\s*-\s))?"
+    r")\s*(?::|-(?=\s))?\s*)*"
+)
 
-class Blocks:
+
+class WholeLine(NamedTuple):
+    """A line, or the lines of a record as one, and the rank that prints it, if it says so."""
+
+    text: str
+    rank: int | None
+
+
+class WholeLines:
+    """Joins the lines of records, of each rank by itself. ``state`` are those that have begun."""
+
+    def __init__(self, state: tuple[tuple[int | None, tuple[str, ...]], ...] = ()) -> None:
+        self._records = {rank: Record(lines) for rank, lines in state}
+
+    @property
+    def state(self) -> tuple[tuple[int | None, tuple[str, ...]], ...]:
+        return tuple((rank, record.state) for rank, record in self._records.items() if record.state)
+
+    def add(self, line: str) -> WholeLine | None:
+        """Take a line and return it, or the record that it ends; None within a record."""
+        text, rank = split_prefix(line)
+        record = self._records.get(rank)
+        if record is None:
+            record = self._records[rank] = Record()
+            if len(self._records) > MAX_RANKS:
+                del self._records[next(iter(self._records))]
+        whole = record.add(text)
+        return None if whole is None else WholeLine(whole, rank)
+
+
+class Record:
     """Joins the lines of a record. ``state`` is the record that has begun."""
 
     def __init__(self, state: tuple[str, ...] = ()) -> None:
@@ -54,6 +103,15 @@ class Blocks:
             return None
         self._lines = []
         return joined
+
+
+def split_prefix(text: str) -> tuple[str, int | None]:
+    """A line without what stands before it, and the rank that this names."""
+    match = _PREFIX.match(text)
+    if match is None or match.end() == len(text):
+        return text, None
+    rank = match["rank"] or match["mpi"] or match["pid"]
+    return text[match.end() :], None if rank is None else int(rank)
 
 
 def _depth(text: str) -> int:

@@ -1,0 +1,184 @@
+"""The numbers of a line, with the names that the words around them, or the header of a table, give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gputui.metrics.learning.tokens import MAX_TOKENS, NUMBERS, Token, tokenize
+from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part, meaning, normal_name
+
+MAX_COLUMNS = 40
+_NAME_WORDS = 5
+_MASKED = frozenset({"text", "bar", "quantity", "id"})
+_SEPARATORS = frozenset(":=")
+_OPENING = frozenset("[({")
+_QUOTES = frozenset("'\"`*")
+
+
+class PrintedNumber(NamedTuple):
+    """A number of a line, or two with a total. ``part`` is that of the data which the words before it name."""
+
+    token: int
+    name: str
+    meaning: Meaning
+    is_pair: bool
+    is_bar: bool
+    part: str | None
+
+
+class PrintedLine(NamedTuple):
+    """A line. ``shape`` is what is the same in all lines of its form."""
+
+    text: str
+    header: tuple[str, ...]
+    tokens: tuple[Token, ...]
+    columns: tuple[PrintedNumber, ...]
+    shape: str
+
+
+def read_line(text: str, header: Sequence[str] = ()) -> PrintedLine | None:
+    """The tokens and numbers of a line; None if it has too many. ``header`` names the columns of a row of a table."""
+    tokens = tokenize(text)
+    if len(tokens) > MAX_TOKENS:
+        return None
+    columns = _table_columns(tokens, header) if header else _columns(tokens)
+    if not columns or len(columns) > MAX_COLUMNS:
+        return None
+    return PrintedLine(text, tuple(header), tokens, columns, " ".join([*header, *map(_masked, tokens)]))
+
+
+def leading_cells(tokens: Sequence[Token]) -> int:
+    """The cells of a row of a table: its numbers before the first word or mark, but for those between cells."""
+    count = 0
+    for token in tokens:
+        if token.kind in ("word", "bar", "text") or (token.kind == "mark" and token.text not in "|│┃,;+"):
+            break
+        count += token.kind != "mark"
+    return count
+
+
+def header_cells(text: str) -> tuple[tuple[str, ...], ...]:
+    """The readings of a line of words as names of columns, by wide gaps and by all gaps; none for other lines, and
+    where no name is that of a counter."""
+    if any(token.kind not in ("word", "mark") for token in tokenize(text)):
+        return ()
+    inner = text.strip().strip("|│┃ ")
+    wide = [cell.strip() for cell in re.split(r"\s*[|│┃,;]\s*|\t+|\s{2,}", inner)]
+    narrow = [cell for cell in re.split(r"[\s|│┃,;]+", inner) if cell]
+    readings = {tuple(wide), tuple(narrow)}
+    return tuple(cells for cells in sorted(readings, key=len) if all(cells) and _has_counter(cells))
+
+
+def _has_counter(cells: Sequence[str]) -> bool:
+    meanings = {meaning(cell.lower()) for cell in cells}
+    return not meanings.isdisjoint({Meaning.EPOCH, Meaning.STEP})
+
+
+def _masked(token: Token) -> str:
+    if token.kind in _MASKED:
+        return "~"
+    if token.kind == "pair":
+        return "0/0"
+    return "0" if token.kind in NUMBERS else token.text
+
+
+def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
+    parts = [PARTS[token.text.lower()] for token in tokens if token.kind == "word" and token.text.lower() in PARTS]
+    is_mixed = "train" in parts and not HELD_OUT.isdisjoint(parts)
+    columns: list[PrintedNumber] = []
+    part: str | None = None
+    used: set[str] = set()
+    for index, token in enumerate(tokens):
+        if token.kind == "word":
+            part = PARTS.get(token.text.lower(), part)
+        if token.kind not in NUMBERS:
+            continue
+        printed, is_detail = _words_before(tokens, index)
+        name = normal_name(tuple(printed))
+        sense = Meaning.IGNORED if is_detail else meaning(name)
+        is_real = "." in token.text
+        if name in PARTS and is_real:
+            sense = Meaning.METRIC
+        if sense is Meaning.METRIC and not is_real and token.kind == "number" and _names_more(tokens[index + 1 :]):
+            sense = Meaning.IGNORED
+        if is_detail and tokens[index - 1].text == "," and columns[-1].meaning in (Meaning.METRIC, Meaning.UNKNOWN):
+            columns[-1] = columns[-1]._replace(meaning=Meaning.IGNORED)  # Which of a list is meant is unknown.
+        if token.kind == "pair" and not name and _counts_steps(tokens[index + 1 : index + 2]):
+            sense = Meaning.STEP
+        is_metric = sense in (Meaning.METRIC, Meaning.UNKNOWN)
+        if is_metric and name.startswith("train/"):
+            is_mixed = True
+        if is_metric and name and not has_part(name) and (part in HELD_OUT or (part == "train" and is_mixed)):
+            name = f"{part}/{name}"
+        if name and name in used and (is_metric or sense is Meaning.SETTING):
+            sense = Meaning.IGNORED
+        used.add(name)
+        is_bar = index > 0 and tokens[index - 1].kind == "bar"
+        columns.append(PrintedNumber(index, name, sense, token.kind == "pair", is_bar, part))
+    return tuple(columns)
+
+
+def _counts_steps(after: Sequence[Token]) -> bool:
+    """Return whether a word behind a pair says that it counts steps: ``200/2983 batches``."""
+    return any(token.kind == "word" and meaning(token.text.lower()) is Meaning.STEP for token in after)
+
+
+def _names_more(after: Sequence[Token]) -> bool:
+    """Return whether a number is a part of the name of the next: "accuracy of class 7: 0.94"."""
+    return bool(after) and after[0].text in _SEPARATORS
+
+
+def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[PrintedNumber, ...]:
+    columns = []
+    cells = iter(header)
+    for index, token in enumerate(tokens):
+        cell = next(cells, None) if token.kind != "mark" else ""
+        if token.kind not in NUMBERS:
+            continue
+        name = "" if cell is None else normal_name(tuple(cell.split()))
+        is_bar = cell is None and tokens[index - 1].kind == "bar"
+        columns.append(PrintedNumber(index, name, meaning(name), token.kind == "pair", is_bar, None))
+    return tuple(columns)
+
+
+def _words_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]:
+    """The words that name a number, and whether it is a detail of the number before it: an average in brackets, a
+    deviation, the next of a list."""
+    at = index - 1
+    has_separator = False
+    while at >= 0 and tokens[at].kind == "mark" and tokens[at].text in _SEPARATORS | _OPENING | _QUOTES:
+        has_separator = has_separator or tokens[at].text in _SEPARATORS
+        at -= 1
+    if at >= 0 and (tokens[at].kind in NUMBERS or tokens[at].text in ("±", ",", "+/-")) and not has_separator:
+        is_inside = at < index - 1 or tokens[at].text == "±"
+        is_detail = is_inside and tokens[index - 1].text in _OPENING - {"["} and tokens[at].text != ","
+        if tokens[at].text == ",":
+            is_detail = at > 0 and tokens[at - 1].kind in NUMBERS and _is_in_brackets(tokens, at)
+        return [], is_detail or tokens[at].text == "±"
+    if not has_separator and tokens[index - 1].text in _OPENING - {"["}:
+        return [], False
+    if at >= 1 and tokens[at].kind == "bar":
+        at -= 1
+        while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:
+            at -= 1
+    words: list[str] = []
+    if at >= 3 and tokens[at].text == ")" and tokens[at - 1].kind == "word" and tokens[at - 2].text == "(":
+        is_call = tokens[at - 3].kind == "word" and not tokens[at - 2].gap and len(tokens[at - 3].text) == 1
+        at -= 3
+        if is_call:
+            return [f"{tokens[at].text}({tokens[at + 2].text})"], False
+    while at >= 0 and tokens[at].kind == "word" and len(words) < _NAME_WORDS:
+        words.insert(0, tokens[at].text)
+        if len(tokens[at].gap) > 1 or "\t" in tokens[at].gap:
+            break
+        at -= 1
+    return words, False
+
+
+def _is_in_brackets(tokens: Sequence[Token], at: int) -> bool:
+    """Return whether an open bracket with a name before it stands before a comma, as in ``lr=[1, 2]``."""
+    while at > 0 and (tokens[at].kind in NUMBERS or tokens[at].text in ",()"):
+        at -= 1
+    return tokens[at].text == "[" and at > 0 and (tokens[at - 1].text in _SEPARATORS or tokens[at - 1].kind == "word")
