@@ -125,11 +125,7 @@ def _progress(line: PrintedLine, last: Row, row: Row) -> int:
 
 def _is_same_place(line: PrintedLine, last: Row, row: Row) -> bool:
     """Return whether a line names a place that is that of the row before: another rank, or a bar that is redrawn."""
-    counters = [
-        index
-        for index, column in enumerate(line.columns)
-        if _is_counter(column) or (column.is_pair and not column.name)
-    ]
+    counters = [index for index, column in enumerate(line.columns) if _is_counter(column) or column.may_be_place]
     return bool(counters) and all(row.numbers[index] == last.numbers[index] for index in counters)
 
 

@@ -27,6 +27,12 @@ class PrintedNumber(NamedTuple):
     is_bar: bool
     part: str | None
 
+    @property
+    def may_be_place(self) -> bool:
+        """Whether it is a place of a total, and not a share of something that has a name."""
+        is_nameless = self.is_bar or not self.name or self.name in PARTS
+        return self.is_pair and is_nameless and self.meaning in (Meaning.UNKNOWN, Meaning.STEP)
+
 
 class PrintedLine(NamedTuple):
     """A line. ``shape`` is what is the same in all lines of its form."""

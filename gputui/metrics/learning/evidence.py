@@ -170,7 +170,7 @@ class ShapeEvidence:
 
     def _drop_nested(self) -> None:
         """Leave out bars of the same form with a smaller total: a validation within the training."""
-        bar = next((column for column in self.columns if column.is_pair and (column.is_bar or not column.name)), None)
+        bar = next((column for column in self.columns if column.may_be_place), None)
         if bar is None or any(column.meaning is Meaning.EPOCH for column in self.columns):
             return
         totals = self.numbers(bar, 1)
@@ -197,12 +197,7 @@ class ShapeEvidence:
         if named:
             step = max(named, key=lambda column: (self._advance(column), not column.is_pair))
             return _Counting(step, epoch, True)
-        places = [
-            column
-            for column in self.columns
-            if column.is_pair and (column.is_bar or not column.name or column.name in PARTS)
-            if column.meaning in (Meaning.UNKNOWN, Meaning.STEP) and self._is_place(column)
-        ]
+        places = [column for column in self.columns if column.may_be_place and self._is_place(column)]
         if places:
             step = places[0]
             return _Counting(step, epoch or self._epoch_before(step), epoch is not None or step.is_bar)

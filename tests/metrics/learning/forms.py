@@ -495,6 +495,20 @@ def nested_bars() -> Iterator[Printed]:
             )
 
 
+def cifar_bar() -> Iterator[Printed]:
+    """As pytorch-cifar: a bar of a terminal, with the place behind it."""
+    for epoch in range(3):
+        yield Printed(f"\nEpoch: {epoch}\n")
+        for batch in range(1, 392, 5):
+            step = epoch * 391 + batch
+            bar = f"[{'=' * (batch // 10)}>{'.' * (39 - batch // 10)}]"
+            yield Printed(
+                f"\r {bar}  Step: {10 + batch % 9}ms | Tot: {batch // 9}s{batch}ms | Loss: {falling(step, 3):.3f} | "
+                f"Acc: {rising(step):.3f}% ({batch * 12}/{batch * 128})" + " " * 30 + "\b" * 40 + f" {batch}/391 ",
+                {"step": step, "loss": falling(step, 3), "acc": rising(step)},
+            )
+
+
 def under_a_header() -> Iterator[Printed]:
     """As rsl_rl and OLMo: the step on a line, the metrics on lines of their own."""
     for step in range(40):
@@ -565,6 +579,7 @@ FORMS: dict[str, Callable[[], Iterator[Printed]]] = {
     "beside a bar": beside_a_bar,
     "adversarial": adversarial,
     "nested bars": nested_bars,
+    "cifar bar": cifar_bar,
     "under a header": under_a_header,
     "of phases": of_phases,
 }
