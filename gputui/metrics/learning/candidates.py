@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
 from gputui.metrics.learning.tokens import numbers_of
-from gputui.metrics.learning.words import Meaning
+from gputui.metrics.learning.words import Sense
 
 MAX_ROWS = 6
 _TRIED_LINES = 48
@@ -70,7 +70,7 @@ class Candidate(Struct, frozen=True, array_like=True):
 
 def has_metric(line: PrintedLine) -> bool:
     """Return whether a number has the name of a metric."""
-    return any(column.meaning is Meaning.METRIC for column in line.columns)
+    return any(column.meaning is Sense.METRIC for column in line.columns)
 
 
 def is_promising(line: PrintedLine) -> bool:
@@ -78,8 +78,8 @@ def is_promising(line: PrintedLine) -> bool:
     if has_metric(line):
         return True
     meanings = {column.meaning for column in line.columns}
-    is_named = any(column.meaning is Meaning.UNKNOWN and column.name for column in line.columns)
-    return is_named and not meanings.isdisjoint({Meaning.STEP, Meaning.EPOCH})
+    is_named = any(column.meaning is Sense.UNKNOWN and column.name for column in line.columns)
+    return is_named and not meanings.isdisjoint({Sense.STEP, Sense.EPOCH})
 
 
 def is_counter(line: PrintedLine) -> bool:
@@ -91,7 +91,7 @@ def names_epoch(line: PrintedLine) -> bool:
     """Return whether a line that only counts is the header of an epoch."""
     column = counter_of(line)
     words = sum(token.kind == "word" for token in line.tokens)
-    return column is line.columns[0] and column.meaning is Meaning.EPOCH and words <= _HEADER_WORDS
+    return column is line.columns[0] and column.meaning is Sense.EPOCH and words <= _HEADER_WORDS
 
 
 def _finite(number: float | int | None) -> float | int | None:
@@ -99,7 +99,7 @@ def _finite(number: float | int | None) -> float | int | None:
 
 
 def _is_counter(column: PrintedNumber) -> bool:
-    return (column.is_pair and column.is_bar) or column.meaning in (Meaning.STEP, Meaning.EPOCH)
+    return (column.is_pair and column.is_bar) or column.meaning in (Sense.STEP, Sense.EPOCH)
 
 
 def counter_of(line: PrintedLine) -> PrintedNumber | None:
@@ -133,7 +133,7 @@ def _is_crowd(line: PrintedLine, last: Row, row: Row) -> bool:
     """Return whether two lines of one epoch or step, with other numbers, are of several things: classes, layers."""
     if row.numbers == last.numbers or any(column.is_pair and column.is_bar for column in line.columns):
         return False
-    epoch = next((index for index, column in enumerate(line.columns) if column.meaning is Meaning.EPOCH), None)
+    epoch = next((index for index, column in enumerate(line.columns) if column.meaning is Sense.EPOCH), None)
     if epoch is None:
         return bool(row.counts) and row.counts == last.counts
     if row.numbers[epoch] != last.numbers[epoch]:
@@ -143,4 +143,4 @@ def _is_crowd(line: PrintedLine, last: Row, row: Row) -> bool:
         for column, number, earlier in zip(line.columns, row.numbers, last.numbers, strict=True)
         if number != earlier and type(number[0]) is int
     )
-    return any(column.meaning in (Meaning.UNKNOWN, Meaning.IGNORED) for column in changed)
+    return any(column.meaning in (Sense.UNKNOWN, Sense.IGNORED) for column in changed)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.metrics.learning.tokens import MAX_TOKENS, NUMBERS, Token, tokenize
-from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part, meaning, normal_name
+from gputui.metrics.learning.words import HELD_OUT, PARTS, Sense, has_part, meaning, normal_name
 
 MAX_COLUMNS = 40
 _NAME_WORDS = 5
@@ -22,7 +22,7 @@ class PrintedNumber(NamedTuple):
 
     token: int
     name: str
-    meaning: Meaning
+    meaning: Sense
     is_pair: bool
     is_bar: bool
     part: str | None
@@ -31,7 +31,7 @@ class PrintedNumber(NamedTuple):
     def may_be_place(self) -> bool:
         """Whether it is a place of a total, and not a share of something that has a name."""
         is_nameless = self.is_bar or not self.name or self.name in PARTS
-        return self.is_pair and is_nameless and self.meaning in (Meaning.UNKNOWN, Meaning.STEP)
+        return self.is_pair and is_nameless and self.meaning in (Sense.UNKNOWN, Sense.STEP)
 
 
 class PrintedLine(NamedTuple):
@@ -79,7 +79,7 @@ def header_cells(text: str) -> tuple[tuple[str, ...], ...]:
 
 def _has_counter(cells: Sequence[str]) -> bool:
     meanings = {meaning(cell.lower()) for cell in cells}
-    return not meanings.isdisjoint({Meaning.EPOCH, Meaning.STEP})
+    return not meanings.isdisjoint({Sense.EPOCH, Sense.STEP})
 
 
 def _masked(token: Token) -> str:
@@ -103,23 +103,23 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
             continue
         printed, is_detail = _words_before(tokens, index)
         name = normal_name(tuple(printed))
-        sense = Meaning.IGNORED if is_detail else meaning(name)
+        sense = Sense.IGNORED if is_detail else meaning(name)
         is_real = "." in token.text
         if name in PARTS and is_real:
-            sense = Meaning.METRIC
-        if sense is Meaning.METRIC and not is_real and token.kind == "number" and _names_more(tokens[index + 1 :]):
-            sense = Meaning.IGNORED
-        if is_detail and tokens[index - 1].text == "," and columns[-1].meaning in (Meaning.METRIC, Meaning.UNKNOWN):
-            columns[-1] = columns[-1]._replace(meaning=Meaning.IGNORED)  # Which of a list is meant is unknown.
+            sense = Sense.METRIC
+        if sense is Sense.METRIC and not is_real and token.kind == "number" and _names_more(tokens[index + 1 :]):
+            sense = Sense.IGNORED
+        if is_detail and tokens[index - 1].text == "," and columns[-1].meaning in (Sense.METRIC, Sense.UNKNOWN):
+            columns[-1] = columns[-1]._replace(meaning=Sense.IGNORED)  # Which of a list is meant is unknown.
         if token.kind == "pair" and not name and _counts_steps(tokens[index + 1 : index + 2]):
-            sense = Meaning.STEP
-        is_metric = sense in (Meaning.METRIC, Meaning.UNKNOWN)
+            sense = Sense.STEP
+        is_metric = sense in (Sense.METRIC, Sense.UNKNOWN)
         if is_metric and name.startswith("train/"):
             is_mixed = True
         if is_metric and name and not has_part(name) and (part in HELD_OUT or (part == "train" and is_mixed)):
             name = f"{part}/{name}"
-        if name and name in used and (is_metric or sense is Meaning.SETTING):
-            sense = Meaning.IGNORED
+        if name and name in used and (is_metric or sense is Sense.SETTING):
+            sense = Sense.IGNORED
         used.add(name)
         is_bar = index > 0 and tokens[index - 1].kind == "bar"
         columns.append(PrintedNumber(index, name, sense, token.kind == "pair", is_bar, part))
@@ -128,7 +128,7 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
 
 def _counts_steps(after: Sequence[Token]) -> bool:
     """Return whether a word behind a pair says that it counts steps: ``200/2983 batches``."""
-    return any(token.kind == "word" and meaning(token.text.lower()) is Meaning.STEP for token in after)
+    return any(token.kind == "word" and meaning(token.text.lower()) is Sense.STEP for token in after)
 
 
 def _names_more(after: Sequence[Token]) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gputui.metrics.learning.candidates import NEWEST, Candidate, Row, counter_of
 from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
-from gputui.metrics.learning.words import HELD_OUT, PARTS, Meaning, has_part
+from gputui.metrics.learning.words import HELD_OUT, PARTS, Sense, has_part
 
 LEAST_ROWS = 3
 LEAST_ROWS_UNKNOWN_NAMES = 4
@@ -77,7 +77,7 @@ def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> Lesson 
     taken = _counters(evidence, is_whole_epoch=is_whole_epoch)
     part = None if has_place else evidence.part_before
     for column in line.columns:
-        if column.meaning in (Meaning.METRIC, Meaning.SETTING) or column in unknown:
+        if column.meaning in (Sense.METRIC, Sense.SETTING) or column in unknown:
             share = (LearnedColumn(column.token, "value_total"),) if column.is_pair else ()
             name = column.name if part is None or has_part(column.name) else f"{part}/{column.name}"
             taken.setdefault(column, (LearnedColumn(column.token, "value", name), *share))
@@ -91,7 +91,7 @@ def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | Non
     column = counter_of(line)
     if column is None:
         return None
-    roles = _counter_roles(column, "epoch" if column.meaning is Meaning.EPOCH else "step")
+    roles = _counter_roles(column, "epoch" if column.meaning is Sense.EPOCH else "step")
     evidence.counting = _Counting(None if roles[0].role == "epoch" else column, None, True)
     return _shape(line, candidate, {column: roles}, evidence)
 
@@ -123,17 +123,17 @@ class ShapeEvidence:
 
     def is_metric(self, column: PrintedNumber) -> bool:
         """Return whether a column with the name of a metric measures something: it varies, or is not finite."""
-        return column.meaning is Meaning.METRIC and (self.varies(column) or None in self.numbers(column))
+        return column.meaning is Sense.METRIC and (self.varies(column) or None in self.numbers(column))
 
     def is_unknown_metric(self, column: PrintedNumber) -> bool:
         """Return whether a column with an unknown name measures something: it varies, and is no other counter."""
-        if column.meaning is not Meaning.UNKNOWN or not column.name or column.is_pair or column in self.counting:
+        if column.meaning is not Sense.UNKNOWN or not column.name or column.is_pair or column in self.counting:
             return False
         return self.varies(column) and not (self.is_whole(column) and self.never_falls(column))
 
     def is_index(self, column: PrintedNumber) -> bool:
         """Return whether a column says which of several things a line is of."""
-        return column.meaning is Meaning.UNKNOWN and self.is_whole(column) and self.varies(column)
+        return column.meaning is Sense.UNKNOWN and self.is_whole(column) and self.varies(column)
 
     def never_falls(self, column: PrintedNumber) -> bool:
         return all(later >= earlier for earlier, later in pairwise(self._known(column)))
@@ -163,7 +163,7 @@ class ShapeEvidence:
         return [number for number in self.numbers(column) if number is not None]
 
     def _keep_first_rank(self) -> None:
-        column = next((column for column in self.columns if column.meaning is Meaning.RANK), None)
+        column = next((column for column in self.columns if column.meaning is Sense.RANK), None)
         if column is not None and self.is_whole(column):
             ranks = self._known(column)
             self.rows = [row for row, rank in zip(self.rows, ranks, strict=True) if rank == min(ranks)]
@@ -171,7 +171,7 @@ class ShapeEvidence:
     def _drop_nested(self) -> None:
         """Leave out bars of the same form with a smaller total: a validation within the training."""
         bar = next((column for column in self.columns if column.may_be_place), None)
-        if bar is None or any(column.meaning is Meaning.EPOCH for column in self.columns):
+        if bar is None or any(column.meaning is Sense.EPOCH for column in self.columns):
             return
         totals = self.numbers(bar, 1)
         largest = max((total for total in totals if total is not None), default=None)
@@ -192,8 +192,8 @@ class ShapeEvidence:
     def _find_counting(self) -> _Counting:
         """Of several counters that agree the finer one is the step, and one of the whole training is better than a
         place."""
-        epoch = next((column for column in self.columns if column.meaning is Meaning.EPOCH), None)
-        named = [column for column in self.columns if column.meaning is Meaning.STEP and self._grows(column)]
+        epoch = next((column for column in self.columns if column.meaning is Sense.EPOCH), None)
+        named = [column for column in self.columns if column.meaning is Sense.STEP and self._grows(column)]
         if named:
             step = max(named, key=lambda column: (self._advance(column), not column.is_pair))
             return _Counting(step, epoch, True)
@@ -219,7 +219,7 @@ class ShapeEvidence:
         column = self.columns[index - 1] if index else None
         if column is None or step.token - column.token > _NEAR_TOKENS or not self.is_whole(column):
             return None
-        if column.meaning is not Meaning.UNKNOWN or (column.name and column.name not in PARTS):
+        if column.meaning is not Sense.UNKNOWN or (column.name and column.name not in PARTS):
             return None
         lines = pairwise(zip(self._known(column), self._known(step), strict=True))
         if any(
@@ -267,7 +267,7 @@ def _counters(evidence: ShapeEvidence, *, is_whole_epoch: bool) -> dict[PrintedN
         taken[epoch] = _counter_roles(epoch, "epoch")
     elif epoch is not None:
         taken[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
-    column = next((column for column in evidence.columns if column.meaning is Meaning.RANK), None)
+    column = next((column for column in evidence.columns if column.meaning is Sense.RANK), None)
     if column is not None and evidence.is_whole(column):
         taken[column] = _counter_roles(column, "rank")
     return taken

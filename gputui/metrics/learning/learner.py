@@ -13,7 +13,7 @@ from gputui.metrics.learning.columns import PrintedLine, header_cells, leading_c
 from gputui.metrics.learning.evidence import LogSoFar, learn, learn_counter
 from gputui.metrics.learning.learned import Learning, Running
 from gputui.metrics.learning.shapes import LearnedShape
-from gputui.metrics.learning.words import SIGNS, Meaning, has_metric_piece
+from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece
 
 MAX_CANDIDATES = 24
 MAX_COUNTERS = 12
@@ -211,9 +211,9 @@ def _pattern(candidate: Candidate) -> str:
     pieces: list[str] = []
     for column in line.columns if line is not None else ():
         name = re.sub(r"\W", "_", column.name)
-        if column.meaning in (Meaning.STEP, Meaning.EPOCH):
+        if column.meaning in (Sense.STEP, Sense.EPOCH):
             pieces.append(rf"{re.escape(column.name)}\D*(?P<step>\d+)")
-        elif column.meaning is Meaning.METRIC and name.isidentifier():
+        elif column.meaning is Sense.METRIC and name.isidentifier():
             pieces.append(rf"{re.escape(column.name.rsplit('/', 1)[-1])}\W*(?P<{name}>[-+.\w]+)")
     if not any("<step>" in piece for piece in pieces):
         pieces.insert(0, r"(?P<step>\d+)")

@@ -11,7 +11,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-class Meaning(Enum):
+class Sense(Enum):
     """What a name says about the number behind it."""
 
     EPOCH = auto()
@@ -76,30 +76,30 @@ def has_metric_piece(text: str) -> bool:
 
 
 @lru_cache(1024)
-def meaning(name: str) -> Meaning:
+def meaning(name: str) -> Sense:
     """The meaning of a name in its normal form."""
     if not name:
-        return Meaning.UNKNOWN
+        return Sense.UNKNOWN
     is_letter_of_loss, name = name == "L", name.lower()
     pieces = [piece for piece in re.split(r"[^\w@#]+|_|@", name) if piece]
     last, tail = pieces[-1] if pieces else name, name.rsplit("/", 1)[-1]
     ends = {name, tail, last, "_".join(pieces[-2:])}
     if "best" in pieces or not _TIMES.isdisjoint({name, tail, last}):
-        return Meaning.IGNORED
+        return Sense.IGNORED
     if tail in RANKS:
-        return Meaning.RANK
+        return Sense.RANK
     measured = {*pieces, *(piece.rstrip("0123456789") for piece in pieces), *ends}
     is_metric = is_letter_of_loss or has_metric_piece(name) or not _METRICS.isdisjoint(measured)
     # A "loss_step" counts nothing.
     if not is_metric and len(pieces) <= _COUNTER_WORDS and not EPOCHS.isdisjoint(ends):
-        return Meaning.EPOCH
+        return Sense.EPOCH
     if not is_metric and len(pieces) <= _COUNTER_WORDS and not STEPS.isdisjoint(ends):
-        return Meaning.STEP
+        return Sense.STEP
     if not _SETTINGS.isdisjoint(ends):
-        return Meaning.SETTING
+        return Sense.SETTING
     if is_metric:
-        return Meaning.METRIC
-    return Meaning.UNKNOWN if _IGNORED.isdisjoint(pieces) else Meaning.IGNORED
+        return Sense.METRIC
+    return Sense.UNKNOWN if _IGNORED.isdisjoint(pieces) else Sense.IGNORED
 
 
 @lru_cache(1024)

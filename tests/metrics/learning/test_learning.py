@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gputui.metrics.contract import ParsedLine, Rejected
 from gputui.metrics.learning.learned import Learned, Learning
 from gputui.metrics.learning.lines import LearnedLines
-from gputui.metrics.learning.words import Meaning, meaning, normal_name
+from gputui.metrics.learning.words import Sense, meaning, normal_name
 from tests.tables import table
 
 from .forms import FORMS, Printed, Record
@@ -156,13 +156,13 @@ def test_names(words: str, name: str) -> None:
 
 
 @table(("name", "expected"), [
-    ("loss", Meaning.METRIC), ("val/loss", Meaning.METRIC), ("train/epoch", Meaning.EPOCH), ("lr", Meaning.SETTING),
-    ("global_step", Meaning.STEP), ("trainer/global_step", Meaning.STEP), ("time/total_timesteps", Meaning.STEP),
-    ("data_time", Meaning.IGNORED), ("max_mem", Meaning.IGNORED), ("best_val_loss", Meaning.IGNORED),
-    ("map50-95", Meaning.METRIC), ("top5", Meaning.METRIC), ("ms/batch", Meaning.IGNORED), ("rank", Meaning.RANK),
-    ("chamfer", Meaning.UNKNOWN), ("d_loss", Meaning.METRIC), ("ep_rew_mean", Meaning.METRIC),
+    ("loss", Sense.METRIC), ("val/loss", Sense.METRIC), ("train/epoch", Sense.EPOCH), ("lr", Sense.SETTING),
+    ("global_step", Sense.STEP), ("trainer/global_step", Sense.STEP), ("time/total_timesteps", Sense.STEP),
+    ("data_time", Sense.IGNORED), ("max_mem", Sense.IGNORED), ("best_val_loss", Sense.IGNORED),
+    ("map50-95", Sense.METRIC), ("top5", Sense.METRIC), ("ms/batch", Sense.IGNORED), ("rank", Sense.RANK),
+    ("chamfer", Sense.UNKNOWN), ("d_loss", Sense.METRIC), ("ep_rew_mean", Sense.METRIC),
 ])  # fmt: skip
-def test_meanings(name: str, expected: Meaning) -> None:
+def test_meanings(name: str, expected: Sense) -> None:
     assert meaning(name) is expected
 
 
