@@ -69,6 +69,13 @@ def has_wildcards(pattern: str) -> bool:
 _FIXED = re.compile(r"(?:[^*?\[]|\[[*?\[]\])*")
 
 
+def fixed_part(pattern: str) -> Path:
+    """The folder that holds whatever a pattern of folders matches."""
+    fixed = _FIXED.match(pattern)[0]  # type: ignore[index]
+    folder = fixed if fixed == pattern else fixed.rpartition("/")[0]
+    return Path(re.sub(r"\[([*?\[])\]", r"\1", folder))
+
+
 def may_overlap(pattern: str, other: str) -> bool:
     if has_wildcards(pattern) and has_wildcards(other):
         mine, theirs = (_FIXED.match(one)[0].rpartition("/")[0] + "/" for one in (pattern, other))  # type: ignore[index]

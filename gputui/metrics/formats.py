@@ -25,13 +25,15 @@ PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("std
 
 class Reading(Struct, frozen=True):
     """The way in which a profile reads lines: ``patterns`` for printed lines, the name of an
-    unusual ``step``, factors of values by name, the outputs of a rank to search, and what earlier
-    readers have ``learned`` (`LineFormat.learned`). Printed lines without patterns are learned."""
+    unusual ``step``, factors of values by name, the outputs of a rank to search, the ``subfolder`` of
+    an event file below the folder of its run, and what earlier readers have ``learned``
+    (`LineFormat.learned`). Printed lines without patterns are learned."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
     units: Mapping[str, float] = msgspec.field(default_factory=dict)
     streams: tuple[str, ...] = ("stdout",)
+    subfolder: str = ""
     learned: Any = None
 
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import SourceState
+from gputui.metrics.contract import LineFormat
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
@@ -204,6 +205,8 @@ class SourceTable:
         self._connection.execute(
             "UPDATE metric_sources SET reading = ? WHERE source_id = ?", (row.reading, row.source_id)
         )
+        if inherited is None:
+            return
         self._connection.execute(
             "UPDATE metric_sources SET reading = json_set(reading, '$.learned', json(?)) "
             "WHERE run_id = ? AND format = ?",
@@ -262,7 +265,11 @@ class SourceTable:
         if row.format == "hf":
             return HistoryReader(source, row.path)
         is_output = row.format == ATTEMPT_OUTPUT
-        file_format = TRACKERS.get(row.format) or line_format(PRINTED if is_output else row.format, row.how)
+        how = row.how
+        if row.format in TRACKERS:
+            file_format: LineFormat = TRACKERS[row.format].file_format(how.subfolder, how.learned)
+        else:
+            file_format = line_format(PRINTED if is_output else row.format, how)
         return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))
 
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:

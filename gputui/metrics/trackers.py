@@ -19,12 +19,12 @@ import mmap
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gputui.core.files import open_regular
 from gputui.metrics.contract import LineFormat
+from gputui.store.metrics.roles import is_held_out
 
 MAX_RECORD_BYTES = 64 << 20
 """A larger length means that the file is damaged."""
@@ -40,24 +40,43 @@ class DamagedRecordError(ValueError):
     """Bytes that are no record, or a record that cannot be parsed. The text says which."""
 
 
-@dataclass(frozen=True)
-class RecordFormat(LineFormat):
-    """A format of records: the glob of its files below the profile's folder, ``frames`` to split
-    data (which begins so many bytes from the start of the file), and ``scalars`` to make a record a
-    metrics line, None without any. Both raise DamagedRecordError."""
+class RecordReader:
+    """Makes the records of one file metrics lines. ``learned`` as of LineFormat."""
 
-    pattern: str
-    frames: Callable[[bytes, int], Frames]
-    scalars: Callable[[bytes], dict[str, Any] | None]
+    learned: Any = None
+
+    def scalars(self, record: bytes) -> dict[str, Any] | None:
+        """The scalars of a record as a metrics line, with step and time; None without any. Raises
+        DamagedRecordError."""
+        raise NotImplementedError
+
+
+class RecordFormat(LineFormat):
+    """A format of records: ``frames`` splits data (which begins so many bytes from the start of the
+    file) and raises DamagedRecordError, ``records`` reads what it finds."""
+
+    def __init__(self, frames: Callable[[bytes, int], Frames], records: RecordReader) -> None:
+        self.frames = frames
+        self.scalars = records.scalars
+        self._records = records
+
+    @property
+    def learned(self) -> Any:
+        return self._records.learned
+
+    @property
+    def inherited(self) -> Any:
+        return None
 
 
 def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] | None:
-    """A record's scalars as a metrics line; None without any. Scalars with a reserved name, such as
-    ``rank``, get an underscore."""
-    if not values:
-        return None
-    named = {f"{name}_" if name in _RESERVED else name: value for name, value in values.items()}
-    return {**named, "step": step, "time": time}
+    """A record's scalars as a metrics line; None without any."""
+    return {**_unreserved(values), "step": step, "time": time} if values else None
+
+
+def _unreserved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Scalars of which those with a reserved name, such as ``rank``, got an underscore."""
+    return {f"{name}_" if name in _RESERVED else name: value for name, value in values.items()}
 
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
@@ -144,21 +163,63 @@ def event_frames(data: bytes, _offset: int) -> Frames:
         yield position, data[begin : begin + length]
 
 
-def event_scalars(record: bytes) -> dict[str, Any] | None:
-    """The scalars of an event as a metrics line, with step and time; None without any. Raises
-    DamagedRecordError."""
-    event = _fields(record)
-    values: dict[str, Any] = {}
-    for summary in _messages(event, 5):
-        for content in _messages(_fields(summary), 1):
-            value = _fields(content)
-            scalar = _number("<f", value.get(2, ()))
-            for tensor in _messages(value, 8):
-                scalar = _tensor_scalar(_fields(tensor))
-            if scalar is not None:
-                values[_text(value, 1)] = scalar
-    step = next((step for step in event.get(2, ()) if isinstance(step, int)), 0)
-    return _as_line(values, step, _number("<d", event.get(1, ())))
+_SESSION = "_hparams_/session_start_info"
+
+
+class EventRecords(RecordReader):
+    """Events of a file in a subfolder of a run's folder, "" for the folder itself.
+
+    The results that `add_hparams` writes into a folder of their own have no step, so that they are
+    an event of the run.
+    """
+
+    def __init__(self, subfolder: str = "") -> None:
+        self._subfolder = subfolder
+        self._is_session = False
+
+    def scalars(self, record: bytes) -> dict[str, Any] | None:
+        event = _fields(record)
+        values: dict[str, Any] = {}
+        for summary in _messages(event, 5):
+            for content in _messages(_fields(summary), 1):
+                value = _fields(content)
+                tag, scalar = _text(value, 1), _number("<f", value.get(2, ()))
+                self._is_session = self._is_session or (tag == _SESSION and self._subfolder != "")
+                for tensor in _messages(value, 8):
+                    scalar = _tensor_scalar(_fields(tensor))
+                if scalar is not None:
+                    values[tag] = scalar
+        time = _number("<d", event.get(1, ()))
+        if self._is_session:
+            return {**_unreserved(values), "event": "hparams", "time": time} if values else None
+        step = next((step for step in event.get(2, ()) if isinstance(step, int)), 0)
+        return _as_line({name_in(self._subfolder, tag): value for tag, value in values.items()}, step, time)
+
+
+# Keras and many scripts have a writer for each of these folders, and none for the one above.
+_PART_FOLDERS = frozenset({"train", "training", "val", "valid", "validation", "eval", "evaluation", "test"})
+
+
+def name_in(subfolder: str, tag: str) -> str:
+    """The name of a scalar in a subfolder: ``acc/train`` in ``acc_train``, which
+    ``add_scalars("acc", {"train": …})`` makes, else ``train/acc`` in ``train``."""
+    folder, _, last = subfolder.rpartition("/")
+    part = last.removeprefix(f"{tag.replace('/', '_')}_")
+    if part not in ("", last):
+        return "/".join(filter(None, (folder, tag, part)))
+    return "/".join(filter(None, (subfolder, tag)))
+
+
+def subfolder_of_run(folder: Path) -> str:
+    """The place of a folder with event files below the folder of their run: the highest one above
+    without a gap that has event files too, or the one that holds parts of the run such as
+    ``train`` and ``val``. Raises OSError."""
+    base = folder
+    while any(base.parent.glob(_EVENT_FILES)):
+        base = base.parent
+    if base == folder and folder.name.lower() in _PART_FOLDERS:
+        base = folder.parent
+    return "" if base == folder else folder.relative_to(base).as_posix()
 
 
 def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
@@ -215,29 +276,70 @@ def wandb_frames(data: bytes, offset: int) -> Frames:
             yield position, content
 
 
-def wandb_scalars(record: bytes) -> dict[str, Any] | None:
-    """The numbers of a record of history as a metrics line, with step and time; None for other
-    records. Raises DamagedRecordError."""
-    values: dict[str, Any] = {}
-    for history in _messages(_fields(record), 2):
-        for content in _messages(_fields(history), 1):
-            item = _fields(content)
-            text = b"".join(_messages(item, 16))
-            if len(text) <= _NUMBER_BYTES:
-                with contextlib.suppress(ValueError, RecursionError):
-                    # The key, or the parts of a nested one.
-                    names = [name.decode("utf-8", "replace") for name in (*_messages(item, 1), *_messages(item, 2))]
-                    values[".".join(names)] = json.loads(text)
-    numbers = {name: value for name, value in values.items() if name and type(value) in (int, float)}
-    step, time, _ = (numbers.pop(name, None) for name in ("_step", "_timestamp", "_runtime"))
-    return None if step is None else _as_line(numbers, step, time)
+class HistoryRecords(RecordReader):
+    """W&B's records of history. Their step is the newest value of the metric that the script has
+    declared as the step of its metrics (`define_metric`), else W&B's own count.
+
+    If it declared several, one for training counts: the others have another scale.
+    """
+
+    def __init__(self, learned: Any = None) -> None:
+        self._step_metrics: dict[str, str] = dict(learned or {})
+        self._step: int | None = None
+
+    @property
+    def learned(self) -> Any:
+        return dict(self._step_metrics) or None
+
+    def scalars(self, record: bytes) -> dict[str, Any] | None:
+        fields = _fields(record)
+        for metric in map(_fields, _messages(fields, 12)):
+            if step_metric := _text(metric, 4):
+                self._step_metrics[_text(metric, 1) or _text(metric, 2)] = step_metric
+        values: dict[str, Any] = {}
+        for history in _messages(fields, 2):
+            for content in _messages(_fields(history), 1):
+                item = _fields(content)
+                text = b"".join(_messages(item, 16))
+                if len(text) <= _NUMBER_BYTES:
+                    with contextlib.suppress(ValueError, RecursionError):
+                        # The key, or the parts of a nested one.
+                        names = [name.decode("utf-8", "replace") for name in (*_messages(item, 1), *_messages(item, 2))]
+                        values[".".join(names)] = json.loads(text)
+        numbers = {name: value for name, value in values.items() if name and type(value) in (int, float)}
+        count, time, _ = (numbers.pop(name, None) for name in ("_step", "_timestamp", "_runtime"))
+        if count is None:
+            return None
+        declared = numbers.get(self._step_metric or "")
+        if declared is not None and declared >= 0 and float(declared).is_integer():
+            self._step = int(declared)
+        return _as_line(numbers, count if self._step is None else self._step, time)
+
+    @property
+    def _step_metric(self) -> str | None:
+        of_training = (step for name, step in self._step_metrics.items() if not is_held_out(name))
+        return next(of_training, next(iter(self._step_metrics.values()), None))
 
 
+class Tracker(NamedTuple):
+    """A tracker: the glob of its files below the profile's folder, and how they are read.
+    ``records`` gets the subfolder and what earlier readers have learned."""
+
+    pattern: str
+    frames: Callable[[bytes, int], Frames]
+    records: Callable[[str, Any], RecordReader]
+
+    def file_format(self, subfolder: str = "", learned: Any = None) -> RecordFormat:
+        """The format of one file."""
+        return RecordFormat(self.frames, self.records(subfolder, learned))
+
+
+_EVENT_FILES = "events.out.tfevents.*"
 TRACKERS = {
-    "tensorboard": RecordFormat("events.out.tfevents.*", event_frames, event_scalars),
-    "wandb": RecordFormat("offline-run-*/run-*.wandb", wandb_frames, wandb_scalars),
+    "tensorboard": Tracker(_EVENT_FILES, event_frames, lambda subfolder, _: EventRecords(subfolder)),
+    "wandb": Tracker("offline-run-*/run-*.wandb", wandb_frames, lambda _, learned: HistoryRecords(learned)),
 }
-"""The formats by kind of source."""
+"""The trackers by kind of source."""
 
 
 # --- import ---------------------------------------------------------------------------------------
@@ -271,12 +373,12 @@ def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for path in [source] if kind == "wandb" else sorted(source.rglob(TRACKERS[kind].pattern)):
         relative = path.parent.relative_to(source) if kind == "tensorboard" else Path()
-        prefix = "" if relative == Path() else f"{relative.as_posix()}/"
-        for values in _scalars_of(path, TRACKERS[kind]):
-            step, time = values.pop("step"), values.pop("time")
+        subfolder = "" if relative == Path() else relative.as_posix()
+        for values in _scalars_of(path, TRACKERS[kind].file_format(subfolder)):
+            step, time = values.pop("step", None), values.pop("time")
             if isinstance(step, int):
                 line = steps.setdefault(step, {"step": step})
-                line.update({prefix + name: value for name, value in values.items()})
+                line.update(values)
                 if time is not None:
                     line.setdefault("time", time)
     return steps

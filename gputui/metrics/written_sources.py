@@ -14,7 +14,7 @@ import orjson
 
 from gputui.core.files import open_regular
 from gputui.metrics.formats import Reading
-from gputui.metrics.trackers import TRACKERS
+from gputui.metrics.trackers import TRACKERS, subfolder_of_run
 from gputui.metrics.values import NUMBERS, printed_number
 from gputui.store.metrics.queries import NOT_METRICS
 
@@ -46,8 +46,10 @@ def recognised(path: Path) -> FoundSource | None:
     """The source that a file belongs to; None if it is none, or if too few of its lines are written to tell.
     Raises OSError."""
     tracker = _tracker_of(path.name)
+    if tracker == "tensorboard":
+        return FoundSource(tracker, str(path), Reading(subfolder=subfolder_of_run(path.parent)))
     if tracker is not None:
-        return FoundSource(tracker, glob.escape(str(path.parent)) if tracker == "tensorboard" else str(path))
+        return FoundSource(tracker, str(path))
     if path.name == _HISTORY:
         pattern = glob.escape(str(path))
         if _CHECKPOINT_FOLDER.fullmatch(path.parent.name):

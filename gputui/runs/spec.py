@@ -187,6 +187,12 @@ class RunSpec(Struct, frozen=True):
         return any(source.kind == "auto" for source in self.metrics)
 
     @property
+    def searched_events(self) -> tuple[MetricsSpec, ...]:
+        """The folders of event files that are searched for new files while an attempt writes them. On a target only
+        the newest file of the folder itself is read."""
+        return tuple(source for source in self.metrics if source.kind == "tensorboard" and self.target is None)
+
+    @property
     def names_metrics(self) -> bool:
         """True if its profile says where its metrics are, so that without a line it has not begun to train."""
         return any(source.kind != "auto" for source in self.metrics)

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from gputui.metrics.trackers import (
     DamagedRecordError,
+    EventRecords,
+    HistoryRecords,
     event_frames,
-    event_scalars,
+    name_in,
+    subfolder_of_run,
     wandb_frames,
-    wandb_scalars,
 )
 from tests.conftest import wait_until
+from tests.tables import table
 
 from .conftest import Bench
 
@@ -107,7 +110,7 @@ def test_damage_is_said_and_not_read_over() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
-    for scalars in (event_scalars, wandb_scalars):
+    for scalars in (EventRecords().scalars, HistoryRecords().scalars):
         try:
             answer = scalars(content)
         except DamagedRecordError:
@@ -118,8 +121,8 @@ def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
 def test_names_that_mean_something_else_in_a_line_are_changed() -> None:
     for name in ["step", "time", "rank", "event", "phase"]:
         ((_, record),) = event_frames(event(7, **{name: 0.5}), 0)
-        assert event_scalars(record) == {f"{name}_": 0.5, "step": 7, "time": 1.6e9 + 7}
-        found = wandb_scalars(history(7, 0.25, **{name: 8}))
+        assert EventRecords().scalars(record) == {f"{name}_": 0.5, "step": 7, "time": 1.6e9 + 7}
+        found = HistoryRecords().scalars(history(7, 0.25, **{name: 8}))
         assert found == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1.6e9 + 7}
 
 
@@ -147,7 +150,7 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
         writer.add_event(event)
     writer.close()
     (file,) = tmp_path.glob("events.out.tfevents.*")
-    found = [event_scalars(record) for _, record in event_frames(file.read_bytes(), 0)]
+    found = [EventRecords().scalars(record) for _, record in event_frames(file.read_bytes(), 0)]
     numbers = {"lr": 0.5, "content": -7.0, "double": 0.25, "count": -3.0}
     assert [line for line in found if line is not None] == [
         {"train/loss": pytest.approx(1.0 / (step + 1)), **numbers, "step": step, "time": 1000.5 + step}
@@ -166,7 +169,7 @@ def test_wandbs_own_files(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
 
     def written() -> list[dict[str, Any]]:
-        found = (wandb_scalars(record) for _, record in wandb_frames(file.read_bytes(), 0))
+        found = (HistoryRecords().scalars(record) for _, record in wandb_frames(file.read_bytes(), 0))
         return [line for line in found if line is not None]
 
     # Its service writes behind the script's back.
@@ -175,6 +178,98 @@ def test_wandbs_own_files(tmp_path: Path) -> None:
         (step, pytest.approx(1.0 / (step + 1)), 0.5) for step in range(3)
     ]
     assert all(line["time"] > 1e9 for line in lines)
+
+
+@table(
+    ("subfolder", "tag", "name"),
+    [
+        ("", "loss", "loss"),
+        ("train", "loss", "train/loss"),
+        ("a/train", "loss", "a/train/loss"),
+        ("acc_train", "acc", "acc/train"),
+        ("val_acc_top_1", "val/acc", "val/acc/top_1"),
+        ("a/acc_train", "acc", "a/acc/train"),
+        ("acc_", "acc", "acc_/acc"),
+    ],
+)
+def test_names_in_subfolders(subfolder: str, tag: str, name: str) -> None:
+    assert name_in(subfolder, tag) == name
+
+
+def test_the_folder_of_a_run(tmp_path: Path) -> None:
+    for folder in ("one", "one/acc_train", "one/deep/er", "two/train", "two/validation", "three/test_exp"):
+        events_of(tmp_path / folder).touch()
+    found = {
+        folder: subfolder_of_run(tmp_path / folder)
+        for folder in ("one", "one/acc_train", "two/train", "two/validation", "three/test_exp")
+    }
+    assert found == {
+        "one": "",
+        "one/acc_train": "acc_train",
+        "two/train": "train",
+        "two/validation": "validation",
+        "three/test_exp": "",
+    }
+
+
+def test_results_of_parameters_have_no_step() -> None:
+    tag = b"_hparams_/session_start_info"
+    value = b"\x0a" + bytes([len(tag) + 2]) + b"\x0a" + bytes([len(tag)]) + tag
+    begin = b"\x2a" + bytes([len(value)]) + value
+    ((_, result),) = event_frames(event(0, **{"hparam/acc": 0.75, "rank": 1.0}), 0)
+    for subfolder, is_session in (("1795907019.02", True), ("", False)):
+        records = EventRecords(subfolder)
+        assert records.scalars(begin) is None
+        line = records.scalars(result)
+        assert line is not None and ("step" not in line, line.get("event") == "hparams") == (is_session, is_session)
+        assert (line["hparam/acc"], line["rank_"]) == (0.75, 1.0)
+
+
+@pytest.mark.long
+def test_tensorboards_own_folders(tmp_path: Path) -> None:
+    """As torch's writer makes them: of `add_scalars`, and of `add_hparams`, whose results have no step."""
+    tensorboard: Any = pytest.importorskip("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(str(tmp_path))
+    for step in range(1, 3):
+        writer.add_scalars("acc", {"train": step / 2, "val": step / 4}, step)
+        writer.add_scalar("loss", 1 / step, step)
+    writer.add_hparams({"lr": 0.5}, {"hparam/acc": 0.75})
+    writer.close()
+    lines = []
+    for file in sorted(tmp_path.rglob("events.out.tfevents.*")):
+        records = EventRecords(subfolder_of_run(file.parent))
+        found = (records.scalars(record) for _, record in event_frames(file.read_bytes(), 0))
+        lines += [line for line in found if line is not None and line.pop("time") > 0]
+    assert {"event": "hparams", "hparam/acc": 0.75} in lines
+    assert [line for line in lines if "acc/train" in line] == [{"acc/train": step / 2, "step": step} for step in (1, 2)]
+    assert [line for line in lines if "acc/val" in line] == [{"acc/val": step / 4, "step": step} for step in (1, 2)]
+    assert {"loss": 0.5, "step": 2} in lines and len(lines) == 7
+
+
+def defined(metric: str, step_metric: str) -> bytes:
+    """One record of `define_metric`: of a name, or of a pattern with ``*``."""
+    number = b"\x12" if "*" in metric else b"\x0a"
+    body = number + bytes([len(metric)]) + metric.encode() + b"\x22" + bytes([len(step_metric)]) + step_metric.encode()
+    return b"\x62" + bytes([len(body)]) + body
+
+
+def test_the_declared_step_of_wandb_counts() -> None:
+    records = HistoryRecords()
+
+    def step(number: int, **values: float) -> int:
+        line = records.scalars(history(number, 0.5, **values))
+        assert line is not None
+        return int(line["step"])
+
+    assert step(7, n=1) == 7
+    assert records.learned is None
+    # The validation has another scale: its lines have the newest step of the training.
+    for metric, step_metric in (("val/*", "round"), ("*", "n")):
+        assert records.scalars(defined(metric, step_metric)) is None
+    assert [step(8, n=100), step(9, round=1), step(10, n=200), step(11), step(12, n=0.5)] == [100, 100, 200, 200, 200]
+    later = HistoryRecords(records.learned)
+    line = later.scalars(history(13, 0.5, n=300))
+    assert line is not None and line["step"] == 300
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,9 @@ def test_files_known_by_their_names(tmp_path: Path) -> None:
     offline = tmp_path / "wandb/offline-run-20261128_100000-abc/run-abc.wandb"
     online = tmp_path / "wandb/run-20261128_100000-abc/run-abc.wandb"
     history = tmp_path / "out/checkpoint-500/trainer_state.json"
-    assert recognised(events) == ("tensorboard", f"{tmp_path}/runs [[]1]", recognised(events)[2])  # type: ignore[index]
+    source = recognised(events)
+    assert source is not None
+    assert (source.kind, source.path, source.reading.subfolder) == ("tensorboard", str(events), "")
     for path in (offline, online):
         source = recognised(path)
         assert source is not None

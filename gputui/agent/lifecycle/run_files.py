@@ -26,7 +26,7 @@ from gputui.runs.identity import is_held
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import METRICS_FILE, Phase, RunSpec, SpecError, spec_of
+from gputui.runs.spec import METRICS_FILE, MetricsSpec, Phase, RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
@@ -85,16 +85,23 @@ def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Pat
             ingest.open_source(run_id, str(run_dir / METRICS_FILE), "jsonl")
             ingest.open_source(run_id, str(run_dir), "output")
             continue
-        path = in_run(source.path, spec, run_dir) if source.path else run_dir
-        is_pattern = source.kind == "hf" or source.kind in TRACKERS or has_wildcards(str(path))
-        if source.path and is_pattern:
-            # Only the profile's own characters are wildcards, not those in the names of folders.
-            pattern = source.path
-            if pattern.startswith(f"{spec.workdir}/"):
-                pattern = glob.escape(spec.workdir) + pattern.removeprefix(spec.workdir)
-            path = in_run(pattern, spec, Path(glob.escape(str(run_dir))))
+        if source in spec.searched_events:
+            continue
         reading = Reading(source.patterns, source.step, source.units)
-        ingest.open_source(run_id, str(path), source.kind, reading)
+        ingest.open_source(run_id, source_path(source, spec, run_dir), source.kind, reading)
+
+
+def source_path(source: MetricsSpec, spec: RunSpec, run_dir: Path) -> str:
+    """The path or glob of a run's source, as `MetricsIngest.open_source` takes it."""
+    path = in_run(source.path, spec, run_dir) if source.path else run_dir
+    is_pattern = source.kind == "hf" or source.kind in TRACKERS or has_wildcards(str(path))
+    if source.path and is_pattern:
+        # Only the profile's own characters are wildcards, not those in the names of folders.
+        pattern = source.path
+        if pattern.startswith(f"{spec.workdir}/"):
+            pattern = glob.escape(spec.workdir) + pattern.removeprefix(spec.workdir)
+        path = in_run(pattern, spec, Path(glob.escape(str(run_dir))))
+    return str(path)
 
 
 class ResolvedRun(Struct, frozen=True):

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -17,9 +18,10 @@ import msgspec
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
-from gputui.agent.lifecycle.run_files import attempt_dir, read_record
+from gputui.agent.lifecycle.run_files import attempt_dir, read_record, source_path
 from gputui.metrics.batch import SourceState
-from gputui.metrics.files import state_at
+from gputui.metrics.files import fixed_part, state_at
+from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.written_sources import FoundSource, may_be_source, recognised
 from gputui.runs.command import in_run
 from gputui.runs.processes import processes_of
@@ -67,6 +69,8 @@ class FileSearch:
     Attributes:
         workdir: where it looks, beside the run's folder and apart from ``state``, gputui's own folder.
         begun_at: when the attempt was created (UTC unix seconds): what changed later may be its own.
+        event_folders: globs of further folders, of which event files alone count.
+        learns: whether any source counts.
         looked_at: the sizes at which files were examined.
         before: the sizes of the files that were there before the attempt; None until they are read.
         new_sources: the sources that it has found; None until those of a former agent are read.
@@ -77,6 +81,8 @@ class FileSearch:
     workdir: Path
     state: Path
     begun_at: float
+    event_folders: Sequence[str] = ()
+    learns: bool = True
     looked_at: dict[str, int] = field(default_factory=dict)
     before: dict[str, int] | None = None
     new_sources: list[NewSource] | None = None
@@ -114,15 +120,23 @@ class FileSearch:
         """Size (bytes) and last change (UTC unix seconds) of each file that may have metrics."""
         records = (self.run_dir / "attempts", self.run_dir / "incidents")
         paths = [path for path in held if not path.startswith(f"{self.state}/")]
-        paths += [entry.path for entry in files_below(self.workdir, (self.state,))]
-        paths += [entry.path for entry in files_below(self.run_dir, records)]
+        if self.learns:
+            paths += [entry.path for entry in files_below(self.workdir, (self.state,))]
+            paths += [entry.path for entry in files_below(self.run_dir, records)]
+        for pattern in self.event_folders:
+            paths += [entry.path for entry in files_below(fixed_part(pattern))]
         sizes = {}
         for path in paths:
-            if may_be_source(PurePath(path).name):
+            if may_be_source(PurePath(path).name) and (self.learns or self._is_event_file(PurePath(path))):
                 with suppress(OSError):
                     status = Path(path).stat()
                     sizes[path] = (status.st_size, status.st_mtime)
         return sizes
+
+    def _is_event_file(self, path: PurePath) -> bool:
+        """Return whether a file is an event file in one of the folders or below."""
+        is_below = any(fnmatchcase(str(folder), pattern) for folder in path.parents for pattern in self.event_folders)
+        return is_below and fnmatchcase(path.name, TRACKERS["tensorboard"].pattern)
 
     def _before(self, sizes: Mapping[str, tuple[int, float]]) -> Mapping[str, int]:
         """The sizes of the files before the attempt: kept in its folder, for the next agent."""
@@ -184,6 +198,8 @@ class SourceSearches:
 
     def _is_wanted(self, attempt: LiveAttempt) -> bool:
         spec = attempt.resolved.spec
+        if spec.searched_events:
+            return True
         return spec.learns_metrics and self.context.executors.of(spec.target).sees_checkpoints(spec.target or {})
 
     def _watch(self, attempt: LiveAttempt) -> _Watch:
@@ -193,7 +209,10 @@ class SourceSearches:
             workspace = self.context.workspace
             run_dir = workspace.run_dir(record.run_id)
             workdir = in_run(spec.workdir, spec, run_dir)
-            search = FileSearch(run_dir, record.number, workdir, workspace.state, record.created_at)
+            folders = [source_path(source, spec, run_dir) for source in spec.searched_events]
+            search = FileSearch(
+                run_dir, record.number, workdir, workspace.state, record.created_at, folders, spec.learns_metrics
+            )
             self._watches[key] = _Watch(search)
         return self._watches[key]
 

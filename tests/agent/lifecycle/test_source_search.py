@@ -55,6 +55,20 @@ def test_files_of_the_attempt(tmp_path: Path) -> None:
     assert looks.look([]) == []
 
 
+def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> None:
+    looks, run_dir = search(tmp_path), tmp_path / "state/runs/a-1"
+    looks.event_folders, looks.learns = [f"{tmp_path}/[[]x]/runs/*", str(run_dir / "tb")], False
+    event = "events.out.tfevents.1.host.1.0"
+    places = ("[x]/runs/exp/" + event, "[x]/runs/exp/acc_val/" + event, "[x]/runs/" + event, "work/" + event)
+    for place in (*places, "[x]/runs/exp/new.jsonl"):
+        write(tmp_path / place, LINES, BEGUN_AT + 1)
+    write(run_dir / "tb/sub" / event, LINES, BEGUN_AT + 1)
+    found = {new.source.path: new.source.reading.subfolder for new in looks.look([])}
+    assert found.keys() == {*(str(tmp_path / place) for place in places[:2]), str(run_dir / "tb/sub" / event)}
+    write(tmp_path / "[x]/runs/exp" / "events.out.tfevents.2.host.1.1", LINES, BEGUN_AT + 2)
+    assert paths(looks.look([])) == ["events.out.tfevents.2.host.1.1"]
+
+
 def test_a_new_agent_knows_what_was_there_before(tmp_path: Path) -> None:
     write(tmp_path / "work/old.jsonl", LINES, BEGUN_AT - 9)
     search(tmp_path).look([])
