@@ -25,15 +25,15 @@ PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("std
 
 class Reading(Struct, frozen=True):
     """The way in which a profile reads lines: ``patterns`` for printed lines, the name of an
-    unusual ``step``, factors of values by name, the outputs of a rank to search, the ``subfolder`` of
-    an event file below the folder of its run, and what earlier readers have ``learned``
+    unusual ``step``, factors of values by name, the outputs of a rank to search, the ``place``
+    of a tracker's file below the folder of its run, which names its metrics, and what earlier readers have ``learned``
     (`LineFormat.learned`). Printed lines without patterns are learned."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
     units: Mapping[str, float] = msgspec.field(default_factory=dict)
     streams: tuple[str, ...] = ("stdout",)
-    subfolder: str = ""
+    place: str = ""
     learned: Any = None
 
 
@@ -116,12 +116,31 @@ class CsvLines(LineFormat):
         return self._step_column(cells) is not None and all(printed_number(cell) is None for cell in cells)
 
 
+class MlflowLines(LineFormat):
+    """The file of one metric in MLflow's file store: lines of time (unix milliseconds), value and step."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def parse(self, line: bytes) -> Parsed:
+        try:
+            time, value, step = (float(word) for word in line.split()[:3])
+        except ValueError:
+            return Rejected("not a line of time, value and step") if line.strip() else None
+        return parse_values({"step": step, "time": time / 1000, self._name: value})
+
+    def parse_unterminated(self, line: bytes) -> Parsed:
+        return CUT_OFF
+
+
 def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
-    """The format of a name: ``jsonl``, ``csv``, or ``stdout`` with its patterns. Raises ValueError."""
+    """The format of a name: ``jsonl``, ``csv``, ``mlflow``, or ``stdout`` with its patterns. Raises ValueError."""
     if name == "jsonl":
         return JsonLines(reading.step)
     if name == "csv":
         return CsvLines(reading.step)
+    if name == "mlflow":
+        return MlflowLines(reading.place)
     if name == "stdout":
         if not reading.patterns:
             return LearnedLines(msgspec.convert(reading.learned or {}, Learned, strict=False))

@@ -267,7 +267,7 @@ class SourceTable:
         is_output = row.format == ATTEMPT_OUTPUT
         how = row.how
         if row.format in TRACKERS:
-            file_format: LineFormat = TRACKERS[row.format].file_format(how.subfolder, how.learned)
+            file_format: LineFormat = TRACKERS[row.format].file_format(how.place, how.learned)
         else:
             file_format = line_format(PRINTED if is_output else row.format, how)
         return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))

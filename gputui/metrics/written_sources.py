@@ -27,6 +27,7 @@ STEP_COLUMNS = (
 _TEXT_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".json", ".txt", ".log")
 _CHECKPOINT_FOLDER = re.compile(r"checkpoint-\d+")
 _HISTORY = "trainer_state.json"
+_MLFLOW_METRICS = "metrics"
 
 
 class FoundSource(NamedTuple):
@@ -37,9 +38,10 @@ class FoundSource(NamedTuple):
     reading: Reading = Reading()
 
 
-def may_be_source(name: str) -> bool:
+def may_be_source(path: PurePath) -> bool:
     """Return whether a file of this name may have metrics; `recognised` tells."""
-    return name.endswith(_TEXT_SUFFIXES) or _tracker_of(name) is not None
+    is_known = path.name.endswith(_TEXT_SUFFIXES) or _tracker_of(path.name) is not None
+    return is_known or _MLFLOW_METRICS in path.parts
 
 
 def recognised(path: Path) -> FoundSource | None:
@@ -47,14 +49,18 @@ def recognised(path: Path) -> FoundSource | None:
     Raises OSError."""
     tracker = _tracker_of(path.name)
     if tracker == "tensorboard":
-        return FoundSource(tracker, str(path), Reading(subfolder=subfolder_of_run(path.parent)))
+        return FoundSource(tracker, str(path), Reading(place=subfolder_of_run(path.parent)))
     if tracker is not None:
         return FoundSource(tracker, str(path))
+    if (name := _mlflow_name(path)) is not None:
+        return FoundSource("mlflow", str(path), Reading(place=name))
     if path.name == _HISTORY:
         pattern = glob.escape(str(path))
         if _CHECKPOINT_FOLDER.fullmatch(path.parent.name):
             pattern = f"{glob.escape(str(path.parent.parent))}/checkpoint-*/{_HISTORY}"
         return FoundSource("hf", pattern)
+    if path.suffix not in _TEXT_SUFFIXES:
+        return None
     lines = _first_lines(path)
     if len(lines) < 2:
         return None
@@ -63,6 +69,15 @@ def recognised(path: Path) -> FoundSource | None:
         return None if step is None else FoundSource("csv", str(path), _reading(step))
     step = _json_step(lines)
     return None if step is None else FoundSource("jsonl", str(path), _reading(step))
+
+
+def _mlflow_name(path: Path) -> str | None:
+    """The metric of a file in MLflow's file store, ``mlruns/<experiment>/<run>/metrics/<name>``; None for another
+    file. A name with slashes is a folder."""
+    for folder in path.parents:
+        if folder.name == _MLFLOW_METRICS and (folder.parent / "meta.yaml").is_file():
+            return path.relative_to(folder).as_posix()
+    return None
 
 
 def _tracker_of(name: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gputui.metrics.contract import LineFormat, ParsedLine, Rejected
-from gputui.metrics.formats import CsvLines, JsonLines, Reading
+from gputui.metrics.formats import CsvLines, JsonLines, MlflowLines, Reading
 from gputui.metrics.printed import MAX_TIMEOUTS, OutputPatterns
 from tests.tables import table
 from tests.texts import mentions
@@ -66,6 +66,9 @@ def csv(header: str | bytes, step: str | None = None) -> CsvLines:
             OutputPatterns([r"step (?P<step>\d+) (?P<step_time>\S+) (?P<tokens>\S+)"], units={"step_time": 1e-3}),
             "step 1 20 5", {"step": 1, "step_time": 0.02, "tokens": 5},
         ),
+        (MlflowLines("a/b"), "1795907012500 0.25 7", {"step": 7, "time": 1795907012.5, "a/b": 0.25}),
+        (MlflowLines("loss"), "1795907012500 nan 7 data digest", {"step": 7, "time": 1795907012.5, "loss": "NaN"}),
+        (MlflowLines("loss"), "1795907012500 0.25", "time, value and step"),
         (JsonLines("n"), '{"n": 5, "loss": 2.5}', {"step": 5, "n": 5, "loss": 2.5}),
         (JsonLines("n"), '{"step": 6, "loss": NaN}', {"step": 6, "loss": "NaN"}),
         (JsonLines("n"), '{"step": 3, "n": 13, "loss": NaN}', {"step": 13, "step_": 3, "n": 13, "loss": "NaN"}),

@@ -61,7 +61,15 @@ def test_files_known_by_their_names(tmp_path: Path) -> None:
     history = tmp_path / "out/checkpoint-500/trainer_state.json"
     source = recognised(events)
     assert source is not None
-    assert (source.kind, source.path, source.reading.subfolder) == ("tensorboard", str(events), "")
+    assert (source.kind, source.path, source.reading.place) == ("tensorboard", str(events), "")
+    store = tmp_path / "mlruns/0/6f1c"
+    (store / "metrics/val").mkdir(parents=True)
+    for name in ("loss", "val/loss"):
+        (store / "metrics" / name).write_text("1795907012000 0.5 10\n")
+        assert recognised(store / "metrics" / name) is None
+    (store / "meta.yaml").touch()
+    found = [recognised(store / "metrics" / name) for name in ("loss", "val/loss")]
+    assert [source.reading.place for source in found if source and source.kind == "mlflow"] == ["loss", "val/loss"]
     for path in (offline, online):
         source = recognised(path)
         assert source is not None

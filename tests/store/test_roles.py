@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gputui.store.metrics.queries import reported_values
 from gputui.store.metrics.roles import (
     FIRST_LINES,
     MetricRoles,
@@ -114,6 +115,15 @@ def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
     assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) == note
     set_roles(bench.connection, RUN, "accuracy", None, None)
     assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) is None
+
+
+def test_studies_ask_for_the_loss_whatever_it_is_called(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, in_memory=True)
+    bench.begin()
+    bench.append('{"step": 1, "train/loss": 0.5, "val_loss": 0.75}\n')
+    bench.pump()
+    values, _ = reported_values(bench.connection, RUN, ["loss", "val/loss", "train/loss"], "step", {})
+    assert [(value.metric, value.value) for value in values] == [("loss", 0.5), ("val/loss", 0.75), ("train/loss", 0.5)]
 
 
 def test_a_given_name_that_no_metric_has_is_told(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ class FileSearch:
             paths += [entry.path for entry in files_below(fixed_part(pattern))]
         sizes = {}
         for path in paths:
-            if may_be_source(PurePath(path).name) and (self.learns or self._is_event_file(PurePath(path))):
+            if may_be_source(PurePath(path)) and (self.learns or self._is_event_file(PurePath(path))):
                 with suppress(OSError):
                     status = Path(path).stat()
                     sizes[path] = (status.st_size, status.st_mtime)

@@ -63,7 +63,7 @@ def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> 
     for place in (*places, "[x]/runs/exp/new.jsonl"):
         write(tmp_path / place, LINES, BEGUN_AT + 1)
     write(run_dir / "tb/sub" / event, LINES, BEGUN_AT + 1)
-    found = {new.source.path: new.source.reading.subfolder for new in looks.look([])}
+    found = {new.source.path: new.source.reading.place for new in looks.look([])}
     assert found.keys() == {*(str(tmp_path / place) for place in places[:2]), str(run_dir / "tb/sub" / event)}
     write(tmp_path / "[x]/runs/exp" / "events.out.tfevents.2.host.1.1", LINES, BEGUN_AT + 2)
     assert paths(looks.look([])) == ["events.out.tfevents.2.host.1.1"]
