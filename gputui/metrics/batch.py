@@ -130,7 +130,7 @@ class Batch:
             if values.get("time") is not None:
                 data, values = _renamed(values, "time")
                 self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
-            at = self.arrived_at
+            at = None
         if self.refused and not values.keys().isdisjoint(self.refused):
             values = {name: value for name, value in values.items() if name not in self.refused}
             if values.keys() <= _NOT_MEASURED:
@@ -147,6 +147,9 @@ class Batch:
             if new_part is None:
                 return
             data, values = new_part
+            # A line that was passed over until its form was known is as old as those around it.
+            at = self.comparison.earlier.reached_at if at is None else at
+        at = self.arrived_at if at is None else at
         if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric=is_numeric)

@@ -131,17 +131,15 @@ class FileReader:
             return self._follow(successor, descriptor, state, boundaries)
         if ended and descriptor is not None:
             self._format.conclude()
-            return self._read_again(Batch(state)) if self._format.has_news else None
+            return self._read_again(state) if self._format.has_news else None
         return None
 
-    def _read_again(self, batch: Batch) -> Batch:
-        """The batch with the state at the beginning of the file, as if that had been rewritten: of its lines, what is
-        stored already is left out."""
+    def _read_again(self, state: SourceState) -> Batch:
+        """An empty batch, with the state at the beginning of the file, as if that had been rewritten: of
+        its lines, what is stored already is left out."""
         self._format = self._format.restarted()
-        before = batch.state
-        batch.state = SourceState(before.inode, before.generation + 1, first_generation=before.first_generation)
-        batch.more = True
-        return self._with_learned(batch)
+        again = SourceState(state.inode, state.generation + 1, first_generation=state.first_generation)
+        return self._with_learned(Batch(again, more=True))
 
     def _with_learned(self, batch: Batch) -> Batch:
         batch.learned, batch.inherited = self._format.learned, self._format.inherited
@@ -200,7 +198,7 @@ class FileReader:
         if consumed or skipping != state.skipping:
             mark = fingerprint(*ends_after(head, tail, data[:consumed]))
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
-        return self._read_again(batch) if self._format.has_news else self._with_learned(batch)
+        return self._read_again(state) if self._format.has_news else self._with_learned(batch)
 
     def _follow(
         self, inode: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]
