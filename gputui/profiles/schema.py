@@ -118,27 +118,29 @@ class Metrics(Model):
         return self.source in PRINTED_STREAMS
 
 
-def _expanded(given: object) -> object:
+def _expanded(content: object) -> object:
     """The short forms as a mapping of MetricsForm: ``off``, ``auto``, a list of sources, and the keys of one source."""
-    if given is False or given == "off":
+    if content is False or content == "off":
         return {"sources": []}
-    if given == "auto":
+    if content == "auto":
         return {}
-    if isinstance(given, list):
-        return {"sources": given}
-    if not isinstance(given, dict) or "sources" in given:
-        return given
-    if given.keys().isdisjoint(Metrics.model_fields):
-        return given
-    of_form = {key: value for key, value in given.items() if key in MetricsForm.model_fields}
-    return {**of_form, "sources": [{key: value for key, value in given.items() if key not in of_form}]}
+    if isinstance(content, list):
+        return {"sources": content}
+    if not isinstance(content, dict) or "sources" in content or content.keys().isdisjoint(Metrics.model_fields):
+        return content
+    of_form = {key: value for key, value in content.items() if key in MetricsForm.model_fields}
+    return {**of_form, "sources": [{key: value for key, value in content.items() if key not in of_form}]}
 
 
-def metrics_place(given: object, place: KeyPath) -> KeyPath:
-    """The place of a problem below ``metrics`` in the file, whose ``metrics`` are ``given``."""
-    if place[:2] != ("metrics", "sources") or (isinstance(given, dict) and "sources" in given):
+def metrics_place(content: object, place: KeyPath) -> KeyPath:
+    """The place of a problem in the file, whose key ``metrics`` has this content."""
+    if place[:2] != ("metrics", "sources"):
         return place
-    return ("metrics", *place[3 if isinstance(given, dict) else 2 :])
+    if isinstance(content, list):
+        return ("metrics", *place[2:])
+    if isinstance(content, dict) and "sources" not in content:
+        return ("metrics", *place[3:])
+    return place
 
 
 def _distinct(sources: list[Metrics]) -> list[Metrics]:

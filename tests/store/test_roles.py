@@ -8,9 +8,9 @@ from gputui.store.metrics.queries import reported_values
 from gputui.store.metrics.roles import (
     FIRST_LINES,
     MetricRoles,
-    known_names,
     metric_roles,
     set_roles,
+    stored_names,
     training_loss,
     validation_loss,
     without_loss_words,
@@ -111,7 +111,7 @@ def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
     assert "other, accuracy" in note and f"metrics {RUN} --loss" in note
     write(bench, range(200, 300), accuracy=0.5)
     assert bench.notes() == []
-    names = known_names(bench.connection, RUN)
+    names = stored_names(bench.connection, RUN)
     assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) == note
     set_roles(bench.connection, RUN, "accuracy", None, None)
     assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) is None

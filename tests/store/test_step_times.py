@@ -106,6 +106,18 @@ def test_a_single_line_does_not_tell_how_far_an_attempt_has_come(store: sqlite3.
     assert StepTimes(store, "a-1").latest_at(1, 120.0, 90.0) is None
 
 
+def test_the_loss_has_the_name_that_the_run_gives_it(store: sqlite3.Connection) -> None:
+    names = ("train/loss", "train.loss", "training loss", "loss[0]", "L'", "$loss")
+    for place, name in enumerate(names):
+        set_roles(store, "a-1", name, None, None)
+        for step, loss in enumerate((9.0, "NaN")):
+            line(store, 1, 20 * place + 10 * step, step, 100.0 + step, **{name: loss})
+        times = StepTimes(store, "a-1")
+        assert (times.first_losses(1, 1), times.last_sound(1)) == ([9.0], 0), name
+        assert times.unsound_since(1) == (1, 101.0), name
+        store.execute("DELETE FROM metrics")
+
+
 def test_since_when_no_loss_is_finite(store: sqlite3.Connection) -> None:
     times = StepTimes(store, "a-1")
     assert times.unsound_since(1) is None

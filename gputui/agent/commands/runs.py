@@ -30,6 +30,7 @@ from gputui.runs.spec import Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_spec
 from gputui.store import commands
 from gputui.store.events import EventKind, Severity
+from gputui.store.metrics.roles import stored_names
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 from gputui.studies.rows import adopt_run, keep_cost
@@ -328,6 +329,8 @@ def _write_back_labels(folder: Path, labels: Labels) -> None:
 def set_loss(request: CommandRequest) -> Result:
     """Say which metric is the loss of a run, also of one that trains."""
     target, loss = request.run(), str(request.args["loss"])
+    if loss not in stored_names(request.connection, target.run_id):
+        raise RefusedError(f"{target.run_id} has no metric {loss!r} that can be its loss")
     _change_spec(request, target, loss=loss)
     request.context.note("loss_named", f"{request.actor} named {loss} as its loss", target.run_id, key=loss)
     return {"id": target.run_id, "state": target.state, "loss_name": loss}

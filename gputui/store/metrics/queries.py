@@ -290,12 +290,12 @@ def reported_values(
     from gputui.store.metrics.roles import metric_roles
 
     roles = metric_roles(connection, run_id).names
-    own_names = {name: roles.get(name, name) for name in metrics}
+    stored_names = {name: roles.get(name, name) for name in metrics}
     reached = end_positions(connection, run_id)
     reported: list[ReportedValue] = []
     any_of = " OR ".join("instr(data, ?)" for _ in metrics)
     where = f"AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of})"
-    names = [f'"{name}"' for name in own_names.values()]
+    names = [f'"{name}"' for name in stored_names.values()]
     for source_id, until in reached.items():
         rows = rows_between(connection, source_id, after.get(source_id, START), until, *names, where=where)
         for attempt, _, step, at, text in rows:
@@ -303,7 +303,7 @@ def reported_values(
             position = None if by == "step" else as_float(data.get(by))
             if by != "step" and position is None:
                 continue
-            for name, own_name in own_names.items():
-                if (value := as_float(data.get(own_name))) is not None:
+            for name, stored_name in stored_names.items():
+                if (value := as_float(data.get(stored_name))) is not None:
                     reported.append(ReportedValue(name, step, position, value, attempt, at))
     return reported, reached

@@ -168,7 +168,7 @@ def take_names(connection: sqlite3.Connection, source_id: int, names: Collection
     ]
     if is_settled and not any(missing_names):
         return None
-    all_names = known_names(connection, run_id)
+    all_names = stored_names(connection, run_id)
     (line_count,) = connection.execute(
         "SELECT sum(line_count) FROM metric_sources WHERE run_id = ?", (run_id,)
     ).fetchone()
@@ -187,7 +187,7 @@ def take_names(connection: sqlite3.Connection, source_id: int, names: Collection
     return without_loss_words(run_id, roles, all_names) if is_over and not is_settled else None
 
 
-def known_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
+def stored_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
     """The names of a run's metrics, in the order of first appearance. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT n.data FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) WHERE s.run_id = ? "
@@ -195,7 +195,8 @@ def known_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
         (run_id,),
     )
     names = dict.fromkeys(name for (data,) in rows.fetchall() for name in orjson.loads(data))
-    return [name for name in names if name not in _NO_MEASUREMENT]
+    # SQLite's paths cannot name a key with a quote.
+    return [name for name in names if name not in _NO_MEASUREMENT and '"' not in name]
 
 
 _MOST_NAMES = 8

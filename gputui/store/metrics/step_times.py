@@ -17,13 +17,14 @@ _LINES_OF_TROUBLE = 5
 _MOST_GAPS = 8
 _MOST_ATTEMPTS = 3
 _FIRST_RANK = "AND coalesce(rank, 0) = 0"
-_LOSS_NAME = (
-    "(SELECT coalesce(o.training, o.validation) FROM metric_sources AS s JOIN metric_roles AS o USING (run_id) "
-    "WHERE s.source_id = metrics.source_id)"
+_LOSS_PATH = (
+    """(SELECT '$."' || coalesce(o.training, o.validation) || '"' FROM metric_sources AS s """
+    "JOIN metric_roles AS o USING (run_id) WHERE s.source_id = metrics.source_id)"
 )
-_LOSS_IS_FINITE = f"json_type(data -> {_LOSS_NAME}) IN ('real', 'integer')"
+_LOSS = f"json_extract(data, {_LOSS_PATH})"
+_LOSS_IS_FINITE = f"json_type(data, {_LOSS_PATH}) IN ('real', 'integer')"
 _WORDS = ", ".join(f"'{word}'" for word in NON_FINITE)
-_LOSS_IS_UNSOUND = f"data ->> {_LOSS_NAME} IN ({_WORDS})"
+_LOSS_IS_UNSOUND = f"{_LOSS} IN ({_WORDS})"
 _LOSS_IS_KNOWN = f"AND ({_LOSS_IS_FINITE} OR {_LOSS_IS_UNSOUND}) {_FIRST_RANK}"
 
 Section = tuple[int, FilePosition, FilePosition]
@@ -186,7 +187,7 @@ class StepTimes(Struct, frozen=True):
         losses: list[float] = []
         for section in self._sections(attempt):
             is_sound = f"AND {_LOSS_IS_FINITE} {_FIRST_RANK} {where}"
-            rows = self._lines(f"data ->> {_LOSS_NAME}", attempt, section, is_sound, *values, is_newest=is_newest)
+            rows = self._lines(_LOSS, attempt, section, is_sound, *values, is_newest=is_newest)
             losses = losses or [float(row[0]) for row in itertools.islice(rows, count)]
         return losses
 

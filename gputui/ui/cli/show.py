@@ -32,7 +32,7 @@ from gputui.store import checkpoints, json_shapes
 from gputui.store.attempts import Attempt, RunCost, read_attempts, run_cost
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics import intake
-from gputui.store.metrics.roles import FIRST_LINES, known_names, without_loss_words
+from gputui.store.metrics.roles import FIRST_LINES, stored_names, without_loss_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
@@ -112,9 +112,9 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
     incidents = read_incidents(connection, run.run_id)
     decisions = read_decisions(connection, run.run_id)
     saved = checkpoints.of_run(connection, run.run_id)
-    known_intake, loss_problem = intake.intake(connection, run.run_id), None
-    if run.state.is_over or known_intake.taken >= FIRST_LINES:
-        loss_problem = without_loss_words(run.run_id, run.roles, known_names(connection, run.run_id))
+    line_counts, loss_problem = intake.intake(connection, run.run_id), None
+    if run.state.is_over or line_counts.taken >= FIRST_LINES:
+        loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
     clock = StepTimes(connection, run.run_id)
     is_chosen_there = chooses_start(known_spec(run))
     return RunDetails(
@@ -129,7 +129,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         spans=spans_of(run, attempts, now),
         sinks=dict(sinks_of(run, session.workspace.run_dir(run.run_id))),
         code=json_mapping(run.spec_json).get("code"),
-        metrics_problem=intake.intake_words(known_intake),
+        metrics_problem=intake.intake_words(line_counts),
         sources=source_reports(connection, run.run_id),
         loss_problem=loss_problem,
     )
