@@ -107,7 +107,7 @@ def _metrics(spec: RunSpec) -> list[str]:
 def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:
     """The lines about checkpoints: their folder, and the arguments of a resume."""
     if spec.checkpoints is None:
-        return "none; a new attempt begins from the start"
+        return "what it writes is seen; a new attempt begins from the start"
     resume = shlex.join(spec.checkpoints.resume)
     how = f"resumed with {resume}" if resume else "a new attempt finds its path in $GPUTUI_CHECKPOINT"
     folder = substitute(spec.checkpoints.directory, values)

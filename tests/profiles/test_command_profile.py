@@ -25,6 +25,9 @@ SCRIPTS = {
     "whole.py": PARSER + "p.add_argument('--total-batch-size', type=int, default=64)\np.add_argument('--config')\n"
     "p.add_argument('--amp', action=argparse.BooleanOptionalAction, default=True)\n"
     "p.add_argument('--gradient-checkpointing', action='store_true')\n",
+    "over.py": PARSER + "p.add_argument('--config')\np.add_argument('--batch_size', type=int)\n"
+    "p.add_argument('--lr', type=float, default=0.5)\n",
+    "size.yaml": "batch_size: 24\nlr: 0.1\n",
     "pkg/train.py": "print(1)\n",
     "train.sh": "python plain.py --lr $1\n",
 }
@@ -49,6 +52,8 @@ COMMANDS: list[tuple[str, str, int, dict[str, object], dict[str, str]]] = [
     ("whole.py", "python whole.py", 1, {"total_batch_size": 64, "gradient_checkpointing": False},
      {"batch_size": "total_batch_size"}),
     ("whole.py --no-amp --config a.yaml", "python whole.py", 1, {"no_amp": True, "config": "a.yaml"}, {}),
+    ("over.py --config size.yaml", "python over.py", 1, {"config": "size.yaml", "batch_size": 24}, {}),
+    ("over.py --config missing.yaml", "python over.py", 1, {"config": "missing.yaml"}, {}),
     ("torchrun --nproc-per-node=2 b.py -b 8", "torchrun b.py", 2, {"b": 8}, {"batch_size": "b"}),
     ("torchrun --nproc_per_node gpu b.py -b 8", "torchrun b.py", 1, {"b": 8}, {"batch_size": "b"}),
     ("accelerate launch --num_processes 2 plain.py --lr 0.1", "accelerate plain.py", 2, {"lr": 0.1}, {}),

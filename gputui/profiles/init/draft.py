@@ -22,6 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gputui.metrics.log_trial import Trial
 from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, quoted
 from gputui.profiles.init.draft_outputs import checkpoint_lines, metrics_lines, yaml_text
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
@@ -47,7 +48,9 @@ class Draft(Struct, frozen=True):
     notes: DraftNotes
 
 
-def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, gpus: int = 0) -> Draft:
+def draft(
+    words: Sequence[str], folder: Path, *, preset: Preset | None = None, gpus: int = 0, trial: Trial | None = None
+) -> Draft:
     """Draft a profile.
 
     Args:
@@ -55,6 +58,7 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         folder: where the profile will lie, and where relative paths of the command begin.
         preset: the script's framework, if it cannot be recognised.
         gpus: the number of GPUs of the machine.
+        trial: what was learned of an old log.
 
     Raises DraftError, and SurveyError if the script cannot be read.
     """
@@ -79,7 +83,7 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         *_program_lines(command, folder),
         *_gpu_lines(subject, gpus),
         *_argument_lines(subject, arguments),
-        *metrics_lines(subject, notes),
+        *metrics_lines(subject, notes, trial),
         *checkpoint_lines(subject, arguments, notes),
     ]
     return Draft(name, "\n".join(lines) + "\n", notes)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
 from gputui.profiles.init.roles import RESUME, Meaning, meaning_of
@@ -217,13 +218,17 @@ class DraftArguments:
 
     def _offer(self, typed: Set[str]) -> None:
         """Add the option of each role that no typed one has, if its default is certain: the script's
-        own, with no configuration file that may say otherwise, or that of the framework for every
+        own, or that of a configuration file where the option has none, or that of the framework for every
         script. They come first, since not every word may stand behind the typed ones."""
         survey, taken = self.subject.survey, {meaning.role for meaning in self.meanings.values()}
-        if any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.words):
-            return
+        has_configuration = any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.words)
         offers: dict[str, tuple[int, Option]] = {}
         for name, option in self.subject.options.items():
+            if has_configuration:
+                # What the file says, given as an option too, changes nothing.
+                if option.default is not None or name not in self.subject.configured:
+                    continue
+                option = replace(option, default=self.subject.configured[name])
             meaning = _meaning(name, option)
             if meaning is None or meaning.role in (*taken, RESUME) or name in typed or option.takes_many:
                 continue

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 
+from gputui.core.text import clean
+from gputui.metrics.log_trial import Trial
+from gputui.metrics.source_report import learned_forms
 from gputui.profiles.init.draft_arguments import OUT, DraftArguments, quoted
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
 from gputui.profiles.init.resuming import resume_form
@@ -14,13 +17,22 @@ LEARNED_METRICS = (
 )
 
 
-def metrics_lines(subject: DraftSubject, notes: DraftNotes) -> list[str]:
-    """The lines of ``metrics``."""
+def metrics_lines(subject: DraftSubject, notes: DraftNotes, trial: Trial | None) -> list[str]:
+    """The lines of ``metrics``, with what was learned of an old log."""
     if "GPUTUI_METRICS" in subject.survey.text:
         notes.found.append("metrics lines written to $GPUTUI_METRICS")
         return ["metrics: {source: jsonl}"]
-    notes.open_points.append(LEARNED_METRICS)
-    return ["metrics: auto                   # learned from what it prints and writes"]
+    lines = ["metrics: auto                   # learned from what it prints and writes"]
+    if trial is None or not trial.points:
+        notes.open_points.append(LEARNED_METRICS if trial is None else "nothing in the log looks like metrics")
+        return lines
+    names = [name for name in trial.points if name not in ("epoch", "total_steps")]
+    notes.found.append(f"{trial.taken} of {trial.lines} lines of the log are metrics: {', '.join(names)}")
+    for form in learned_forms(trial.learned):
+        lines.append(f"# printed: {clean(form.example.strip())}")
+        if form.pattern is not None:
+            lines.append(f"#   as a pattern: {clean(form.pattern)}")
+    return lines
 
 
 def checkpoint_lines(subject: DraftSubject, arguments: DraftArguments, notes: DraftNotes) -> list[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+import yaml
 from msgspec import Struct
 
+from gputui.core.files import read_regular
 from gputui.profiles.init.presets import PRESETS, Preset, recognised
 from gputui.profiles.init.script_options import Option
 from gputui.profiles.init.script_survey import Survey, survey_script
 from gputui.profiles.init.typed_command import TypedCommand, command_options, command_text, script_file
 
+MAX_CONFIGURATION_BYTES = 1 << 20
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel"}
 
 
@@ -29,13 +34,15 @@ class DraftNotes:
 
 class DraftSubject(Struct, frozen=True):
     """A command with the survey of its script. ``options`` include those that its framework adds;
-    ``command_text`` is the Makefile or shell script that the command runs, or ""."""
+    ``command_text`` is the Makefile or shell script that the command runs, or ""; ``configured`` are the numbers of a
+    typed configuration file."""
 
     command: TypedCommand
     survey: Survey
     preset: Preset | None
     options: Mapping[str, Option]
     command_text: str
+    configured: Mapping[str, int | float] = msgspec.field(default_factory=dict)
 
     def separator_of(self, option: Option) -> str:
         """The text between an option and its value."""
@@ -80,7 +87,20 @@ def examine(command: TypedCommand, folder: Path, preset: Preset | None = None) -
     preset = preset or recognised(survey, command)
     has_own_parser = preset is not None and preset.style is not None and preset.style == survey.style
     added = preset.options if preset is not None and has_own_parser else {}
-    return DraftSubject(command, survey, preset, {**added, **survey.options}, text)
+    return DraftSubject(command, survey, preset, {**added, **survey.options}, text, _configured(command, folder))
+
+
+def _configured(command: TypedCommand, folder: Path) -> Mapping[str, int | float]:
+    """The numbers at the top of the YAML or JSON files that a command names."""
+    numbers: dict[str, int | float] = {}
+    for word in command.words:
+        file = folder / word.rpartition("=")[2]
+        if file.suffix in (".yaml", ".yml", ".json"):
+            with suppress(OSError, ValueError, yaml.YAMLError):
+                content = yaml.safe_load(read_regular(file, MAX_CONFIGURATION_BYTES))
+                items = content.items() if isinstance(content, dict) else ()
+                numbers |= {str(name): value for name, value in items if type(value) in (int, float)}
+    return numbers
 
 
 def _plain(flag: str) -> str:

@@ -7,19 +7,28 @@ from pathlib import Path
 import click
 
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.metrics.learning import LearnedLines
+from gputui.metrics.log_trial import try_log
 from gputui.profiles.init.draft import draft
 from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
 from gputui.ui.cli.context import Exit, fail, say, verb
+from gputui.ui.cli.log_trial import read_log
 
 
 @verb("init", changes=True, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
 @click.option("--preset", type=click.Choice([*PRESETS]), help="What the script is built on, where that cannot be seen.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it.")
-def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> None:
+@click.option(
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="An old log of it, to learn its metrics from.",
+)
+def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
     here = Path.cwd()
     folder = here if out is None else (here / out).parent
@@ -27,8 +36,9 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> Non
         fail("--out names a file in this folder: relative paths of the profile begin where it lies", Exit.USAGE)
     # Without asking the driver.
     gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+    trial = None if log is None else try_log(read_log(log), LearnedLines())
     try:
-        made = draft(words, here, preset=None if preset is None else PRESETS[preset], gpus=gpus)
+        made = draft(words, here, preset=None if preset is None else PRESETS[preset], gpus=gpus, trial=trial)
     except (DraftError, SurveyError) as error:
         fail(str(error), Exit.USAGE)
     path = here / (out or f"{made.name}.yaml")

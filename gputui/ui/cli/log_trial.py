@@ -22,6 +22,12 @@ PLOT_HEIGHT = 12
 SPARK_WIDTH = 24
 
 
+def read_log(log: Path) -> bytes:
+    """The beginning of a log. Raises OSError."""
+    with log.open("rb") as file:
+        return file.read(MAX_BYTES)
+
+
 def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     """Parse the log with the patterns of the profile, or as CSV or JSON lines, or learn what is in it, and print what
     would be drawn. Ends the command with Exit.USAGE if nothing would."""
@@ -37,9 +43,7 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
         )
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed or source.source == "auto" else source.source
-    with log.open("rb") as file:
-        content = file.read(MAX_BYTES)
-    trial = try_log(content, line_format(kind, Reading(patterns, source.step, source.units)), patterns)
+    trial = try_log(read_log(log), line_format(kind, Reading(patterns, source.step, source.units)), patterns)
     if as_json:
         print_json(trial.to_json())
     else:

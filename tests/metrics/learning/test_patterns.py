@@ -1,0 +1,43 @@
+"""A learned shape as the pattern of a profile reads the lines that it was learned from."""
+
+from __future__ import annotations
+
+from gputui.metrics.contract import ParsedLine
+from gputui.metrics.learning.patterns import profile_pattern
+from gputui.metrics.printed import OutputPatterns
+from tests.metrics.learning.watching import watch
+from tests.tables import table
+
+
+def read(line: str, count: int = 9) -> list[dict[str, float]]:
+    """What the pattern reads of lines that were learned, ``{s}`` and ``{v}`` being the step and a value."""
+    text = "\n".join(line.format(s=step, v=round(1 / (step + 1), 4)) for step in range(1, count + 1))
+    (shape,) = watch(text).reader.learned.shapes
+    pattern = profile_pattern(shape)
+    assert pattern is not None
+    format_of = OutputPatterns([pattern])
+    parsed = [format_of.parse(each.encode()) for each in text.splitlines()]
+    return [dict(each.values) for each in parsed if isinstance(each, ParsedLine)]
+
+
+@table(
+    ("line", "names"),
+    [
+        ("step {s} loss {v}", {"step", "loss"}),
+        ("iter {s}: loss {v}, time 12.3ms, mfu 4{s}.2%", {"step", "loss", "mfu"}),
+        ("[{s}/9] train loss: {v} | val loss: {v}", {"step", "total_steps", "train_loss", "val_loss"}),
+        ("Epoch 0 [{s}/9] Loss {v} (0.5)", {"step", "epoch", "Loss"}),
+        ("2026-11-28 10:00:0{s} INFO step={s} Acc@1={v}", {"step", "acc_1"}),
+    ],
+)
+def test_patterns(line: str, names: set[str]) -> None:
+    records = read(line)
+    assert len(records) == 9
+    assert {name.lower() for name in records[-1]} == {name.lower() for name in names}
+    assert [record["step"] for record in records] == list(range(1, 10))
+
+
+def test_lines_that_only_count_have_none() -> None:
+    text = "\n".join(f"Epoch {epoch}/9\n 36/36 - loss: 0.{epoch} - acc: 0.{epoch}5" for epoch in range(1, 9))
+    shapes = watch(text).reader.learned.shapes
+    assert [profile_pattern(shape) for shape in shapes if shape.is_source or shape.restarts] == [None] * len(shapes)
