@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
@@ -142,7 +143,10 @@ class FileReader:
         return self._with_learned(Batch(again, more=True))
 
     def _with_learned(self, batch: Batch) -> Batch:
-        batch.learned, batch.inherited = self._format.learned, self._format.inherited
+        # Lines are kept in it as they were printed.
+        redactor = self._source.redactor
+        batch.learned = redactor.value(msgspec.to_builtins(self._format.learned, str_keys=True))
+        batch.inherited = redactor.value(msgspec.to_builtins(self._format.inherited, str_keys=True))
         return batch
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
