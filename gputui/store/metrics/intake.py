@@ -114,7 +114,9 @@ def intake_words(known: Intake) -> str | None:
             return count
         return f"{count} ({known.reason}): {clip(known.example, _EXAMPLE_CHARACTERS)}"
     if known.no_metrics is not None:
-        return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
+        state = "None" if known.is_over else "None yet"
+        way = "metrics: in a profile can name them" if known.learns else "gputui check --log FILE PROFILE tries patterns"
+        return f"{state}: {known.no_metrics}; {way}"
     if known.short_of is not None:
         step, total = known.short_of
         how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
