@@ -24,11 +24,10 @@ _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DDP", "fully_s
 
 @dataclass(slots=True)
 class DraftNotes:
-    """Remarks of a draft for a person: one line for each thing that was recognised (``found``),
-    guessed, or left for a person to decide (``open_points``)."""
+    """Remarks of a draft for a person: one line for each thing that was seen (``found``), or is left for a
+    person to decide or for the first run to show (``open_points``)."""
 
     found: list[str] = field(default_factory=list)
-    guesses: list[str] = field(default_factory=list)
     open_points: list[str] = field(default_factory=list)
 
 
