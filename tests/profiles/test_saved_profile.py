@@ -16,23 +16,34 @@ from tests.tables import table
 
 SCRIPT: dict[str, Any] = {"name": "a", "launcher": "python", "program": ("/w/train.py",), "workdir": "/w"}
 PYTHON: dict[str, Any] = {"python": "/env/bin/python", "python_origin": "VIRTUAL_ENV"}
+AUTO: dict[str, Any] = {"metrics": (MetricsSpec("auto"),)}
+FULL: dict[str, Any] = {
+    "launcher": "torchrun",
+    "nproc": 4,
+    "params": {"bs": 8, "lr": 0.1, "flag": True},
+    "args": ("--bs", "{bs}", "[--flag", "{flag}]", "it's"),
+    "roles": {"batch_size": "bs"},
+    "scopes": {"bs": "global"},
+    "checkpoints": CheckpointSpec("/w", LEARNED, ("--resume", "{checkpoint}")),
+    "loss": "critic/q",
+    "metrics": (
+        MetricsSpec("csv", "/w/a.csv", step="epoch"),
+        MetricsSpec("output", patterns=(r"s (?P<step>\d+) l (?P<l>.)",)),
+    ),
+    "env": {"A": "1"},
+    "grace_seconds": 5.0,
+}
 
 
 @table(
     "fields",
     [
-        {**SCRIPT, **PYTHON, "metrics": (MetricsSpec("auto"),)},
+        {**SCRIPT, **PYTHON, **AUTO},
         {**SCRIPT, **PYTHON, "program": ("-m", "pkg.train"), "metrics": ()},
-        {"name": "a", "launcher": "command", "program": ("make", "train"), "workdir": "/w", "metrics": (MetricsSpec("auto"),)},
-        {
-            **SCRIPT, **PYTHON, "launcher": "torchrun", "nproc": 4, "params": {"bs": 8, "lr": 0.1, "flag": True},
-            "args": ("--bs", "{bs}", "[--flag", "{flag}]", "it's"), "roles": {"batch_size": "bs"}, "scopes": {"bs": "global"},
-            "checkpoints": CheckpointSpec("/w", LEARNED, ("--resume", "{checkpoint}")), "loss": "critic/q",
-            "metrics": (MetricsSpec("csv", "/w/a.csv", step="epoch"), MetricsSpec("output", patterns=(r"s (?P<step>\d+) l (?P<l>.)",))),
-            "env": {"A": "1"}, "grace_seconds": 5.0,
-        },
+        {**AUTO, "name": "a", "launcher": "command", "program": ("make", "train"), "workdir": "/w"},
+        {**SCRIPT, **PYTHON, **FULL},
     ],
-)  # fmt: skip
+)
 def test_what_is_saved_runs_the_same(fields: dict[str, Any]) -> None:
     spec = RunSpec(**fields, gpus=GpuRequest())
     text = saved_profile(spec, spec.params, "mine", [])

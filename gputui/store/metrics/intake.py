@@ -115,7 +115,9 @@ def intake_words(known: Intake) -> str | None:
         return f"{count} ({known.reason}): {clip(known.example, _EXAMPLE_CHARACTERS)}"
     if known.no_metrics is not None:
         state = "None" if known.is_over else "None yet"
-        way = "metrics: in a profile can name them" if known.learns else "gputui check --log FILE PROFILE tries patterns"
+        way = "gputui check --log FILE PROFILE tries patterns"
+        if known.learns:
+            way = "metrics: in a profile can name them"
         return f"{state}: {known.no_metrics}; {way}"
     if known.short_of is not None:
         step, total = known.short_of
