@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
+from gputui.recovery.actions import NO_CHECKPOINTS
 from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
@@ -111,6 +112,8 @@ def command(
     else:
         state = first_state(session, run_id)
         say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+        if spec.typed and spec.checkpoints is None:
+            say(f"after a failure it would begin from the start: {NO_CHECKPOINTS} (docs/recipes.md)")
 
 
 def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:
