@@ -19,7 +19,7 @@ from gputui.metrics.background import BackgroundReader
 from gputui.metrics.batch import Batch, MetricsNote, SourceState, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.history import HistoryReader
-from gputui.metrics.name_owners import Exactness, NameOwners
+from gputui.metrics.name_owners import NameOwners
 from gputui.metrics.reader import Boundary, FileReader
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.sources import ReadContext, SourceEnds, SourceRow, SourceTable
@@ -144,6 +144,7 @@ class MetricsIngest:
     def add_source(self, run_id: str, attempt: int, source: FoundSource, begin: SourceState | None) -> bool:
         """Register a source that a live attempt has begun to write, inside the caller's transaction; ``begin`` is the
         state before its first line, None at the file's start. False if the run has it already."""
+        self._rivals = None
         return self._table.add(run_id, attempt, source, begin)
 
     def begin_attempt(
@@ -257,7 +258,8 @@ class MetricsIngest:
             for source, batch in stored:
                 source.reducer.forget()
                 batch.nulls.forget()
-                self._owners[source.row.run_id].forget()
+                if source.row.run_id in self._owners:
+                    self._owners[source.row.run_id].forget()
                 if batch.learned is not None:
                     # Its reader is ahead of what is stored.
                     source.close()
@@ -285,7 +287,7 @@ class MetricsIngest:
         owners = self._owners.setdefault(row.run_id, NameOwners())
         if row.source_id not in owners:
             for each in self._table.read_of(row.run_id):
-                owners.add_source(each.source_id, Exactness.of(each.format, each.how))
+                owners.add_source(each.source_id, each.format, each.how)
         owners.refresh(self._connection)
         return owners
 

@@ -35,15 +35,24 @@ class Exactness(IntEnum):
 class _Names:
     """The names that a source has stored, and those that it leaves to others."""
 
-    def __init__(self, exactness: Exactness) -> None:
+    def __init__(self, source_id: int, kind: str, exactness: Exactness) -> None:
+        self.source_id = source_id
+        self.kind = kind
         self.exactness = exactness
         self.stored: set[str] = set()
         self.refused: set[str] = set()
 
+    def beats(self, other: _Names) -> bool:
+        """Return whether names that both have are this one's: it is more exact, or as exact in another form and was
+        there first. The files of one form may be those of several attempts."""
+        if self.exactness is not other.exactness:
+            return self.exactness > other.exactness
+        is_other_form = self.exactness is Exactness.FILE and self.kind != other.kind
+        return is_other_form and self.source_id < other.source_id
+
 
 class NameOwners:
-    """The owner of each name of one run: the more exact source, or of two equal ones both. Methods raise
-    sqlite3.Error."""
+    """The owner of each name of one run: the better source (`_Names.beats`). Methods raise sqlite3.Error."""
 
     def __init__(self) -> None:
         self._sources: dict[int, _Names] = {}
@@ -60,10 +69,10 @@ class NameOwners:
     def __contains__(self, source_id: int) -> bool:
         return source_id in self._sources
 
-    def add_source(self, source_id: int, exactness: Exactness) -> None:
+    def add_source(self, source_id: int, kind: str, reading: Reading) -> None:
         """Add a source, if it is new; call `refresh` afterwards."""
         if source_id not in self._sources:
-            self._sources[source_id] = _Names(exactness)
+            self._sources[source_id] = _Names(source_id, kind, Exactness.of(kind, reading))
             self._is_read = False
 
     def refresh(self, connection: sqlite3.Connection) -> None:
@@ -76,7 +85,7 @@ class NameOwners:
             source.refused.clear()
         for source in self._sources.values():
             for another in self._sources.values():
-                if another.exactness > source.exactness:
+                if another.beats(source):
                     source.refused |= another.stored - source.stored
                     another.refused |= another.stored & source.stored
         self._is_read = True
@@ -91,7 +100,7 @@ class NameOwners:
             return changed
         source.stored |= new
         for number, another in self._sources.items():
-            if another.exactness >= source.exactness:
+            if not source.beats(another):
                 continue
             shared = new & another.stored
             if not shared:

@@ -56,8 +56,9 @@ def recognised(path: Path) -> FoundSource | None:
         return FoundSource("mlflow", str(path), Reading(place=name))
     if path.name == _HISTORY:
         pattern = glob.escape(str(path))
-        if _CHECKPOINT_FOLDER.fullmatch(path.parent.name):
-            pattern = f"{glob.escape(str(path.parent.parent))}/checkpoint-*/{_HISTORY}"
+        folder = path.parent.parent if _CHECKPOINT_FOLDER.fullmatch(path.parent.name) else path.parent
+        if any(_CHECKPOINT_FOLDER.fullmatch(entry.name) for entry in folder.iterdir()):
+            pattern = f"{glob.escape(str(folder))}/checkpoint-*/{_HISTORY}"
         return FoundSource("hf", pattern)
     if path.suffix not in _TEXT_SUFFIXES:
         return None

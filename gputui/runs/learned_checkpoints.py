@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path, PurePath
 
@@ -36,6 +36,11 @@ _FOLDER_FILES = frozenset({
     "pytorch_model.bin.index.json", "_CHECKPOINT_METADATA",
 })  # fmt: skip
 _FOLDER_NAME = re.compile(r"(?:checkpoint|ckpt|epoch|step|iter(?:ation)?|global_step)s?[-_=]?\d+", re.IGNORECASE)
+# The files of such a folder. One with others holds several saves.
+_FOLDER_WEIGHTS = re.compile(
+    r"(?:\w+_)?model(?:[-_]\d+[-_]of[-_]\d+)?\.(?:bin|safetensors|h5|msgpack)|consolidated.*|.+\.distcp"
+    r"|(?:optimizer|scheduler|scaler|training_args|rng_state\w*)\.(?:pt|pth|bin)",
+)
 
 
 def written_checkpoints(folder: Path, since: float, excluded: Collection[Path]) -> list[FoundCheckpoint]:
@@ -44,27 +49,42 @@ def written_checkpoints(folder: Path, since: float, excluded: Collection[Path]) 
     marked: set[str] = set()
     for entry in files_below(folder, excluded):
         parent = entry.path.rpartition("/")[0]
-        if entry.name in _FOLDER_FILES:
-            marked.add(parent)
         with suppress(OSError):
-            if entry.name.endswith(_SUFFIXES) and entry.stat().st_mtime >= since and not is_unfinished(entry.name):
+            if is_unfinished(entry.name) or entry.stat().st_mtime < since:
+                continue
+            if entry.name in _FOLDER_FILES:
+                marked.add(parent)
+            if entry.name.endswith(_SUFFIXES) and is_checkpoint(Path(entry.path)):
                 files[parent].append(entry.path)
+    whole = {
+        parent
+        for parent, paths in files.items()
+        if parent in marked and all(_FOLDER_WEIGHTS.fullmatch(PurePath(path).name) for path in paths)
+    }
+    saves = {parent: _folder_of_save(PurePath(parent), folder, whole) for parent in files}
     units: set[str] = set()
-    for parent, paths in files.items():
-        checkpoints = [path for path in paths if is_checkpoint(Path(path))]
-        is_one = parent in marked or _FOLDER_NAME.fullmatch(PurePath(parent).name) is not None
-        if checkpoints and is_one and parent != str(folder):
-            units.add(_outermost(parent, marked))
+    for parent, save in saves.items():
+        # The folder above several saves, such as that of the trainer's output, is none.
+        holds_saves = any(other != save and other.startswith(f"{save}/") for other in saves.values() if other)
+        if save is None or holds_saves:
+            units.update(files[parent])
         else:
-            units.update(checkpoints)
+            units.add(save)
     found = [file for path in units if (file := measured(Path(path))) is not None]
     return sorted(found, key=lambda file: (file.modified_ns, file.path), reverse=True)
 
 
-def _outermost(folder: str, marked: Iterable[str]) -> str:
-    """The folder that a save belongs to: DeepSpeed and PEFT put folders of their own into that of the trainer."""
-    above = [each for each in marked if folder.startswith(f"{each}/")]
-    return min(above, key=len, default=folder)
+def _folder_of_save(parent: PurePath, root: Path, whole: Collection[str]) -> str | None:
+    """The folder below ``root`` that is one save with all in it, that of a file among them: by its number, or as one
+    of the ``whole`` ones; None if each file is a save of its own."""
+    above = [folder for folder in (parent, *parent.parents) if folder != root and folder.is_relative_to(root)]
+    unnumbered = [folder for folder in above if str(folder) in whole]
+    numbered = [folder for folder in above if _FOLDER_NAME.fullmatch(folder.name)]
+    # DeepSpeed puts a numbered folder of its own into that of the trainer.
+    is_of_trainer = bool(unnumbered) and all(folder.name.startswith("global_step") for folder in numbered)
+    if numbered and not is_of_trainer:
+        return str(numbered[-1])
+    return str(unnumbered[-1]) if unnumbered else None
 
 
 def is_checkpoint(path: Path) -> bool:

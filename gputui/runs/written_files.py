@@ -6,23 +6,24 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-# A working directory may be a home directory. What is near it comes first.
-MAX_ENTRIES = 20_000
+# A working directory may be a home directory, and a folder hold a data set. What is near comes first.
+MAX_ENTRIES, MAX_FOLDER_ENTRIES = 50_000, 4_000
 # Folders that no training writes its results to; hidden ones are passed over too.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env"})
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
 
 
 def files_below(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:
-    """The regular files below a folder, nearest first, of at most MAX_ENTRIES entries. Links to folders are not
-    followed, and what cannot be read is passed over."""
+    """The regular files below a folder, nearest first, of at most MAX_ENTRIES entries, and MAX_FOLDER_ENTRIES of one
+    folder. Links to folders are not followed, and what cannot be read is passed over."""
     waiting, count = deque([str(folder)]), 0
     avoided = frozenset(map(str, excluded))
     while waiting:
         with suppress(OSError), os.scandir(waiting.popleft()) as entries:
-            for entry in entries:
+            for entry in islice(entries, MAX_FOLDER_ENTRIES):
                 count += 1
                 if count > MAX_ENTRIES:
                     return

@@ -155,8 +155,8 @@ def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> lis
     return records(
         connection,
         Neighbour,
-        "SELECT DISTINCT a.run_id, checkpoint_folder AS folder, coalesce(iif(json_valid(r.spec), "
-        "r.spec ->> '$.checkpoints.pattern', NULL), '**/*') AS pattern "
+        "SELECT DISTINCT a.run_id, checkpoint_folder AS folder, iif(json_valid(r.spec), "
+        "coalesce(r.spec ->> '$.checkpoints.pattern', 'auto'), '**/*') AS pattern "
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE checkpoint_folder IS NOT NULL AND a.run_id != ? AND (a.ended_at IS NULL OR a.ended_at >= ?)",
         run_id,

@@ -80,3 +80,21 @@ def test_a_file_of_epochs_leaves_its_names_to_the_output(tmp_path: Path) -> None
     assert len(list(points_json(bench.connection, RUN, ["lr"]))) == 1
     bench.ingest.close()
     bench.connection.close()
+
+
+def test_of_two_files_in_different_forms_the_first_has_a_name(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.ingest.open_source(RUN, str(tmp_path / "log.csv"), "csv")
+    begin(bench)
+    (tmp_path / "log.csv").write_text("step,loss,lr\n1,0.5,1\n")
+    bench.pump()
+    bench.append('{"step": 1, "loss": 0.25}\n')
+    bench.pump()
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("2,0.5,1\n")
+    bench.append('{"step": 2, "loss": 0.125}\n')
+    bench.pump()
+    assert losses(bench) == [(1, 0.25), (2, 0.125)]
+    assert len(list(points_json(bench.connection, RUN, ["lr"]))) == 2
+    bench.ingest.close()
+    bench.connection.close()

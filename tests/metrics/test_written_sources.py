@@ -59,6 +59,7 @@ def test_files_known_by_their_names(tmp_path: Path) -> None:
     offline = tmp_path / "wandb/offline-run-20261128_100000-abc/run-abc.wandb"
     online = tmp_path / "wandb/run-20261128_100000-abc/run-abc.wandb"
     history = tmp_path / "out/checkpoint-500/trainer_state.json"
+    history.parent.mkdir(parents=True)
     source = recognised(events)
     assert source is not None
     assert (source.kind, source.path, source.reading.place) == ("tensorboard", str(events), "")
@@ -77,3 +78,5 @@ def test_files_known_by_their_names(tmp_path: Path) -> None:
     source = recognised(history)
     assert source is not None
     assert (source.kind, source.path) == ("hf", f"{tmp_path}/out/checkpoint-*/trainer_state.json")
+    # The one beside the checkpoints, of the end, has the same history.
+    assert recognised(tmp_path / "out/trainer_state.json") == source

@@ -74,7 +74,9 @@ def test_what_a_checkpoint_is(tmp_path: Path, name: str, write: Callable[[Path],
 
 def save(path: Path, at: float = BEGUN_AT + 1) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix in (".json", ""):
+    if path.suffix == ".safetensors":
+        SAFETENSORS(path)
+    elif path.suffix in (".json", ".distcp", ""):
         path.write_text("{}")
     else:
         TORCH(path)
@@ -89,7 +91,13 @@ def save(path: Path, at: float = BEGUN_AT + 1) -> None:
         (["out/checkpoint-500/optimizer.pt", "out/checkpoint-500/model.bin"], {"out/checkpoint-500"}),
         (["out/final/config.json", "out/final/pytorch_model.bin"], {"out/final"}),
         (["out/c/trainer_state.json", "out/c/global_step9/a.pt", "out/c/model.bin"], {"out/c"}),
-        (["dcp/.metadata", "dcp/__0_0.pt"], {"dcp"}),
+        (["dcp/.metadata", "dcp/__0_0.distcp"], {"dcp"}),
+        (["out/config.json", "out/ckpt_1.pt", "out/ckpt_2.pt"], {"out/ckpt_1.pt", "out/ckpt_2.pt"}),
+        (
+            ["out/config.json", "out/model.safetensors", "out/checkpoint-5/config.json", "out/checkpoint-5/model.bin"],
+            {"out/model.safetensors", "out/checkpoint-5"},
+        ),
+        (["checkpoint-5/global_step5/a.pt", "checkpoint-5/model.bin"], {"checkpoint-5"}),
         (["lightning_logs/version_0/checkpoints/a.ckpt"], {"lightning_logs/version_0/checkpoints/a.ckpt"}),
         (["config.json", "model.pt"], {"model.pt"}),
         (["out/model.pt.tmp", "out/.hidden/model.pt"], set()),
@@ -105,10 +113,12 @@ def test_files_and_folders(tmp_path: Path, written: list[str], expected: set[str
 def test_only_what_was_written_since(tmp_path: Path) -> None:
     save(tmp_path / "pretrained.pt", BEGUN_AT - 1)
     save(tmp_path / "state/runs/other.pt")
+    save(tmp_path / "out/config.json", BEGUN_AT - 1)
+    save(tmp_path / "out/model.bin", BEGUN_AT + 3)
     save(tmp_path / "a.pt", BEGUN_AT + 1)
     save(tmp_path / "b.pt", BEGUN_AT + 2)
     found = written_checkpoints(tmp_path, BEGUN_AT, (tmp_path / "state",))
-    assert [Path(file.path).name for file in found] == ["b.pt", "a.pt"]
+    assert [Path(file.path).name for file in found] == ["model.bin", "b.pt", "a.pt"]
 
 
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:

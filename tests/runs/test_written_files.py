@@ -31,6 +31,10 @@ def test_a_large_folder_is_read_in_part(tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(20):
         (folder / str(number)).touch()
     assert len(names(folder)) == 10
+    monkeypatch.setattr(written_files, "MAX_FOLDER_ENTRIES", 3)
+    (folder / "runs").mkdir()
+    (folder / "runs/model.pt").touch()
+    assert len(names(tmp_path / "large")) <= 4
 
 
 def test_files_held_open_for_writing(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class FileSearch:
         event_folders: globs of further folders, of which event files alone count.
         learns: whether any source counts.
         looked_at: the sizes at which files were examined.
-        before: the sizes of the files that were there before the attempt; None until they are read.
+        before: the states of the files that were there before the attempt; None until they are read.
         new_sources: the sources that it has found; None until those of a former agent are read.
     """
 
@@ -84,12 +84,12 @@ class FileSearch:
     event_folders: Sequence[str] = ()
     learns: bool = True
     looked_at: dict[str, int] = field(default_factory=dict)
-    before: dict[str, int] | None = None
+    before: dict[str, SourceState] | None = None
     new_sources: list[NewSource] | None = None
 
     def look(self, rivals: Collection[str]) -> list[NewSource]:
-        """The sources among files that the attempt has written since the last look. Where ``rivals``, other live runs,
-        have the same folders, only of files that its own processes hold open. Raises OSError."""
+        """The sources among files that the attempt has written. Where ``rivals``, other live runs, have or had the same
+        folders, only of files that its own processes hold open. Raises OSError."""
         processes = processes_of(self.run_dir, self.number)
         held = held_files(process.pid for process in processes)
         sizes = self._sizes(held)
@@ -98,18 +98,19 @@ class FileSearch:
             self.new_sources = _kept_sources(self.folder)
         already = len(self.new_sources)
         for path, (size, modified_at) in sizes.items():
-            is_new = modified_at >= self.begun_at and (not rivals or path.startswith(f"{self.run_dir}/"))
-            is_own = is_new or path in held
-            if not is_own or not size or size in (before.get(path), self.looked_at.get(path)):
+            begin = before.get(path)
+            is_changed = modified_at >= self.begun_at or (begin is not None and begin.byte_offset != size)
+            is_own = path in held or path.startswith(f"{self.run_dir}/") or (is_changed and not rivals)
+            if not is_own or not is_changed or not size or size == self.looked_at.get(path):
                 continue
             self.looked_at[path] = size
             with suppress(OSError):
                 source = recognised(Path(path))
                 if source is not None and all(source.path != earlier.source.path for earlier in self.new_sources):
-                    self.new_sources.append(NewSource(source, state_at(Path(path), before.get(path, 0))))
+                    self.new_sources.append(NewSource(source, begin))
         if len(self.new_sources) > already:
             write_private(self.folder / SOURCES_FILE, {"sources": msgspec.to_builtins(self.new_sources)})
-        return self.new_sources[already:]
+        return [*self.new_sources]
 
     @property
     def folder(self) -> Path:
@@ -138,23 +139,33 @@ class FileSearch:
         is_below = any(fnmatchcase(str(folder), pattern) for folder in path.parents for pattern in self.event_folders)
         return is_below and fnmatchcase(path.name, TRACKERS["tensorboard"].pattern)
 
-    def _before(self, sizes: Mapping[str, tuple[int, float]]) -> Mapping[str, int]:
-        """The sizes of the files before the attempt: kept in its folder, for the next agent."""
-        if self.before is None:
-            kept = read_record(self.folder / BEFORE_FILE)
-            if kept is None:
-                kept = {path: size for path, (size, modified_at) in sizes.items() if modified_at < self.begun_at}
-                write_private(self.folder / BEFORE_FILE, kept)
-            self.before = kept
+    def _before(self, sizes: Mapping[str, tuple[int, float]]) -> Mapping[str, SourceState]:
+        """The states of the files before the attempt, none of an empty one: kept in its folder, for the next agent."""
+        if self.before is not None:
+            return self.before
+        kept = read_record(self.folder / BEFORE_FILE)
+        if kept is not None:
+            self.before = msgspec.convert(kept, dict[str, SourceState])
+            return self.before
+        self.before = {}
+        for path, (size, modified_at) in sizes.items():
+            if modified_at < self.begun_at:
+                with suppress(OSError):
+                    state = state_at(Path(path), size)
+                    if state is not None:
+                        self.before[path] = state
+        write_private(self.folder / BEFORE_FILE, msgspec.to_builtins(self.before))
         return self.before
 
 
 @dataclass(slots=True)
 class _Watch:
     """The looks at one attempt's files: how many there were, when the next is due (monotonic), and the one that runs.
-    ``last_since`` is when the last one was asked for, after the attempt's end."""
+    ``rivals`` are the runs that have or had the same folder meanwhile; ``last_since`` is when the last look was asked
+    for, after the attempt's end."""
 
     search: FileSearch
+    rivals: set[str] = field(default_factory=set)
     looks: int = 0
     due_at: float = -math.inf
     job: Job[list[NewSource]] | None = None
@@ -170,12 +181,19 @@ class SourceSearches:
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
         """Register what finished looks have found, and start those that are due. Raises sqlite3.Error."""
-        now, searching = self.context.monotonic(), [attempt for attempt in living if self._is_wanted(attempt)]
-        for attempt in searching:
+        now = self.context.monotonic()
+        for attempt in living:
+            if not self._is_wanted(attempt):
+                continue
             watch = self._watch(attempt)
             self._register(watch, attempt.record)
             if watch.job is None and now >= watch.due_at:
-                self._look(watch, attempt, searching)
+                watch.rivals |= {
+                    other.record.run_id
+                    for other in living
+                    if other is not attempt and _overlap(self._workdir(other), watch.search.workdir)
+                }
+                self._look(watch, attempt)
             if self.context.turn.is_spent():
                 break
 
@@ -189,7 +207,7 @@ class SourceSearches:
         self._register(watch, attempt.record)
         if watch.job is None and watch.last_since is None:
             watch.last_since = now
-            self._look(watch, attempt, ())
+            self._look(watch, attempt)
         is_done = was_last and watch.job is None
         if is_done or (watch.last_since is not None and now - watch.last_since > LAST_SECONDS):
             self._watches.pop((attempt.record.run_id, attempt.record.number), None)
@@ -208,22 +226,27 @@ class SourceSearches:
         if key not in self._watches:
             workspace = self.context.workspace
             run_dir = workspace.run_dir(record.run_id)
-            workdir = in_run(spec.workdir, spec, run_dir)
             folders = [source_path(source, spec, run_dir) for source in spec.searched_events]
             search = FileSearch(
-                run_dir, record.number, workdir, workspace.state, record.created_at, folders, spec.learns_metrics
+                run_dir,
+                record.number,
+                self._workdir(attempt),
+                workspace.state,
+                record.created_at,
+                folders,
+                spec.learns_metrics,
             )
             self._watches[key] = _Watch(search)
         return self._watches[key]
 
-    def _look(self, watch: _Watch, attempt: LiveAttempt, searching: Collection[LiveAttempt]) -> None:
+    def _workdir(self, attempt: LiveAttempt) -> Path:
+        spec = attempt.resolved.spec
+        return in_run(spec.workdir, spec, self.context.workspace.run_dir(attempt.record.run_id))
+
+    def _look(self, watch: _Watch, attempt: LiveAttempt) -> None:
         """Start the next look."""
-        rivals = [
-            each.record.run_id
-            for each in searching
-            if each is not attempt and _overlap(self._watch(each).search.workdir, watch.search.workdir)
-        ]
-        name, look = f"looking at what {attempt.record.run_id} writes", partial(watch.search.look, rivals)
+        name = f"looking at what {attempt.record.run_id} writes"
+        look = partial(watch.search.look, frozenset(watch.rivals))
         watch.job = self.context.jobs.start(name, look, deadline_seconds=DEADLINE_SECONDS)
 
     def _register(self, watch: _Watch, record: Attempt) -> None:
@@ -238,6 +261,17 @@ class SourceSearches:
             new_sources = job.result()
         except OSError as error:
             log.warning("%s: what it writes cannot be looked at: %s", record.run_id, error)
+            # The thread of a look without an answer may still use it.
+            search = watch.search
+            watch.search = FileSearch(
+                search.run_dir,
+                search.number,
+                search.workdir,
+                search.state,
+                search.begun_at,
+                search.event_folders,
+                search.learns,
+            )
             return
         for source, begin in new_sources:
             with transaction(self.context.connection):

@@ -82,7 +82,9 @@ class CheckpointSearch(Struct, frozen=True):
     def intruder_at(self, path: str) -> str | None:
         """The reason why what appeared at a path may be somebody else's."""
         folder = str(self.real_folder)
-        others = (each.run_id for each in self.neighbours if each.may_have_written(path, folder))
+        # A run whose checkpoints are found below its working directory says nothing of the folders of others.
+        neighbours = [each for each in self.neighbours if self.pattern == LEARNED or each.pattern != LEARNED]
+        others = (each.run_id for each in neighbours if each.may_have_written(path, folder))
         return next((f"may be of {other}, which had the same folder" for other in others), None)
 
 

