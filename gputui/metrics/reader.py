@@ -202,7 +202,9 @@ class FileReader:
         if consumed or skipping != state.skipping:
             mark = fingerprint(*ends_after(head, tail, data[:consumed]))
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
-        return self._read_again(state) if self._format.has_news else self._with_learned(batch)
+        if self._format.has_news:
+            return self._read_again(state)
+        return batch if batch.state == state else self._with_learned(batch)
 
     def _follow(
         self, inode: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]

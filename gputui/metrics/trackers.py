@@ -215,7 +215,7 @@ def subfolder_of_run(folder: Path) -> str:
     without a gap that has event files too, or the one that holds parts of the run such as
     ``train`` and ``val``. Raises OSError."""
     base = folder
-    while any(base.parent.glob(_EVENT_FILES)):
+    while base != base.parent and any(base.parent.glob(_EVENT_FILES)):
         base = base.parent
     if base == folder and folder.name.lower() in _PART_FOLDERS:
         base = folder.parent

@@ -209,7 +209,10 @@ class SourceSearches:
             watch.last_since = now
             self._look(watch, attempt)
         is_done = was_last and watch.job is None
-        if is_done or (watch.last_since is not None and now - watch.last_since > LAST_SECONDS):
+        is_late = watch.last_since is not None and now - watch.last_since > LAST_SECONDS
+        if is_late and not is_done:
+            log.warning("%s: its files did not answer; what it wrote last may be unread", attempt.record.run_id)
+        if is_done or is_late:
             self._watches.pop((attempt.record.run_id, attempt.record.number), None)
             return True
         return False
