@@ -106,6 +106,7 @@ def search_now(
         writer=writer,
         since=since,
         neighbours=tuple(neighbours),
+        named=tuple(dict.fromkeys(map(str, (*run.params.values(), *(spec.args or ()))))),
     )
 
 

@@ -223,7 +223,8 @@ def _command_file(command: TypedCommand, folder: Path) -> Path | None:
     first, *names = command.program
     if Path(first).name == "make":
         names = ["Makefile", "makefile", "GNUmakefile"]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    files = (folder / name for name in names if not name.endswith(".py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def command_options(command: TypedCommand, text: str) -> dict[str, Option]:

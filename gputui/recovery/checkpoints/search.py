@@ -6,8 +6,9 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class CheckpointSearch(Struct, frozen=True):
         writer: the attempt that lived since the last scan; None if none did.
         since: when that was (UTC unix seconds).
         neighbours: other runs of the home that may have written since.
+        named: paths that the run's command names; among them may be the folder of its checkpoints.
     """
 
     database: Path
@@ -62,6 +64,7 @@ class CheckpointSearch(Struct, frozen=True):
     writer: int | None = None
     since: float = 0.0
     neighbours: tuple[Neighbour, ...] = ()
+    named: tuple[str, ...] = ()
 
     @property
     def real_folder(self) -> Path:
@@ -79,8 +82,21 @@ class CheckpointSearch(Struct, frozen=True):
             return list_checkpoints(self.real_folder, self.pattern)
         return written_checkpoints(self.real_folder, self.attempts[0].begun_at, (self.home,))
 
-    def intruder_at(self, path: str) -> str | None:
-        """The reason why what appeared at a path may be somebody else's."""
+    def own_folders(self, paths: Collection[str]) -> list[Path]:
+        """The folders that the command names and that hold some of these checkpoints."""
+        if self.pattern != LEARNED:
+            return []
+        named = [Path(os.path.realpath(self.folder / name)) for name in self.named]
+        below = [folder for folder in named if folder != self.real_folder and folder.is_relative_to(self.real_folder)]
+        return [folder for folder in below if any(Path(path).is_relative_to(folder) for path in paths)]
+
+    def intruder_at(self, path: str, own_folders: Sequence[Path] = ()) -> str | None:
+        """The reason why what appeared at a path may be somebody else's. ``own_folders`` are those of its checkpoints,
+        if its command names any."""
+        if any(Path(path).is_relative_to(own) for own in own_folders):
+            return None
+        if own_folders:
+            return f"is not in {own_folders[0].name}, which its command names"
         folder = str(self.real_folder)
         # A run whose checkpoints are found below its working directory says nothing of the folders of others.
         neighbours = [each for each in self.neighbours if self.pattern == LEARNED or each.pattern != LEARNED]
@@ -107,6 +123,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
         if is_elsewhere and (file := measured(Path(path))) is not None:
             files[path] = file
     found = [each for file in files.values() if (each := identified(file, known)) is not None]
+    own_folders = search.own_folders(files.keys())
     with closing(open_reader(search.database)) as connection:
         steps = CheckpointSteps(connection, search.run_id, search.attempts, folder)
         scan = FolderScan(
@@ -116,7 +133,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
             writer=search.writer,
             step_of=steps.step_of,
             may_be_at=steps.may_be_at,
-            intruder=search.intruder_at,
+            intruder=partial(search.intruder_at, own_folders=own_folders),
             folder=folder,
         )
         rows = after_scan(search.rows, found, scan)

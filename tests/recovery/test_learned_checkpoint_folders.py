@@ -1,0 +1,32 @@
+"""Of checkpoints below a working directory, those in a folder that the command names are the run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputui.recovery.checkpoints.search import CheckpointSearch
+from gputui.runs.learned_checkpoints import LEARNED
+from gputui.store.checkpoints import Neighbour
+
+
+def search(folder: Path, *named: str, pattern: str = LEARNED) -> CheckpointSearch:
+    other = (Neighbour("b-1", str(folder), LEARNED),)
+    return CheckpointSearch(Path("/db"), "a-1", folder, pattern, (), (), named=named, neighbours=other)
+
+
+def test_the_folder_that_a_command_names(tmp_path: Path) -> None:
+    for name in ("A/runs", "B/runs", "data"):
+        (tmp_path / name).mkdir(parents=True)
+    own, strange = str(tmp_path / "A/runs/step_5.pt"), str(tmp_path / "B/runs/step_5.pt")
+    looks = search(tmp_path, "A/runs", "data", ".", "../x", "0.1")
+    folders = looks.own_folders([own, strange])
+    assert folders == [tmp_path / "A/runs"]
+    assert looks.intruder_at(own, folders) is None
+    assert looks.intruder_at(strange, folders) is not None
+    # A command that names no folder of checkpoints has only the other runs' word.
+    assert looks.own_folders([strange]) == []
+    assert looks.intruder_at(strange) is not None
+
+
+def test_a_run_that_names_no_checkpoints_contests_none_of_a_profile(tmp_path: Path) -> None:
+    assert search(tmp_path, pattern="step_*.pt").intruder_at(str(tmp_path / "step_5.pt")) is None
