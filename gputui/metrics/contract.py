@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.values import NUMBERS, read_values
+from gputui.metrics.values import MAX_INTEGER, NUMBERS, read_values
 
 MAX_LINE_BYTES = 1 << 20
-MAX_INTEGER = 2**63 - 1
 EXCERPT_CHARACTERS = 200
 
 # Larger integers are not exact in other JSON readers, and arithmetic with them may leave the range

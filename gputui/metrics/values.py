@@ -17,11 +17,13 @@ UNITS: Mapping[str, float] = {
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
 
+MAX_INTEGER = 2**63 - 1
+
 NUMBERS = frozenset({int, float})
 """The types of a line in which every value is a number."""
 
 _TRAILING = ",;:%)]}"
-_DIGITS = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_DIGITS = r"[-+]?(?:\d++\.?\d*+|\.\d+)(?:[eE][-+]?\d+)?"
 _GROUPED = r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?"
 _THOUSANDS = re.compile(_GROUPED)
 _WITH_UNIT = re.compile(rf"({_DIGITS})\s?([A-Za-zµ]+)(?:/([a-z]+))?")
@@ -48,12 +50,14 @@ _MOST_SHAPES = 32
 
 
 def printed_number(text: str) -> int | float | None:
-    r"""Parse a number with thousands separators, and the comma or percent sign that ``\S+`` includes behind it."""
+    r"""Parse a number with thousands separators, and the comma or percent sign that ``\S+`` includes behind it. A whole
+    number beyond 64 bits is a float, as it is stored: arithmetic with it cannot overflow."""
     text = text.strip().rstrip(_TRAILING)
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     try:
-        return int(text)
+        number = int(text)
+        return number if abs(number) <= MAX_INTEGER else float(text)
     except ValueError:
         try:
             return float(text)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from typing import Any
 
 import pytest
 
 from gputui.metrics.contract import ParsedLine, parse_line
+from gputui.metrics.printed import OutputPatterns
 from gputui.metrics.values import NullMeanings, number_in_text
 from gputui.store.metrics.queries import NULL_NAN, latest
 from gputui.store.metrics.step_times import StepTimes
@@ -122,3 +125,27 @@ def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(be
         NULL_NAN,
         NULL_NAN,
     ]
+
+
+@table(("text", "number"), [
+    ("12", 12), (str(2**63 - 1), 2**63 - 1), (str(2**63), float(2**63)), ("9" * 400, math.inf),
+    ("-" + "9" * 400, -math.inf),
+    ("9" * 5_000, math.inf), ("1" + ",000" * 200, math.inf), ("9" * 400 + "k", math.inf), ("9" * 400 + "ms", math.inf),
+])  # fmt: skip
+def test_numbers_beyond_64_bits_are_floats(text: str, number: float) -> None:
+    parsed = number_in_text("loss", text)
+    assert (type(parsed), parsed) == (type(number), number)
+
+
+def test_a_number_without_end_has_a_unit() -> None:
+    output = OutputPatterns([r"step (?P<step>\d+) time (?P<time_s>\d+)"], units={"time_s": 1e-3})
+    parsed = output.parse(f"step 1 time {'9' * 400}".encode())
+    assert isinstance(parsed, ParsedLine)
+    assert parsed.values["time_s"] == "Infinity"
+
+
+def test_a_long_text_is_read_in_milliseconds() -> None:
+    begun = time.process_time()
+    for text in ("9" * 100_000 + "é", "9" * 100_000 + ".9.9", "tensor(" + "9" * 100_000 + "x"):
+        number_in_text("loss", text)
+    assert time.process_time() - begun < 1

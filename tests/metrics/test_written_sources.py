@@ -36,6 +36,8 @@ def test_files_of_metrics(tmp_path: Path, name: str, text: str, kind: str, step:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("metrics.csv", f"step,loss\n1,0.5\n{'9' * 400},0.4\n"),
+        ("metrics.csv", f"step,loss\n1,0.5\n{'9' * 5_000},0.4\n"),
         ("metrics.csv", "epoch,step,train_loss\n"),  # nothing to count yet
         ("metrics.csv", "epoch,step,train_loss\n0,50,1"),  # half a line
         ("people.csv", "name,age\nanna,31\nbob,40\n"),
