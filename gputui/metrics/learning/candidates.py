@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.metrics.contract import MAX_STEP
 from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
 from gputui.metrics.learning.tokens import numbers_of
 from gputui.metrics.learning.words import Sense
@@ -64,7 +65,7 @@ class Candidate(Struct, frozen=True, array_like=True):
             counted = replace(counted, is_crowded=True)
         if counts == last.counts and _is_same_place(line, last, row):
             return counted
-        progress = self.counted + _progress(line, last, row)
+        progress = min(MAX_STEP, self.counted + _progress(line, last, row))
         return replace(counted, rows=(*self.rows, row)[-MAX_ROWS:], counted=progress)
 
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gputui.metrics.contract import LineFormat, Parsed, parse_values
+from gputui.core.text import SEQUENCE
+from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned
 from gputui.metrics.learning.learner import Learner
 from gputui.metrics.learning.shapes import Counters, LearnedShape, Position, ShapeReader
-from gputui.metrics.learning.whole_lines import WholeLines, split_prefix
-from gputui.metrics.printed import CUT_OFF, printed_text
+from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_prefix
+from gputui.metrics.printed import CUT_OFF
 
 MAX_SHAPES = 32
 # The newest steps whose names are not stored again: other ranks print them too, and bars are redrawn.
@@ -22,6 +23,7 @@ _RECENT_STEPS = 2
 # A place this near to its total was the end of an epoch.
 _END_OF_EPOCH = 0.75
 
+_MAX_BYTES_OF_CHARACTER = 4
 _BACKSPACES = re.compile("\x08+")
 _EPOCH = "epoch"
 
@@ -198,7 +200,8 @@ class LearnedLines(LineFormat):
         if is_nameless and was_at_end and position.has_restarted(place, total):
             self._readers[index] = ShapeReader(replace(shape, restarts=True))
             self._has_news = True
-        return position.step(counters, self._running.epoch, restarts=shape.restarts)
+        step = position.step(counters, self._running.epoch, restarts=shape.restarts)
+        return step if step is not None and step <= MAX_STEP else None
 
     def _epoch_of(self, shape: LearnedShape, counters: Counters) -> int | None:
         """The epoch that a line names, or a header before it if its lines are of epochs."""
@@ -225,5 +228,11 @@ class LearnedLines(LineFormat):
 
 
 def _text(line: bytes) -> str:
-    text = printed_text(line)
+    """The text of a line without escape sequences; "" if it is too long to be read: half of it may end in half a
+    number."""
+    if len(line) > _MAX_BYTES_OF_CHARACTER * MAX_CHARACTERS:
+        return ""
+    text = SEQUENCE.sub("", line.decode("utf-8", "replace"))
+    if len(text) > MAX_CHARACTERS:
+        return ""
     return _BACKSPACES.sub("", text) if "\x08" in text else text

@@ -9,13 +9,17 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from gputui.metrics.epochs import EpochCount
-from gputui.metrics.learning.tokens import PAIR_SEPARATOR, PATTERNS, Token, read_number, tokenize
+from gputui.metrics.learning.tokens import PAIR_SEPARATOR, PATTERNS, Token, read_number, tokenize, whole
 
 Role = Literal["step", "step_total", "epoch", "epoch_total", "rank", "value", "value_total", "epoch_value"]
 
-_WHOLE = r"\d[\d,]*"
-_WHOLE_GROUP = f"({_WHOLE})"
-_NUMBER = r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)[kKMBGT]?(?:\s?%)?"
+# Each piece of an expression takes all it can and gives nothing back: lists of numbers would be tried in all divisions.
+_OR_COMMA = r"|,(?=\d)"
+_WHOLE = rf"\d(?:\d{_OR_COMMA})*+"
+_NUMBER = (
+    rf"[-+]?(?:\d(?:\d|\.(?=\d){_OR_COMMA})*+\.?(?:[eE][-+]?\d++)?|\.\d++(?:[eE][-+]?\d++)?|[nN]a[nN]|[iI]nf(?:inity)?)"
+    r"[kKMBGT]?(?:\s?%)?"
+)
 _NUMBER_LIKE = frozenset({"number", "comma", "tensor", "pair", "quantity", "id"})
 
 
@@ -163,41 +167,45 @@ class Position:
         return self.count.step(epoch, place, total)
 
 
-def whole(text: str) -> int | None:
-    """A whole number, with its thousands apart or not."""
-    try:
-        return int(text.replace(",", ""))
-    except ValueError:
-        return None
-
-
 def _expression(shape: LearnedShape) -> str:
     """The expression that matches the lines of a shape, with a group for each of its columns, in their order."""
     pieces: list[str] = []
     before: Token | None = None
-    for index, token in enumerate(tokenize(shape.example)):
-        pieces.append(r"\s*" if before is None else _gap(before, token))
-        pieces.append(_piece(token, [column for column in shape.columns if column.token == index]))
+    tokens = tokenize(shape.example)
+    for index, token in enumerate(tokens):
+        pieces.append(r"\s*+" if before is None else _gap(before, token))
+        piece = _piece(token, [column for column in shape.columns if column.token == index])
+        if _is_in_list(tokens, index):
+            piece = piece.replace(_OR_COMMA, "")
+        pieces.append(piece)
         before = token
-    return "".join(pieces) + r"\s*"
+    return "".join(pieces) + r"\s*+"
+
+
+def _is_in_list(tokens: Sequence[Token], index: int) -> bool:
+    """Return whether a comma and a number follow a number: a comma is none of its own."""
+    token, behind = tokens[index], tokens[index + 1 : index + 3]
+    if token.kind != "number" or "," in token.text or len(behind) < 2:
+        return False
+    return behind[0].text == "," and behind[1].kind in _NUMBER_LIKE
 
 
 def _gap(before: Token, token: Token) -> str:
     is_between_numbers = before.kind in _NUMBER_LIKE and token.kind in _NUMBER_LIKE
     is_between_words = before.kind == token.kind == "word" and token.gap
-    return r"\s+" if (is_between_numbers and token.gap) or is_between_words else r"\s*"
+    return r"\s++" if (is_between_numbers and token.gap) or is_between_words else r"\s*+"
 
 
 def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
     if token.kind in ("word", "mark"):
         return re.escape(token.text)
     if token.kind == "pair":
-        first, second = [_WHOLE_GROUP, _WHOLE_GROUP] if columns else [_WHOLE, _WHOLE]
-        return first + PAIR_SEPARATOR + second
+        number = f"({_WHOLE})" if columns else _WHOLE
+        return number + PAIR_SEPARATOR + number
     if token.kind == "tensor":
-        return f"({PATTERNS['tensor']})" if columns else f"(?:{PATTERNS['tensor']})"
+        return f"((?>{PATTERNS['tensor']}))" if columns else f"(?>{PATTERNS['tensor']})"
     if token.kind not in ("number", "comma"):
-        return f"(?:{PATTERNS[token.kind]})"
+        return f"(?>{PATTERNS[token.kind]})"
     if columns and columns[0].role not in ("value", "epoch_value"):
-        return _WHOLE_GROUP
+        return f"({_WHOLE})"
     return f"({_NUMBER})" if columns else f"(?:{_NUMBER})"

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from gputui.metrics.contract import MAX_STEP
 from gputui.metrics.values import UNITS, number_in_text
 
 MAX_TOKENS = 256
 
-_REAL = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+# No digit is given back, nor a part of a text: a long run of them is read once.
+_REAL = r"(?:\d++\.?\d*+|\.\d+)(?:[eE][-+]?\d+)?"
 _WHOLE = r"\d[\d,]*"
 _SECONDS = (
     r"(?:ns|us|µs|ms|sec|secs|seconds?|minutes?|hours?|hrs?|s)(?:/[A-Za-z]+)?\b|(?:h|m|min|mins|d)(?:/[A-Za-z]+)?\b"
@@ -36,7 +38,7 @@ _QUANTITY = "|".join((
     STAMP,
     r"(?:\d+ ?d(?:ays?)?,? )?\d+:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\d:])(?:\s[AP]M\b)?",
     r"(?:\d+ ?h ?)?\d+ ?m(?:in)? ?[\d.]+ ?s\b|(?:\d+(?:ms|[Dhms]))+\b",
-    rf"[\d.,]+[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})(?:/\w+)?",
+    rf"[\d.,]++[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})(?:/\w+)?",
     rf"{_REAL}\s?(?:{_SECONDS}|(?:[KMGTk]i?B(?:/s)?|[KMG]b|[Bb]ytes|B)\b)",
 ))  # fmt: skip
 _BLOCKS = "█▉▊▋▌▍▎▏░▒▓━╸╺⣿"
@@ -54,7 +56,7 @@ _OF_DIGITS = {
     "percent_bar": r"\d+(?:\.\d+)?%\s?\|[^|]*\|",
     "quantity": _QUANTITY,
     "id": r"\d+\.\d+\.\d+[\w.+:-]*|0x[0-9a-fA-F]+|(?=\d+[a-f])[0-9a-f]{7,}\b",
-    "pair": rf"{_WHOLE}{PAIR_SEPARATOR}{_WHOLE}(?!\.?\d|[A-Za-z])",
+    "pair": rf"{_WHOLE}+{PAIR_SEPARATOR}{_WHOLE}(?!\.?\d|[A-Za-z])",
     "comma": rf"(?<=[ :=|]){_COMMA}",
     "number": _UNSIGNED,
 }
@@ -64,7 +66,7 @@ _OF_MARKS = {
     "bar": rf"[{_BLOCKS}](?:[{_BLOCKS} ]*[{_BLOCKS}])?|\[[=#>][=#>.\- ]*\]|\[\.{{4,}}\]",
     "unknown_rate": rf"\?\s?\w+/{_PER}|(?<=<)\?",
     # The text of a field, if it is no number. A single word stays: it may name a part of the data.
-    "text": r"(?<=[:=\s])\"(?![-+\d.])[^\"]*[^\"\w.-][^\"]*\"(?=\s*[,}\s]|$)|(?<=[:=\s])'[^'\d][^']*[ /][^']*'",
+    "text": r"(?<=[:=\s])\"(?![-+\d.])[\w.-]*+[^\"\w.-][^\"]*+\"(?=\s*[,}\s]|$)|(?<=[:=\s])'[^'\d][^' /]*+[ /][^']*+'",
     "path": r"(?<![\w)\]])(?:~|\.{1,2})?/\w[\w./~+=:-]*",
     "hash": r"#(?=[\s\w])",
     "mark": r"\S",
@@ -113,7 +115,7 @@ def tokenize(text: str) -> tuple[Token, ...]:
     """The tokens of a line, those of a long one up to one more than `MAX_TOKENS`."""
     tokens: list[Token] = []
     end = 0
-    for match in islice(_TOKEN.finditer(text), MAX_TOKENS + 1):
+    for match in islice(_TOKEN.finditer(text.rstrip()), MAX_TOKENS + 1):
         name = match.lastgroup or "mark"
         start = match.start(name)
         kind, part = _KINDS.get(name, name), text[start : match.end()]
@@ -129,6 +131,15 @@ def numbers_of(token: Token) -> tuple[float | int | None, ...]:
     if token.kind == "pair":
         return tuple(read_number(text) for text in re.split(PAIR_SEPARATOR, token.text))
     return (read_number(token.text),)
+
+
+def whole(text: str) -> int | None:
+    """A whole number that may be a step, with its thousands apart or not."""
+    try:
+        number = int(text.replace(",", ""))
+    except ValueError:
+        return None
+    return number if number <= MAX_STEP else None
 
 
 def read_number(text: str) -> float | int | None:

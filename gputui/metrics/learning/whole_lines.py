@@ -6,17 +6,19 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gputui.metrics.learning.tokens import STAMP
+from gputui.metrics.learning.tokens import STAMP, whole
 
 MAX_RANKS = 16
 MAX_LINES = 64
 MAX_CHARACTERS = 4000
 
+_BARS = re.compile("[|│┃]")
 # A name without a number of its own, and a value: "| epoch 1 | loss 0.5 |" is a line like others.
-_ROW = re.compile(r"\s*[|│┃](?![^|│┃]*\s\d)\s*([^|│┃]+?)\s*[|│┃]\s*([-+.\d][^|│┃]*?|[^|│┃\d]*?)\s*[|│┃]\s*")
+_NAMED_NUMBER = re.compile(r"\s\d")
+_VALUE = re.compile(r"[-+.\d].*|\D*", re.DOTALL)
 _RULE = re.compile(r"\s*[-=+|─━┌└├┬┴┐┘┤╭╰╮╯═┼#*]{6,}\s*")
 _BEGINNINGS = ("{", "|", "│", "┃")
-_ITEM = re.compile(r"""\s*(?:['"][^'"]+['"]\s*:.*|[\d.\[\]{}(),'" +-]+)""")
+_ITEM = re.compile(r"""\s*+(?:['"][^'"]+['"]\s*:.*|[\d.\[\]{}(),'" +-]+)""")
 
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|NOTICE|TRACE|SUCCESS|Info|info)\b"
 _DOTTED = r"[A-Za-z_<][\w<>]*(?:[.:][\w<>]+)+"
@@ -24,7 +26,7 @@ _PREFIX = re.compile(
     r"\s*(?:(?:"
     r"\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>"
     r"|\[?(?i:rank|default|local_rank|gpu|worker)[ :=_-]?(?P<rank>\d+)(?:\]|(?=:))"
-    r"|\(\w+(?:\(\w+\))? pid=(?P<pid>\d+)[^)]*\)"
+    r"|\(\w+(?:\(\w+\))? pid=(?P<pid>\d++)[^)]*\)"
     r"|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ [\w./-]+:\d+\]"
     rf"|\[(?:(?:\w )?(?:{STAMP}|\d\d:\d\d:\d\d)|\s*{_LEVEL}|[\w/.]+\.py:\d+|__\w+__\]|\w+(?:\.\w+)+\])[^\[\]]*\]?"
     rf"|(?:{STAMP}|\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s))"
@@ -83,10 +85,10 @@ class Record:
         if stripped[:1] == "{" and _depth(stripped) > 0:
             self._lines = [stripped]
             return None
-        row = _ROW.fullmatch(text)
+        row = _row_of_box(text)
         if row is not None:
             if len(self._lines) < MAX_LINES:
-                self._lines.append(f"{row[1]}: {row[2]}")
+                self._lines.append(row)
             return None
         if not self._lines:
             return text
@@ -111,7 +113,18 @@ def split_prefix(text: str) -> tuple[str, int | None]:
     if match is None or match.end() == len(text):
         return text, None
     rank = match["rank"] or match["mpi"] or match["pid"]
-    return text[match.end() :], None if rank is None else int(rank)
+    return text[match.end() :], None if rank is None else whole(rank)
+
+
+def _row_of_box(text: str) -> str | None:
+    """A row of two cells as ``name: value``; None for another line."""
+    cells = _BARS.split(text)
+    if len(cells) != 4 or cells[0].strip() or cells[3].strip() or not cells[1]:
+        return None
+    name, value = cells[1], cells[2].strip()
+    if _NAMED_NUMBER.search(name) is not None or _VALUE.fullmatch(value) is None:
+        return None
+    return f"{name.strip()}: {value}"
 
 
 def _depth(text: str) -> int:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gputui.metrics.contract import ParsedLine, Rejected
 from gputui.metrics.learning.learned import Learned, Learning
 from gputui.metrics.learning.lines import LearnedLines
+from gputui.metrics.learning.whole_lines import WholeLines
 from gputui.metrics.learning.words import Sense, meaning, normal_name
 from tests.tables import table
 
@@ -243,6 +245,73 @@ def test_a_hostile_log_costs_a_bounded_amount(kind: str) -> None:
     assert len(msgspec.json.encode(reader.learned)) < 400_000
 
 
+BEGINNINGS = [
+    "", "loss ", "step 1 loss 0.5 ", "step 1 loss 0.5 [", "| loss | ", "{'loss': ", 'loss: "', "a='", "(A pid=1", "9%|",
+    "[rank0", "/", "█",
+]  # fmt: skip
+REPEATED = [
+    "|", "| ", "|9", "9", "9.", "9,", "9 ", "9, ", "0.5,", "9m", "9:", "9/", "9 of ", ".", ",000", "[", "(", "{", "[=",
+    "]", " ", "\t", "'", '"', "' ", "a", "f", "é", "a.", "a-", "a1", "a 9|.[\"' ", "/a", "a.py", "INFO ", "a - ", "█ ",
+    "tensor(1,", "1.5it/s ",
+]  # fmt: skip
+
+
+def test_a_long_line_is_read_in_milliseconds() -> None:
+    line = "step {0} loss 0.{0}1 [{0},{0},{0},0.{0}] {0}, 0.5, 0.{0}, 1.5it/s a.py"
+    learned = watch("\n".join(line.format(step) for step in range(1, 12))).reader.learned
+    assert learned.shapes
+    slow = []
+    for beginning in BEGINNINGS:
+        for repeated in REPEATED:
+            for end in ("", " |", "!"):
+                reader = LearnedLines(learned)
+                begun = time.process_time()
+                reader.parse((beginning + repeated * (3_900 // len(repeated)) + end).encode())
+                if time.process_time() - begun > 0.5:
+                    slow.append((beginning, repeated, end))
+    assert not slow
+
+
+def test_nothing_is_read_of_a_line_that_is_too_long() -> None:
+    form = "step {} loss 0.{} {}"
+    assert records("\n".join(form.format(step, step, "a" * 3_900) for step in range(1, 6)))
+    assert not records("\n".join(form.format(step, step, "a" * 4_000) for step in range(1, 6)))
+    assert not records("\n".join(form.format(step, step, "é" * 20_000) for step in range(1, 6)))
+
+
+@table(("cells", "is_row"), [
+    ("| loss | 0.5 |", True), ("|    loss    |   -1e-5 |  ", True), ("│ train/ │ │", True), ("┃ loss ┃ nan ┃", True),
+    ("| top 5 | 0.5 |", False), ("| top5 | 0.5 |", True), ("| loss | about 5 |", False), ("| loss 0.5 |", False),
+    ("| a | 1 | 2 |", False), ("a | loss | 0.5 |", False), ("| loss | 0.5 | a", False), ("|| 0.5 |", False),
+])  # fmt: skip
+def test_rows_of_boxes(cells: str, is_row: bool) -> None:
+    assert (WholeLines().add(cells) is None) is is_row
+
+
+@table(("text", "value"), [
+    ("9" * 19, float("9" * 19)), ("9" * 400, "Infinity"), ("-" + "9" * 400, "-Infinity"), ("9" * 1_999, "Infinity"),
+    ("9" * 400 + "k", "Infinity"), ("9" * 400 + ".5", "Infinity"), ("1e999", "Infinity"), ("9" * 3_900, "Infinity"),
+])  # fmt: skip
+def test_numbers_without_end(text: str, value: float | str) -> None:
+    learned = watch("\n".join(f"step {step} loss 0.{step}" for step in range(1, 9))).reader.learned
+    (record,) = watch(f"step 9 loss {text}", learned).records
+    assert record["loss"] == value
+
+
+@pytest.mark.parametrize("form", ["step {} loss 0.5", "Epoch {0} [{0}/{0}] loss 0.5"])
+def test_steps_without_end_are_none(form: str) -> None:
+    learned = watch("\n".join(form.replace("0.5", f"0.{step}").format(step) for step in range(1, 9))).reader.learned
+    for digits in (17, 400, 1_200):
+        watched = watch("\n".join([form.format("9" * digits)] * 4), learned)
+        assert all(record["step"] < 10 for record in watched.records)
+        assert msgspec.json.encode(watched.reader.learned)
+
+
+def test_numbers_of_a_list_may_have_three_digits() -> None:
+    lines = [f"{step},{step / 7:.3f},{100 + step} step {step} loss {1234.5 / step:,.2f}, ok" for step in range(90, 120)]
+    assert [record["step"] for record in records("\n".join(lines))] == list(range(90, 120))
+
+
 def test_learning_from_lines_that_never_come_again_ends() -> None:
     reader = LearnedLines(Learned(learning=Learning(characters=10**9)))
     before = reader.learned.learning.characters
@@ -257,11 +326,14 @@ def test_learning_from_lines_that_never_come_again_ends() -> None:
 PIECES = st.sampled_from([
     "loss", "Loss:", "step", "epoch", "=", ":", " ", "  ", "\t", "|", "[", "]", "(", ")", "{", "}", "'", '"', "/", "%",
     "-", "0.5", "12", "3/10", "nan", "1e-5", "1,234", "val", "train", "━━", "█", "tensor(", "10:00:01", "12.3MB/s",
-    "---------",
+    "---------", "|", "│ ", "9" * 17, "9" * 20, "9" * 400, "9" * 1_900, "k", ",000", "rank", "pid=", "(A ",
 ])  # fmt: skip
 
 
 @given(st.lists(st.lists(PIECES, max_size=14).map("".join), max_size=12), st.binary(max_size=40))
+@example([f"loss {'9' * 400} step 1", f"Epoch {'9' * 400}"], b"loss 1")
+@example([f"[rank{'9' * 400}]: step {step} loss 0.5{step}" for step in range(4)], b"loss 1")
+@example([f"(A pid={'9' * 1_900}) loss 0.5"], f"[rank{'9' * 3_900}]: loss 1".encode())
 def test_never_raises(lines: list[str], rest: bytes) -> None:
     reader = LearnedLines()
     for line in [*lines, *lines, *lines]:
