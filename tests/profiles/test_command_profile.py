@@ -27,6 +27,10 @@ SCRIPTS = {
     "p.add_argument('--gradient-checkpointing', action='store_true')\n",
     "over.py": PARSER + "p.add_argument('--config')\np.add_argument('--batch_size', type=int)\n"
     "p.add_argument('--lr', type=float, default=0.5)\n",
+    "either.py": PARSER + "g = p.add_argument_group('x')\np.add_argument('--lr', type=float, default=0.5)\n"
+    "g = p.add_mutually_exclusive_group()\ng.add_argument('--batch-size', type=int, default=512)\n"
+    "g.add_argument('--tokens', type=int)\nself.g = p.add_argument_group().add_mutually_exclusive_group()\n"
+    "self.g.add_argument('--timeout', type=int, default=9)\n",
     "size.yaml": "batch_size: 24\nlr: 0.1\n",
     "pkg/train.py": "print(1)\n",
     "train.sh": "python plain.py --lr $1\n",
@@ -52,6 +56,8 @@ COMMANDS: list[tuple[str, str, int, dict[str, object], dict[str, str]]] = [
     ("whole.py", "python whole.py", 1, {"total_batch_size": 64, "gradient_checkpointing": False},
      {"batch_size": "total_batch_size"}),
     ("whole.py --no-amp --config a.yaml", "python whole.py", 1, {"no_amp": True, "config": "a.yaml"}, {}),
+    ("either.py --tokens 9", "python either.py", 1, {"tokens": 9, "lr": 0.5}, {}),
+    ("either.py", "python either.py", 1, {"lr": 0.5}, {}),
     ("over.py --config size.yaml", "python over.py", 1, {"config": "size.yaml", "batch_size": 24}, {}),
     ("over.py --config missing.yaml", "python over.py", 1, {"config": "missing.yaml"}, {}),
     ("torchrun --nproc-per-node=2 b.py -b 8", "torchrun b.py", 2, {"b": 8}, {"batch_size": "b"}),
@@ -98,6 +104,7 @@ def test_the_profile_of_a_command(
     assert scopes == {name for name in roles.values() if "global" in name or "total" in name}
 
 
+EXCLUSIVE = "g = p.add_mutually_exclusive_group()\ng.add_argument('--resume')\ng.add_argument('--fresh', type=int)"
 RESUMES = [
     # the options that are declared, the typed words, and what a new attempt is given
     ("p.add_argument('--resume')", "", "--resume {checkpoint}"),
@@ -117,6 +124,8 @@ RESUMES = [
     ("p.parse_known_args()", "--resume old.pt", "--resume {checkpoint}"),
     ("p.parse_known_args()", "resume=old.pt", "resume={checkpoint}"),
     ("p.parse_known_args()", "--load old.pt", ""),
+    (EXCLUSIVE, "", "--resume {checkpoint}"),
+    (EXCLUSIVE, "--fresh", ""),
 ]  # fmt: skip
 
 

@@ -83,9 +83,11 @@ class DraftArguments:
     def read(self) -> None:
         """Take typed words as parameters; add options that recovery or a person changes."""
         typed = self._add_typed()
-        for name, option in self.subject.options.items():
+        options = self.subject.options
+        typed_groups = {options[name].exclusive_group for name in typed if name in options} - {None}
+        for name, option in options.items():
             meaning = _meaning(name, option)
-            if name in typed or option.takes_many:
+            if name in typed or option.takes_many or option.exclusive_group in typed_groups:
                 continue
             if meaning is not None and meaning.role == RESUME and (self._is_whole or not self.is_verbatim):
                 self._note_resume(option, meaning)
@@ -232,6 +234,9 @@ class DraftArguments:
             meaning = _meaning(name, option)
             if meaning is None or meaning.role in (*taken, RESUME) or name in typed or option.takes_many:
                 continue
+            if option.exclusive_group is not None:
+                # Another option of the group may be typed.
+                continue
             is_number = isinstance(option.default, int | float) and not option.is_flag
             is_off = option.is_flag and option.default is False
             is_certain = self._is_whole if name in survey.options else meaning.role in _FRAMEWORK_ROLES
@@ -251,6 +256,7 @@ class DraftArguments:
         separator = self.subject.separator_of(option)
         argument = argument_of(flag, separator, name)
         is_role = meaning is not None and meaning.role != RESUME
+        is_free = option.is_known and option.exclusive_group is None
         is_saved = _CHECKPOINT_FILE.fullmatch(str(default)) is not None and _SAVED_FILE.search(name) is not None
         if is_saved or (name.lower() in _OUTPUT_OPTIONS and not option.is_flag):
             place = _output_place(default)
@@ -262,7 +268,7 @@ class DraftArguments:
         elif not flag:
             # Without it the positional arguments behind it would move.
             self._add_param(name, default, argument, option)
-        elif not option.is_known or not (is_role or _LENGTH.fullmatch(name) or name in _HF_INTERVALS):
+        elif not is_free or not (is_role or _LENGTH.fullmatch(name) or name in _HF_INTERVALS):
             self.left.append(flag)
         elif (option.is_flag and default is not True) or (not option.is_flag and default is None):
             # The flag of an option that is on turns it off.

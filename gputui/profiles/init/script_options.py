@@ -14,6 +14,7 @@ from typing import Literal
 
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.profiles.init.syntax import arithmetic, constant, last_name
 from gputui.runs.spec import Scalar
@@ -27,6 +28,7 @@ Style = Literal[
 _INDIRECT = frozenset({"add_subparsers", "set_defaults", "parse_known_args", "DEFINE_config_file", "add_typer"})
 _GROUPS = frozenset({"group", "callback"})
 _DEFAULTS_ELSEWHERE = frozenset({"default_config_files", "default_map", "auto_envvar_prefix", "fromfile_prefix_chars"})
+_MAKES_EXCLUSIVE = "add_mutually_exclusive_group"
 _ANNOTATED_FLAGS = ("bool", "store_true", "store_false", "bool_arg")
 
 
@@ -40,6 +42,7 @@ class Option(Struct, frozen=True):
         default: valid if ``is_known``; otherwise the script computes it.
         is_flag: it takes no value; takes_many: it takes several words, or comes several times.
         help: the text that describes it.
+        exclusive_group: the line that makes its mutually exclusive group, of whose options a command takes one.
     """
 
     flag: str
@@ -52,6 +55,7 @@ class Option(Struct, frozen=True):
     negatives: tuple[str, ...] = ()
     takes_many: bool = False
     help: str = ""
+    exclusive_group: int | None = None
 
 
 @dataclass(slots=True)
@@ -146,9 +150,41 @@ def valid_names(options: Iterable[Option]) -> Iterator[Option]:
 
 
 def _argparse(module: Module) -> Iterator[Option]:
+    exclusive_groups = _ExclusiveGroups(module)
     for call in module.calls_of("add_argument"):
         if (option := _told_option(call, takes_bare=True)) is not None:
-            yield option
+            yield replace(option, exclusive_group=exclusive_groups.line_of(call))
+
+
+class _ExclusiveGroups:
+    """The mutually exclusive groups of argparse in a file."""
+
+    def __init__(self, module: Module) -> None:
+        self._bindings: dict[str, list[ast.Call]] = {}
+        if not module.calls_of(_MAKES_EXCLUSIVE):
+            return
+        for node in module.nodes:
+            match node:
+                case (
+                    ast.Assign(targets=[target], value=ast.Call() as call)
+                    | ast.AnnAssign(target=target, value=ast.Call() as call)
+                    | ast.NamedExpr(target=target, value=ast.Call() as call)
+                ):
+                    self._bindings.setdefault(last_name(target), []).append(call)
+
+    def line_of(self, call: ast.Call) -> int | None:
+        """The line of the group whose ``add_argument`` is called, None if it is no exclusive one."""
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        maker = call.func.value
+        if not isinstance(maker, ast.Call):
+            # A name may hold one group after the other.
+            bindings = self._bindings.get(last_name(maker), [])
+            earlier = [binding for binding in bindings if binding.lineno <= call.lineno]
+            if not earlier:
+                return None
+            maker = max(earlier, key=lambda binding: binding.lineno)
+        return maker.lineno if last_name(maker) == _MAKES_EXCLUSIVE else None
 
 
 def _click(module: Module) -> Iterator[Option]:
