@@ -27,6 +27,8 @@ SCRIPTS = {
     "p.add_argument('--gradient-checkpointing', action='store_true')\n",
     "over.py": PARSER + "p.add_argument('--config')\np.add_argument('--batch_size', type=int)\n"
     "p.add_argument('--lr', type=float, default=0.5)\n",
+    "kinds.py": PARSER + "p.add_argument('commit')\np.add_argument('--decay', type=float)\n"
+    "p.add_argument('--seed', type=int)\np.add_argument('--tag', type=str, default=0)\np.add_argument('--lr')\n",
     "either.py": PARSER + "g = p.add_argument_group('x')\np.add_argument('--lr', type=float, default=0.5)\n"
     "g = p.add_mutually_exclusive_group()\ng.add_argument('--batch-size', type=int, default=512)\n"
     "g.add_argument('--tokens', type=int)\nself.g = p.add_argument_group().add_mutually_exclusive_group()\n"
@@ -45,6 +47,12 @@ COMMANDS: list[tuple[str, str, int, dict[str, object], dict[str, str]]] = [
     ("python -u -m pkg.train -b 8", "python pkg.train", 1, {"b": 8}, {}),
     ("python plain.py --flag=True --no-flag", "python plain.py", 1, {"flag": "True", "no_flag": True}, {}),
     ("python plain.py --version 1.10 --id 007", "python plain.py", 1, {"version": "1.10", "id": "007"}, {}),
+    ("plain.py --commit 12345e67 --sha 12e4567 --resume 1e3 -n12e4567 --m 1e-05", "python plain.py", 1,
+     {"commit": "12345e67", "sha": "12e4567", "resume": "1e3", "n": "12e4567", "m": 1e-05}, {}),
+    (f"plain.py --id {'9' * 20} --lr {'9' * 400} --wd -1e999", "python plain.py", 1,
+     {"id": "9" * 20, "lr": "9" * 400, "wd": "-1e999"}, {}),
+    ("kinds.py 12e4567 --decay 1e-4 --seed 007 --tag 1e3 --lr 1e-4", "python kinds.py", 1,
+     {"commit": "12e4567", "decay": 1e-4, "seed": 7, "tag": "1e3", "lr": 1e-4}, {}),
     ("python plain.py --lr 1 +trainer.x=1 model/enc=small", "python plain.py", 1,
      {"lr": 1.0, "trainer.x": 1, "model.enc": "small"}, {}),
     ("b.py", "python b.py", 1, {"b": 128}, {"batch_size": "b"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Sequence, Set
@@ -10,10 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
-from gputui.profiles.init.roles import RESUME, Meaning, meaning_of
+from gputui.profiles.init.roles import NUMBER_ROLES, RESUME, Meaning, meaning_of
 from gputui.profiles.init.script_options import Option
 from gputui.profiles.init.typed_command import number_or_text
-from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
+from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES, UNDECIDED
 from gputui.runs.command import format_value
 from gputui.runs.spec import ROLE_NAMES, Scalar, Scope
 
@@ -190,19 +191,19 @@ class DraftArguments:
         return free
 
     def _typed_value(self, name: str, text: str, option: Option | None) -> Scalar:
-        """The value of a typed word: a number only if the script takes it as one, or if it can be no
-        other thing, as 007 or 1.10 can."""
+        """The value of a typed word: a number if the script or recovery takes it as one, or if it is
+        spelled as gputui spells it, else the text: 12e4567 may be a commit."""
         number = number_or_text(text)
-        if isinstance(number, str):
+        if isinstance(number, str) or number in (math.inf, -math.inf):
             return text
-        default = None if option is None else option.default
+        if isinstance(number, int) and abs(number) > MAX_INTEGER:
+            return text
         meaning = _meaning(name, option)
-        is_count = isinstance(default, int | float) and not isinstance(default, bool)
-        is_float = isinstance(default, float) or (meaning is not None and meaning.role == "lr")
-        if is_float and isinstance(number, int):
+        role = None if meaning is None else meaning.role
+        if isinstance(number, int) and (role == "lr" or (option is not None and option.is_float)):
             return float(number)
-        is_plain = format_value(number) == text or re.search(r"[eE]", text) is not None
-        return number if is_plain or is_count or meaning is not None else text
+        is_number = role in NUMBER_ROLES or (option is not None and option.is_number)
+        return number if is_number or format_value(number) == text else text
 
     def _add_positional(self, word: str, option: Option | None) -> None:
         """Add a typed word for a positional argument, None if the script has none."""

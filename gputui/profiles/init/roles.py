@@ -12,6 +12,9 @@ from gputui.runs.spec import ROLE_NAMES, Scalar, Scope
 RESUME = "resume"
 """The role of an option that is given a checkpoint; ROLE_NAMES are those of parameters."""
 
+NUMBER_ROLES = ROLE_NAMES.keys() - {"gradient_checkpointing", "cpu_offload"}
+"""Roles of parameters that are numbers."""
+
 # The usual names beside ROLE_NAMES, without the words of _QUALIFIERS before them and a unit of _UNIT behind.
 _NAMES: Mapping[str, str] = {
     "batch_size": """

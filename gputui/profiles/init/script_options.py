@@ -29,6 +29,8 @@ _INDIRECT = frozenset({"add_subparsers", "set_defaults", "parse_known_args", "DE
 _GROUPS = frozenset({"group", "callback"})
 _DEFAULTS_ELSEWHERE = frozenset({"default_config_files", "default_map", "auto_envvar_prefix", "fromfile_prefix_chars"})
 _MAKES_EXCLUSIVE = "add_mutually_exclusive_group"
+# Of Python, click and absl, in lower case.
+_NUMBER_TYPES = frozenset({"int", "integer", "intrange", "float", "floatrange"})
 _ANNOTATED_FLAGS = ("bool", "store_true", "store_false", "bool_arg")
 
 
@@ -42,6 +44,7 @@ class Option(Struct, frozen=True):
         default: valid if ``is_known``; otherwise the script computes it.
         is_flag: it takes no value; takes_many: it takes several words, or comes several times.
         help: the text that describes it.
+        type: what the source says that its value is, as "int"; "" if only the default shows it.
         exclusive_group: the line that makes its mutually exclusive group, of whose options a command takes one.
     """
 
@@ -55,7 +58,20 @@ class Option(Struct, frozen=True):
     negatives: tuple[str, ...] = ()
     takes_many: bool = False
     help: str = ""
+    type: str = ""
     exclusive_group: int | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """True if the script takes its value as a number."""
+        if self.type:
+            return self.type.lower() in _NUMBER_TYPES
+        return isinstance(self.default, int | float) and not isinstance(self.default, bool)
+
+    @property
+    def is_float(self) -> bool:
+        """True if the script takes its value as a number that may have a fraction."""
+        return self.is_number and (isinstance(self.default, float) or self.type.lower().startswith("float"))
 
 
 @dataclass(slots=True)
@@ -214,7 +230,8 @@ def _told_option(call: ast.Call, *, takes_bare: bool) -> Option | None:
     takes_many = takes_many or literals.get("multiple") is True
     if not flags:
         is_required = not takes_many
-        positional = Option("", bare or "", is_required=is_required, takes_many=takes_many)
+        kind = _type_name(keywords.get("type"))
+        positional = Option("", bare or "", is_required=is_required, takes_many=takes_many, type=kind)
         return positional if takes_bare and bare else None
     flag = next((flag for flag in flags if flag.startswith("--")), flags[0])
     name = flag.lstrip("-").replace("-", "_")
@@ -240,6 +257,7 @@ def _told_option(call: ast.Call, *, takes_bare: bool) -> Option | None:
         negatives=negatives,
         takes_many=takes_many and not is_flag,
         help=str(literals.get("help") or ""),
+        type=_type_name(keywords.get("type")),
     )
 
 
@@ -276,6 +294,7 @@ def _absl(module: Module) -> Iterator[Option]:
             negatives=(f"--no{name}",) if is_flag else (),
             takes_many=kind.startswith("DEFINE_multi") or kind == "DEFINE_list",
             help=text if isinstance(text, str) else "",
+            type=kind.removeprefix("DEFINE_"),
         )
 
 
@@ -315,7 +334,8 @@ def _typer_option(argument: ast.arg, default: ast.expr | None) -> Option:
     default = None if is_required else default
     kind = "" if declaration is None else last_name(declaration)
     if kind == "Argument" or (kind == "" and is_required):
-        return Option("", argument.arg, _value(default), is_known=_is_known(default), is_required=is_required)
+        value, kind = _value(default), _type_name(annotation)
+        return Option("", argument.arg, value, is_known=_is_known(default), is_required=is_required, type=kind)
     flags, negatives = _spellings([text for each in names if isinstance(text := constant(each), str)])
     usual = f"--{argument.arg.replace('_', '-')}"
     is_flag = _is_bool(annotation, default)
@@ -334,6 +354,7 @@ def _typer_option(argument: ast.arg, default: ast.expr | None) -> Option:
         negatives=negatives,
         takes_many=isinstance(annotation, ast.Subscript) and last_name(annotation.value).lower() == "list",
         help=text if isinstance(text, str) else "",
+        type=_type_name(annotation),
     )  # fmt: skip
 
 
@@ -376,6 +397,7 @@ def _signature_option(module: Module, argument: ast.arg, default: ast.expr | Non
         others=(f"--{name.replace('_', '-')}",),
         negatives=(f"--no{joint}{name}", f"--no{name}") if is_flag else (),
         help=text if isinstance(text, str) else module.comment(argument.lineno),
+        type=_type_name(annotation),
     )
 
 
@@ -463,6 +485,7 @@ def _field_option(
         others=(flag if joint == "-" else dashed,),
         negatives=(turned_off, turned_off.replace("_", "-")) if is_flag else (),
         help=described,
+        type=_type_name(annotation),
     )
 
 
@@ -575,6 +598,15 @@ def _is_bool(annotation: ast.expr | None, default: ast.expr | None) -> bool:
     if annotation is None:
         return isinstance(constant(default), bool)
     return last_name(annotation) in _ANNOTATED_FLAGS
+
+
+def _type_name(node: ast.expr | None) -> str:
+    """The name of a value's type: ``int`` of ``int | None``, ``Optional[int]`` and ``type=int``; "" if it has none."""
+    if isinstance(node, ast.BinOp):
+        return _type_name(node.left) or _type_name(node.right)
+    if isinstance(node, ast.Subscript) and last_name(node.value) == "Optional":
+        return _type_name(node.slice)
+    return "" if node is None else last_name(node)
 
 
 def _value(default: ast.expr | None) -> Scalar:
