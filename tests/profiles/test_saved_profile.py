@@ -7,11 +7,14 @@ from typing import Any
 
 from gputui.core.secret_patterns import REDACTED
 from gputui.metrics.source_report import LearnedForm, SourceReport
+from gputui.profiles.params import UNDECIDED
 from gputui.profiles.profile_file import read_profile
 from gputui.profiles.resolve import resolve
 from gputui.profiles.saved_profile import saved_profile
+from gputui.runs.command import expand
 from gputui.runs.learned_checkpoints import LEARNED
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from gputui.runs.redaction import redact_spec
+from gputui.runs.spec import BestMetric, CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec
 from tests.tables import table
 
 SCRIPT: dict[str, Any] = {"name": "a", "launcher": "python", "program": ("/w/train.py",), "workdir": "/w"}
@@ -33,6 +36,21 @@ FULL: dict[str, Any] = {
     "env": {"A": "1"},
     "grace_seconds": 5.0,
 }
+# What is not in FULL.
+REST: dict[str, Any] = {
+    "params": {"lr": 0.1, "model": "a"},
+    "gpus": GpuRequest(2, memory_bytes=10 << 30, min_count=1, beside_desktop=True),
+    "metrics": (MetricsSpec("auto"), MetricsSpec("csv", "/w/a.csv")),
+    "best": BestMetric("val/acc", "max"),
+    "checkpoints": CheckpointSpec("/w", "*.pt"),
+    "recovery": {"policy": "standard", "max_attempts": 3, "hang_after": 90},
+    "gates": {"gpu_utilization": 70.0},
+    "sinks": {"jsonl": "/w/{run_id}.jsonl"},
+    "priority": -3,
+    "visible": "index",
+    "multiples": {},
+}
+PHASES = (Phase(10, {"lr": 0.1}), Phase(None, {"lr": 0.5, "model": "b"}))
 
 
 @table(
@@ -42,15 +60,19 @@ FULL: dict[str, Any] = {
         {**SCRIPT, **PYTHON, "program": ("-m", "pkg.train"), "metrics": ()},
         {**AUTO, "name": "a", "launcher": "command", "program": ("make", "train"), "workdir": "/w"},
         {**SCRIPT, **PYTHON, **FULL},
+        {**SCRIPT, **PYTHON, **REST, "phases": PHASES, "alerts": {"gpu_hot": {"above_celsius": 80, "for": "2 min"}}},
+        {**SCRIPT, **PYTHON, **AUTO, "alerts": None, "best": BestMetric("a", "min"), "recovery": {"policy": "off"}},
+        *({**SCRIPT, **PYTHON, "disk_bytes": size} for size in (20 << 40, 1_500_000_000_000, 1_234_567_890_123, 7)),
     ],
 )
 def test_what_is_saved_runs_the_same(fields: dict[str, Any]) -> None:
-    spec = RunSpec(**fields, gpus=GpuRequest())
+    spec = RunSpec(**{"gpus": GpuRequest(), **fields})
     text = saved_profile(spec, spec.params, "mine", [])
     again = resolve(read_profile(text, Path("/elsewhere/mine.yaml")), environ={})
     for name in (
         "launcher", "program", "workdir", "python", "nproc", "gpus", "params", "env", "metrics", "loss", "checkpoints",
-        "roles", "scopes", "recovery", "grace_seconds",
+        "roles", "scopes", "multiples", "recovery", "grace_seconds", "best", "alerts", "gates", "sinks", "priority",
+        "visible", "disk_bytes", "phases",
     ):  # fmt: skip
         assert getattr(again, name) == getattr(spec, name), name
     assert (again.args or ()) == (spec.args or ())
@@ -65,8 +87,38 @@ def test_secrets_and_what_was_learned() -> None:
     ]
     text = saved_profile(spec, {"key": REDACTED}, "mine", reports)
     profile = read_profile(text, Path("/elsewhere/mine.yaml"))
-    assert (profile.form.env, profile.form.params["key"].default) == ({"A": "1"}, None)
+    assert (profile.form.env, profile.form.params["key"].default) == ({"A": "1"}, UNDECIDED)
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert any("TOKEN, key" in line for line in comments)
+    assert any("env.TOKEN, params.key:" in line for line in comments)
     assert any("(?P<loss>" in line for line in comments) and any("/w/a.csv" in line for line in comments)
     assert REDACTED not in text and "\x1b" not in text
+
+
+SECRETS: list[tuple[dict[str, Any], list[str], str]] = [
+    # the fields as they are stored, the filled command line, and the places that are named
+    ({"program": ("env", f"HF_TOKEN={REDACTED}", "train")}, ["env", "HF_TOKEN=x", "train"], "params.HF_TOKEN"),
+    ({"program": ("train",), "args": ("--api-key", REDACTED, f"--hub-token={REDACTED}", "--lr", "{lr}")},
+     ["train", "--api-key", "x", "--hub-token=x", "--lr", "0.1"], "params.api_key, params.hub_token"),
+    ({"program": ("curl", f"-HAuthorization: Bearer {REDACTED}", f"http://me:{REDACTED}@a/{REDACTED}"),
+      "args": (REDACTED,)},
+     ["curl", "-HAuthorization: Bearer x", "http://me:x@a/x", "x"],
+     "params.secret_Bearer, params.secret_me, params.secret_a, params.secret"),
+    ({"program": ("a", f"API_KEY={REDACTED}"), "args": ("--api-key", REDACTED, "--api-key", REDACTED)},
+     ["a", "API_KEY=x", "--api-key", "x", "--api-key", "x"],
+     "params.API_KEY, params.api_key, params.secret_api_key_2"),
+    ({"program": ("a",), "sinks": {"mlflow": f"http://a:{REDACTED}@b"}, "checkpoints": CheckpointSpec("/w", LEARNED,
+      ("--token", REDACTED)), "recovery": {"policy": "standard", "notify": {"webhook": f"https://{REDACTED}"}}},
+     ["a"], "checkpoints.resume, recovery.notify.webhook, sinks.mlflow"),
+]  # fmt: skip
+
+
+@table(("fields", "filled", "places"), SECRETS)
+def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], places: str) -> None:
+    spec = RunSpec(**fields, name="a", launcher="command", workdir="/w")
+    text = saved_profile(spec, {"lr": 0.1}, "mine", [])
+    assert REDACTED not in text and f"# {places}: secret" in text
+    profile = read_profile(text, Path("/elsewhere/mine.yaml"))
+    secrets = {name: "x" for name, param in profile.form.params.items() if param.default == UNDECIDED}
+    again = resolve(profile, overrides=secrets, environ={})
+    assert [*expand((*again.program, *(again.args or ())), again.params, "/run", None)] == filled
+    assert set(redact_spec(again).params.values()) == ({0.1, REDACTED} if secrets else {0.1})
