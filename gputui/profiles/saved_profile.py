@@ -27,7 +27,10 @@ def saved_profile(spec: RunSpec, params: Mapping[str, Scalar], name: str, report
     secrets: list[str] = []
     complete = {key: value for key, value in _form(spec, params, name).items() if value not in (None, {}, [])}
     form = _without_secrets(complete, "", secrets)
-    lines += yaml.safe_dump(form, sort_keys=False, default_flow_style=None, width=_WIDTH).splitlines()
+    for key, value in form.items():
+        text = yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=None, width=_WIDTH).strip()
+        # A key with a single value would be in braces of its own.
+        lines += text.removeprefix("{").removesuffix("}").splitlines() if text.startswith("{") else text.splitlines()
     secrets += [f"params.{key}" for key, value in form.get("params", {}).items() if value == UNDECIDED]
     if secrets:
         lines.append(f"# {', '.join(secrets)}: secret values are not stored; write them here")

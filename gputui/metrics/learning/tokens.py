@@ -14,7 +14,7 @@ MAX_TOKENS = 256
 
 # No digit is given back, nor a part of a text: a long run of them is read once.
 _REAL = r"(?:\d++\.?\d*+|\.\d+)(?:[eE][-+]?\d+)?"
-_WHOLE = r"\d[\d,]*"
+_WHOLE = r"\d++(?:,\d++)*+"
 _SECONDS = (
     r"(?:ns|us|µs|ms|sec|secs|seconds?|minutes?|hours?|hrs?|s)(?:/[A-Za-z]+)?\b|(?:h|m|min|mins|d)(?:/[A-Za-z]+)?\b"
 )
@@ -34,11 +34,14 @@ STAMP = (
     r"|\d\d?[-/.]\d\d?(?:[-/.]\d{2,4})? \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?"
 )
 # Times, rates, and sizes in bytes.
+_COUNT = r"[\d.,]++(?<=[\d.])[kKMGT]?"
 _QUANTITY = "|".join((
     STAMP,
     r"(?:\d+ ?d(?:ays?)?,? )?\d+:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\d:])(?:\s[AP]M\b)?",
     r"(?:\d+ ?h ?)?\d+ ?m(?:in)? ?[\d.]+ ?s\b|(?:\d+(?:ms|[Dhms]))+\b",
-    rf"[\d.,]++[kKMGT]?\s?(?:[A-Za-z]+/{_PER}|/\s?{_PER})(?:/\w+)?",
+    rf"{_COUNT}(?:[A-Za-z]+/{_PER}|/\s?{_PER})(?:/\w+)?",
+    # Behind a blank it may be the name of the number that follows.
+    rf"{_COUNT}\s(?:[A-Za-z]+/{_PER}|/\s?{_PER})(?:/\w+)?(?!\s*[:=]|\s+[-+]?\.?\d)",
     rf"{_REAL}\s?(?:{_SECONDS}|(?:[KMGTk]i?B(?:/s)?|[KMG]b|[Bb]ytes|B)\b)",
 ))  # fmt: skip
 _BLOCKS = "█▉▊▋▌▍▎▏░▒▓━╸╺⣿"
@@ -56,7 +59,7 @@ _OF_DIGITS = {
     "percent_bar": r"\d+(?:\.\d+)?%\s?\|[^|]*\|",
     "quantity": _QUANTITY,
     "id": r"\d+\.\d+\.\d+[\w.+:-]*|0x[0-9a-fA-F]+|(?=\d+[a-f])[0-9a-f]{7,}\b",
-    "pair": rf"{_WHOLE}+{PAIR_SEPARATOR}{_WHOLE}(?!\.?\d|[A-Za-z])",
+    "pair": rf"{_WHOLE}{PAIR_SEPARATOR}{_WHOLE}(?!\.?\d|[A-Za-z])",
     "comma": rf"(?<=[ :=|]){_COMMA}",
     "number": _UNSIGNED,
 }

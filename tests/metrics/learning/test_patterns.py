@@ -41,3 +41,22 @@ def test_lines_that_only_count_have_none() -> None:
     text = "\n".join(f"Epoch {epoch}/9\n 36/36 - loss: 0.{epoch} - acc: 0.{epoch}5" for epoch in range(1, 9))
     shapes = watch(text).reader.learned.shapes
     assert [profile_pattern(shape) for shape in shapes if shape.is_source or shape.restarts] == [None] * len(shapes)
+
+
+@table(
+    ("line", "total"),
+    [
+        ("iter {s}/100, loss={v}, samples/s=200", 100),
+        ("step {s}/100, loss={v}", 100),
+        ("step={s} loss={v} tokens/s=996", None),
+        ("step {s} loss {v} tok/s 944", None),
+        ("step {s} loss: {v} samples/s: 9", None),
+        ("step {s} loss {v} 944 tok/s", None),
+        ("step {s} | 944.2 samples/s | loss {v}", None),
+    ],
+)
+def test_a_rate_beside_a_loss(line: str, total: int | None) -> None:
+    text = "\n".join(line.format(s=step, v=round(1 / step, 4)) for step in range(1, 30))
+    records = watch(text).records
+    assert [(record["step"], record.get("total_steps")) for record in records] == [(s, total) for s in range(1, 30)]
+    assert records[-1]["loss"] == 0.0345 and len(records[-1]) == (3 if total else 2)
