@@ -11,6 +11,7 @@ from gputui.profiles.params import UNDECIDED
 from gputui.profiles.profile_file import read_profile
 from gputui.profiles.resolve import resolve
 from gputui.profiles.saved_profile import saved_profile
+from gputui.profiles.targets import stored_target
 from gputui.runs.command import expand
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.redaction import redact_spec
@@ -122,3 +123,10 @@ def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], 
     again = resolve(profile, overrides=secrets, environ={})
     assert [*expand((*again.program, *(again.args or ())), again.params, "/run", None)] == filled
     assert set(redact_spec(again).params.values()) == ({0.1, REDACTED} if secrets else {0.1})
+
+
+def test_the_target_of_a_run() -> None:
+    target = {"name": "box", "kind": "ssh", "host": "h", "poll": 5}
+    text = saved_profile(RunSpec(**SCRIPT, python="python", target=target), {}, "mine", [])
+    own = read_profile(text, Path("/elsewhere/mine.yaml")).form.targets
+    assert {"name": "box", **stored_target(own["box"])} == target
