@@ -17,7 +17,8 @@ class Running(Struct):
     ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
     steps, ``ranks`` the lowest of each shape, ``positions`` and ``counts`` the states of each `Position` and
     `EpochCount`. A rank may repeat
-    ``last_text``; ``records`` are those of each rank that have begun.
+    ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line overwrote a bar
+    with blanks; ``held`` is the shape, text and rank of a line written above the bar that is drawn next.
     """
 
     lines: int = 0
@@ -32,6 +33,8 @@ class Running(Struct):
     counts: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     last_text: str = ""
     records: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
+    is_cleared: bool = False
+    held: tuple[int, str, int | None] | None = None
 
 
 class Learning(Struct, frozen=True):

@@ -26,6 +26,8 @@ _END_OF_EPOCH = 0.75
 _MAX_BYTES_OF_CHARACTER = 4
 _BACKSPACES = re.compile("\x08+")
 _EPOCH = "epoch"
+# tqdm.write overwrites its bar with blanks, writes, and draws it again.
+_CLEARED = " " * 10
 
 
 class LearnedLines(LineFormat):
@@ -46,7 +48,7 @@ class LearnedLines(LineFormat):
         self._whole_lines = WholeLines(running.records)
         self._learner = Learner(learned.learning)
         self._readers: list[ShapeReader] = []
-        self._has_metrics = self._has_steps = self._counts_steps = False
+        self._has_metrics = self._has_steps = self._counts_steps = self._has_bar = False
         self._counts = {scale: EpochCount.of_state(state) for scale, state in running.counts.items()}
         self._positions: list[Position] = []
         for index, shape in enumerate(learned.shapes):
@@ -85,14 +87,24 @@ class LearnedLines(LineFormat):
     def parse(self, line: bytes) -> Parsed:
         self._learned = None
         self._running.lines += 1
-        whole = self._whole_lines.add(_text(line))
+        text = _text(line)
+        was_cleared = self._running.is_cleared
+        self._running.is_cleared = text.endswith(_CLEARED)
+        whole = self._whole_lines.add(text)
         if whole is None or whole.text == self._running.last_text or not whole.text.strip():
             return None
         self._running.last_text = whole.text
         for index, reader in enumerate(self._readers):
             match = reader.match(whole.text)
-            if match is not None:
-                return self._record(index, match, whole.rank)
+            if match is None:
+                continue
+            if was_cleared and self._has_bar and reader.shape.lacks_step:
+                # The bar is drawn again at once, at the place that it has meanwhile.
+                earlier = self._release()
+                self._running.held = (index, *whole)
+                return earlier
+            record = self._record(index, match, whole.rank)
+            return self._release() if reader.shape.is_source else record
         if self._learns and len(self._readers) < MAX_SHAPES:
             for shape in self._learner.add(*whole, self._running, self._context()):
                 self._confirm(shape)
@@ -134,7 +146,17 @@ class LearnedLines(LineFormat):
         self._has_metrics = any(not shape.is_source for shape in self._shapes)
         self._has_steps = any(not shape.is_source for shape in with_step)
         self._counts_steps = bool(with_step)
+        self._has_bar = any(shape.is_source for shape in with_step)
         self._learner.lacks_epoch = any(shape.lacks_epoch for shape in self._shapes)
+
+    def _release(self) -> Parsed:
+        """The record of a line that was held, at the newest step."""
+        held, self._running.held = self._running.held, None
+        if held is None:
+            return None
+        index, text, rank = held
+        match = self._readers[index].match(text)
+        return None if match is None else self._record(index, match, rank)
 
     def _record(self, index: int, match: re.Match[str], rank: int | None) -> Parsed:
         reader = self._readers[index]

@@ -65,6 +65,11 @@ class LearnedShape(Struct, frozen=True):
         return "totals" if self.has("step_total") else "places"
 
     @property
+    def lacks_step(self) -> bool:
+        """Whether its metrics have the step of other lines."""
+        return not (self.is_source or self.has("step") or self.has("epoch"))
+
+    @property
     def lacks_epoch(self) -> bool:
         """Whether a header may name the epoch of its lines: they name none."""
         return not (self.is_source or self.is_held_out or self.has("epoch"))

@@ -47,7 +47,9 @@ def nanogpt() -> Iterator[Printed]:
 def hugging_face(*, as_text: bool = False) -> Iterator[Printed]:
     bar = "\r  {}%|{:10}| {}/{} [00:{:02d}<01:00,  1.{}it/s]"
     for step in range(1, 601):
-        yield Printed(bar.format(step // 6, "█" * (step // 60), step, 600, step % 60, step % 10))
+        drawn = bar.format(step // 6, "█" * (step // 60), step, 600, step % 60, step % 10)
+        if step % 10 != 0:  # the bar is drawn ten times a second, and again below what is written
+            yield Printed(drawn)
         if step % 10 == 0:
             values: Record = {
                 "loss": falling(step),
@@ -56,14 +58,14 @@ def hugging_face(*, as_text: bool = False) -> Iterator[Printed]:
             }
             printed = {**values, "epoch": round(step / 200, 2)}
             line = {name: str(value) for name, value in printed.items()} if as_text else printed
-            yield Printed(f"\r{' ' * 60}\r{line}\n", {"step": step, **values})
+            yield Printed(f"\r{' ' * 60}\r{line}\n{drawn}", {"step": step, **values})
         if step % 200 == 0:
             for batch in range(1, 26):
                 yield Printed(bar.format(batch * 4, "█" * (batch // 3), batch, 25, batch, 3))
             evaluated: Record = {"eval_loss": falling(step - 20), "eval_accuracy": rising(step) / 100}
             times = {"eval_runtime": 3.21, "eval_samples_per_second": 77.5 + step, "epoch": step / 200}
             line = {**evaluated, **times}
-            yield Printed(f"\r{' ' * 60}\r{line}\n", {"step": step, **evaluated})
+            yield Printed(f"\r{' ' * 60}\r{line}\n{drawn}", {"step": step, **evaluated})
     yield Printed("\n{'train_runtime': 61.2, 'train_samples_per_second': 98.1, 'train_loss': 0.9, 'epoch': 3.0}\n")
 
 

@@ -82,7 +82,7 @@ def test_each_form_is_learned(name: str, form: Callable[[], Iterator[Printed]]) 
 def test_what_stands_before_a_line_changes_nothing(prefix: str, plain: dict[str, list[Record]]) -> None:
     wrong = []
     for name, form in FORMS.items():
-        text = "\n".join(PREFIXES[prefix] + line for line in lines_of(output(form())) if line.strip())
+        text = "\n".join(PREFIXES[prefix] + line for line in lines_of(output(form())) if line)
         if watch(text).records != plain[name]:
             wrong.append(name)
     assert not wrong
@@ -93,7 +93,7 @@ def test_ranks_that_print_the_same_are_one(tag: str, plain: dict[str, list[Recor
     of_ranks = {name: form for name, form in FORMS.items() if tag or name not in ("SB3", "dictionaries")}
     wrong = []
     for name, form in of_ranks.items():
-        lines = [line for line in lines_of(output(form())) if line.strip()]
+        lines = [line for line in lines_of(output(form())) if line]
         if watch("\n".join(tag.format(rank) + line for line in lines for rank in (0, 1))).records != plain[name]:
             wrong.append(name)
     assert not wrong
@@ -344,3 +344,18 @@ def test_never_raises(lines: list[str], rest: bytes) -> None:
     again: Any = msgspec.json.decode(msgspec.json.encode(reader.learned), type=Learned)
     assert again == reader.learned
     assert all(isinstance(remark, str) for remark in reader.remarks)
+
+
+@pytest.mark.parametrize("restart_every", [None, 1])
+def test_a_line_written_above_a_bar_has_the_place_of_the_bar_drawn_next(restart_every: int | None) -> None:
+    text = ""
+    for step in range(1, 41):
+        bar = f"{step * 2:3}%|▏         | {step}/50 [00:00<00:05, 18.08it/s]"
+        if step % 5 == 0:
+            # The bar on the screen is older, as tqdm draws it ten times a second.
+            record = {"loss": f"{1 / step:.3f}", "epoch": f"{step / 20:.4f}"}
+            text += "\r" + " " * 40 + f"\r{record}\n\r{bar}"
+        elif step % 5 in (1, 3):
+            text += f"\r{bar}"
+    records = watch(text, restart_every=restart_every).records
+    assert [(record["step"], record["total_steps"]) for record in records] == [(step, 50) for step in range(5, 41, 5)]
