@@ -48,6 +48,7 @@ NCCL_DEBUG_ENV = {
 
 ELSEWHERE = "only the run's target sees its checkpoints"
 NO_CHECKPOINTS = "nothing tells the script which checkpoint to load"
+UNNAMED_CHECKPOINTS = "the profile names no checkpoints"
 
 
 class ActionKind(Struct, frozen=True):
@@ -245,7 +246,7 @@ def wait_disk(context: ActionContext) -> Result:
     """Wait until the disk has room for that many checkpoints."""
     name, spec = "wait_disk", context.spec
     if spec.checkpoints is None or not context.machine.sees_checkpoints:
-        return SkippedAction(name, NO_CHECKPOINTS if spec.checkpoints is None else ELSEWHERE)
+        return SkippedAction(name, UNNAMED_CHECKPOINTS if spec.checkpoints is None else ELSEWHERE)
     sizes = [info.size_bytes for info in context.checkpoints if info.size_bytes]
     if not sizes:
         needed = spec.disk_bytes or ROOM_BYTES
@@ -262,7 +263,7 @@ def prune_checkpoints(context: ActionContext) -> Result:
     name, keep = "prune_checkpoints", int(context.argument or 3)
     why = context.machine.no_pruning
     if context.spec.checkpoints is None or not context.machine.sees_checkpoints:
-        why = NO_CHECKPOINTS if context.spec.checkpoints is None else ELSEWHERE
+        why = UNNAMED_CHECKPOINTS if context.spec.checkpoints is None else ELSEWHERE
     elif why is None and sum(info.valid for info in context.checkpoints) <= keep:
         why = f"there are no more than {keep} valid checkpoints"
     if why is not None:

@@ -26,7 +26,7 @@ class Cost(Struct, frozen=True):
 
     ``incidents`` is their number; ``unknown`` the number of those without a figure, so that the sum
     is a lower bound. A run without GPUs costs 0 GPU-hours. ``is_at_least``: more steps may be lost,
-    because lines arrive only with checkpoints.
+    because lines arrive only with checkpoints, or the script does not say which one it loaded.
     """
 
     lost_steps: int | None
@@ -76,12 +76,15 @@ def costs(
         later, incident = ordered[place + 1 :], first.get(attempt.number)
         if incident is None:
             continue
-        kept = None
+        kept, is_least = None, is_at_least
         if later:
             # A person's start after a stop inherits nothing.
             heirs = (row for row in later if row.first_step is not None or row.number in given_up)
             heir = next(heirs, later[0])
-            kept = _kept(heir, went_on.get(heir.number), start_is_chosen_there)
+            continuation = went_on.get(heir.number)
+            kept = _kept(heir, continuation, start_is_chosen_there)
+            # Its first line may be several steps after what it loaded.
+            is_least = is_at_least or continuation == "unaided"
         cost = _cost(
             attempt,
             later[0] if later else None,
@@ -90,8 +93,7 @@ def costs(
             is_stopped=incident.incident_id in stopped,
             had_predecessor=attempt.number - 1 in failed,
         )
-        is_least = is_at_least and cost.lost_steps is not None
-        by_id[incident.incident_id] = replace(cost, is_at_least=is_least)
+        by_id[incident.incident_id] = replace(cost, is_at_least=is_least and cost.lost_steps is not None)
     return by_id
 
 
@@ -187,9 +189,11 @@ def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> i
     is_unclear = is_chosen_there and heir.started_at is None
     if went_on == "uncertain":
         return None
+    if went_on in ("earlier", "unaided") and first is not None:
+        return first - 1
     if went_on == "beginning" or (heir.resumed_from is None and not is_unclear):
         resumed = 0
-    if resumed is None or (went_on == "earlier" and first is not None):
+    if resumed is None:
         return None if first is None else first - 1
     return resumed - 1 if first == resumed else resumed
 

@@ -205,5 +205,6 @@ class ResumePoint(Struct, frozen=True):
             return f"resuming from {name}" if self.is_passed else given
         if self.configured and self.chosen_there:
             return "resuming from the newest valid checkpoint on its target"
-        why = "there is no valid checkpoint" if self.configured else NO_CHECKPOINTS
-        return f"starting from the beginning because {why}"
+        if not self.configured:
+            return f"starting it again without a checkpoint because {NO_CHECKPOINTS}"
+        return "starting from the beginning because there is no valid checkpoint"

@@ -10,10 +10,11 @@ from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.step_times import StepTimes
 
-Resumption = Literal["resumed", "earlier", "later", "recounted", "beginning", "uncertain"]
+Resumption = Literal["resumed", "earlier", "later", "recounted", "beginning", "uncertain", "unaided"]
 """From the checkpoint that it was given, an earlier step, or a later one that it found itself. An attempt
 that counts its steps from the first again loaded the checkpoint (``recounted``), did not
-(``beginning``), or nothing shows which (``uncertain``)."""
+(``beginning``), or nothing shows which (``uncertain``). One that was given none, and whose steps go on
+where others ended, loaded what the script had saved (``unaided``)."""
 
 # The first line may not be the first step, and a checkpoint's step depends on when it was scanned.
 _NEAR_BEGINNING, _NEAR_CHECKPOINT = 0.25, 0.9
@@ -30,9 +31,9 @@ _CLEAR = 3.0
 def resumptions(
     attempts: Sequence[Attempt], lines: StepTimes | None = None, ledger: Sequence[CheckpointRow] = ()
 ) -> Mapping[int, Resumption]:
-    """The real continuation of each attempt with a checkpoint, by its number; unknown ones are left
-    out. Where an attempt repeats a step after later ones, steps restart with every epoch, and the
-    first one says nothing."""
+    """The real continuation of each attempt that did not begin the training, by its number; unknown
+    ones are left out. Where an attempt repeats a step after later ones, steps restart with every epoch,
+    and the first one says nothing."""
     by_attempt: dict[int, Resumption] = {}
     firsts: list[int] = []
     counts_on = False
@@ -40,12 +41,15 @@ def resumptions(
         first, given = attempt.first_step, attempt.resumed_step
         if first is None:
             continue
+        if attempt.resumed_from is None and firsts and _is_beyond(min(firsts), attempt, attempts, lines):
+            by_attempt[attempt.number] = "unaided"
+            continue
         if attempt.resumed_from is None or given is None:
             firsts.append(first)
             continue
         origin = min(firsts, default=0)
         done, resumed = first - origin, given - origin
-        if _loaded_later(attempt.number, first, given, attempts, lines, ledger):
+        if _loaded_later(attempt, first, given, attempts, lines, ledger):
             found: Resumption = "later"
         elif done >= resumed * _NEAR_CHECKPOINT:
             found = "resumed"
@@ -98,7 +102,7 @@ def _start_again(attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:
 
 
 def _loaded_later(
-    number: int,
+    attempt: Attempt,
     first_step: int,
     resumed_step: int,
     attempts: Sequence[Attempt],
@@ -106,14 +110,19 @@ def _loaded_later(
     ledger: Sequence[CheckpointRow],
 ) -> bool:
     """Return whether the attempt loaded a later checkpoint than it was given, as scripts do that
-    look for the newest: there is one, and the first step is further away than lines ever are from
-    each other."""
-    if lines is None or first_step <= resumed_step + 1:
+    look for the newest: there is one, and its first step is beyond the one that it was given."""
+    steps = [row.step for row in ledger if row.attempt < attempt.number and row.step is not None]
+    is_saved = any(resumed_step < step <= first_step for step in steps)
+    return is_saved and _is_beyond(resumed_step, attempt, attempts, lines)
+
+
+def _is_beyond(step: int, attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:
+    """Return whether an attempt's first step is further after ``step`` than its lines, or those before it, are ever
+    from each other. False if there is but one line."""
+    first = attempt.first_step
+    if lines is None or first is None or first <= step + 1:
         return False
-    steps = [row.step for row in ledger if row.attempt < number and row.step is not None]
-    if not any(resumed_step < step <= first_step for step in steps):
-        return False
-    near = range(number - _MOST_ATTEMPTS, number + 1)
+    near = range(attempt.number - _MOST_ATTEMPTS, attempt.number + 1)
     gaps = (lines.widest_gap(row.number) for row in attempts if row.number in near)
-    widest = max((gap for gap in gaps if gap is not None), default=first_step)
-    return first_step > resumed_step + widest
+    widest = max((gap for gap in gaps if gap is not None), default=first)
+    return first > step + widest

@@ -133,6 +133,8 @@ def _requeues(attempt: Attempt) -> str:
 
 
 def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
+    if went_on == "unaided":
+        return "; it went on there by itself, from what the script had saved"
     if attempt.resumed_from is None:
         return ""
     name, first = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1], attempt.first_step

@@ -226,3 +226,16 @@ def test_a_script_that_loads_a_later_checkpoint_by_itself(
     ]
     ledger = [ledger_row(f"step_{step}.pt", step, step=step) for step in steps]
     assert resumptions(attempts, Lines(gap), ledger) == {2: what}
+
+
+@table(("first", "gap", "what"), [
+    (61, 1, {2: "unaided"}), (60, 10, {2: "unaided"}), (1, 1, {}), (10, 10, {}),
+    # A smaller batch: the first line comes after more steps than before.
+    (40, 40, {}),
+])  # fmt: skip
+def test_a_script_that_is_given_nothing_goes_on_by_itself(first: int, gap: int, what: dict[int, Resumption]) -> None:
+    attempts = [
+        attempt(1, at=0.0, last=75, first_step=min(first, 10)),
+        attempt(2, at=60.0, last=first + 9, first_step=first),
+    ]
+    assert resumptions(attempts, Lines(gap)) == what

@@ -102,7 +102,7 @@ def test_pruning_leaves_the_newest_valid_ones() -> None:
     for changes, why in (
         ({"argument": 2.0}, "there are no more than 2 valid checkpoints"),
         ({"checkpoints": (checkpoint(40), checkpoint(30, valid=False))}, "there are no more than 1"),
-        ({"spec": spec(checkpoints=None)}, "nothing tells the script which checkpoint to load"),
+        ({"spec": spec(checkpoints=None)}, "the profile names no checkpoints"),
         ({"machine": outside}, "the checkpoints lie outside"),
     ):
         result = act("prune_checkpoints", **{"argument": 1.0, **changes})

@@ -74,6 +74,12 @@ def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption
     assert told in paragraphs[2]
 
 
+def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
+    again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
+    told = tell(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
+    assert mentions(told[2], "from step 61 to 99", "by itself") and "beginning" not in told[2]
+
+
 PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
 
 
@@ -205,6 +211,11 @@ def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
 def test_a_beginning_anew_loses_everything() -> None:
     cost = one([FIRST, second(first_step=1, resumed_from=None, resumed_step=None)], Clock(TIMES))
     assert (cost.lost_steps, cost.lost_seconds) == (39, 70.0 - 11.0)
+
+
+def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> None:
+    cost = one([FIRST, second(first_step=31, resumed_from=None, resumed_step=None)], Clock(TIMES))
+    assert (cost.lost_steps, cost.is_at_least, cost.lost_seconds) == (9, True, 30.0)
 
 
 @table("losses, cost", [

@@ -50,6 +50,7 @@ _NOT_RESUMED: dict[str | None, str] = {
     "uncertain": "counts its steps from the first again; whether it loaded its checkpoint cannot be seen",
     "earlier": "went on from an earlier step than its checkpoint's",
     "later": "loaded a later checkpoint than the one it was given",
+    "unaided": "went on by itself, from what the script had saved",
 }
 
 
