@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.store.checkpoints import Neighbour
@@ -26,6 +28,13 @@ def test_the_folder_that_a_command_names(tmp_path: Path) -> None:
     # A command that names no folder of checkpoints has only the other runs' word.
     assert looks.own_folders([strange]) == []
     assert looks.intruder_at(strange) is not None
+
+
+def test_the_folder_in_which_only_this_run_writes_metrics(tmp_path: Path) -> None:
+    looks = replace(search(tmp_path), metric_folders=(str(tmp_path / "logs/version_1"),))
+    assert looks.intruder_at(str(tmp_path / "logs/version_1/checkpoints/last.ckpt")) is None
+    assert looks.intruder_at(str(tmp_path / "logs/version_0/checkpoints/last.ckpt")) is not None
+    assert looks.intruder_at(str(tmp_path / "last.ckpt")) is not None
 
 
 def test_a_run_that_names_no_checkpoints_contests_none_of_a_profile(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import Workspace
 from gputui.core.files import read_regular
+from gputui.metrics.files import fixed_part
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import attempt_spans
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
@@ -39,7 +40,7 @@ from gputui.runs.spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
-from gputui.store.checkpoints import CheckpointRow
+from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_incidents, read_transitions
 from gputui.store.runs import Run, get_run
@@ -107,7 +108,26 @@ def search_now(
         since=since,
         neighbours=tuple(neighbours),
         named=tuple(dict.fromkeys(map(str, (*run.params.values(), *(spec.args or ()))))),
+        metric_folders=tuple(_metric_folders(connection, run.run_id, neighbours, folder)),
     )
+
+
+def _metric_folders(
+    connection: Connection, run_id: str, neighbours: Iterable[Neighbour], folder: Path
+) -> Iterator[str]:
+    """The folders below a run's folder in which it writes metrics and none of its neighbours does, as those are that
+    a library makes for each run."""
+    root = Path(os.path.realpath(folder))
+    theirs = [path for neighbour in neighbours for path in _folders_of_sources(connection, neighbour.run_id)]
+    for path in _folders_of_sources(connection, run_id):
+        is_shared = any(path.is_relative_to(other) or other.is_relative_to(path) for other in theirs)
+        if path != root and path.is_relative_to(root) and not is_shared:
+            yield str(path)
+
+
+def _folders_of_sources(connection: Connection, run_id: str) -> set[Path]:
+    paths = connection.execute("SELECT path FROM metric_sources WHERE run_id = ?", (run_id,)).fetchall()
+    return {fixed_part(str(PurePath(path).parent)) for (path,) in paths}
 
 
 def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:

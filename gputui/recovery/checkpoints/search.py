@@ -53,6 +53,7 @@ class CheckpointSearch(Struct, frozen=True):
         since: when that was (UTC unix seconds).
         neighbours: other runs of the home that may have written since.
         named: paths that the run's command names; among them may be the folder of its checkpoints.
+        metric_folders: folders below ``folder`` in which this run writes metrics, and no neighbour.
     """
 
     database: Path
@@ -65,6 +66,7 @@ class CheckpointSearch(Struct, frozen=True):
     since: float = 0.0
     neighbours: tuple[Neighbour, ...] = ()
     named: tuple[str, ...] = ()
+    metric_folders: tuple[str, ...] = ()
 
     @property
     def real_folder(self) -> Path:
@@ -97,6 +99,8 @@ class CheckpointSearch(Struct, frozen=True):
             return None
         if own_folders:
             return f"is not in {own_folders[0].name}, which its command names"
+        if self.pattern == LEARNED and any(Path(path).is_relative_to(own) for own in self.metric_folders):
+            return None
         folder = str(self.real_folder)
         # A run whose checkpoints are found below its working directory says nothing of the folders of others.
         neighbours = [each for each in self.neighbours if self.pattern == LEARNED or each.pattern != LEARNED]

@@ -594,3 +594,23 @@ def test_two_saves_of_a_model_that_is_frozen_but_for_a_layer_are_two(bench: Benc
             file.write(bytes([step]) * (512 << 10))
         bench.scan()
     assert {row.step for row in bench.rows().values()} == {10, 20}
+
+
+def test_runs_of_one_folder_own_what_lies_beside_their_metrics(workspace: Workspace) -> None:
+    bench = Bench(workspace)
+    bench.begin(1)
+    folder = Path(os.path.realpath(bench.folder))
+    add_run(bench.connection, "b-1", now=bench.now)
+    bench.connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, checkpoint_folder) "
+        "VALUES ('b-1', 1, 'running', '{}', '[]', '{}', ?, ?)",
+        (bench.now, str(folder)),
+    )
+    sources = [("a-1", "logs/version_1/metrics.csv"), ("b-1", "logs/version_0/metrics.csv")]
+    sources += [("a-1", "shared/events.out.tfevents.1"), ("b-1", "shared/events.out.tfevents.2"), ("a-1", "log.csv")]
+    bench.connection.executemany(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES (?, ?, 'csv')",
+        [(run_id, f"{folder}/{path}") for run_id, path in sources],
+    )
+    search = search_now(bench.context, bench.run())
+    assert search is not None and search.metric_folders == (str(folder / "logs/version_1"),)
