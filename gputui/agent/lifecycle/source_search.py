@@ -29,6 +29,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.submission import write_private
 from gputui.runs.written_files import files_below, held_files
 from gputui.store.attempts import Attempt
+from gputui.store.metrics.watched import ObservationRow, put_observation
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,10 @@ class FileSearch:
         begun_at: when the attempt was created (UTC unix seconds): what changed later may be its own.
         event_folders: globs of further folders, of which event files alone count.
         learns: whether any source counts.
-        looked_at: the sizes at which files were examined.
+        looked_at: the sizes at which files were examined, as surely its own or not.
         before: the states of the files that were there before the attempt; None until they are read.
         new_sources: the sources that it has found; None until those of a former agent are read.
+        disputed: files with metrics that it may have written, or one of its rivals.
     """
 
     run_dir: Path
@@ -83,9 +85,10 @@ class FileSearch:
     begun_at: float
     event_folders: Sequence[str] = ()
     learns: bool = True
-    looked_at: dict[str, int] = field(default_factory=dict)
+    looked_at: dict[tuple[str, bool], int] = field(default_factory=dict)
     before: dict[str, SourceState] | None = None
     new_sources: list[NewSource] | None = None
+    disputed: list[str] = field(default_factory=list)
 
     def look(self, rivals: Collection[str]) -> list[NewSource]:
         """The sources among files that the attempt has written. Where ``rivals``, other live runs, have or had the same
@@ -100,14 +103,19 @@ class FileSearch:
         for path, (size, modified_at) in sizes.items():
             begin = before.get(path)
             is_changed = modified_at >= self.begun_at or (begin is not None and begin.byte_offset != size)
-            is_own = path in held or path.startswith(f"{self.run_dir}/") or (is_changed and not rivals)
-            if not is_own or not is_changed or not size or size == self.looked_at.get(path):
+            is_own = path in held or path.startswith(f"{self.run_dir}/") or not rivals
+            is_known = path in self.disputed and not is_own
+            if not is_changed or not size or is_known or size == self.looked_at.get((path, is_own)):
                 continue
-            self.looked_at[path] = size
+            self.looked_at[path, is_own] = size
             with suppress(OSError):
                 source = recognised(Path(path))
-                if source is not None and all(source.path != earlier.source.path for earlier in self.new_sources):
+                if source is None or any(source.path == earlier.source.path for earlier in self.new_sources):
+                    continue
+                if is_own:
                     self.new_sources.append(NewSource(source, begin))
+                else:
+                    self.disputed.append(path)
         if len(self.new_sources) > already:
             write_private(self.folder / SOURCES_FILE, {"sources": msgspec.to_builtins(self.new_sources)})
         return [*self.new_sources]
@@ -281,6 +289,20 @@ class SourceSearches:
                 if self.context.ingest.add_source(record.run_id, record.number, source, begin):
                     text = f"metrics are read from {source.path} ({source.kind}), which it has begun to write"
                     self.context.note("metrics_found", text, record.run_id, record.number, key=source.path)
+        if not new_sources:
+            self._tell_disputed(watch, record)
+
+    def _tell_disputed(self, watch: _Watch, record: Attempt) -> None:
+        """Store why a run has no metrics: a file may be of another run. Raises sqlite3.Error."""
+        connection, rivals = self.context.connection, ", ".join(sorted(watch.rivals))
+        query = "SELECT 1 FROM metric_sources WHERE path = ? AND run_id != ?"
+        for path in watch.search.disputed:
+            if connection.execute(query, (path, record.run_id)).fetchone() is None:
+                text = f"{Path(path).name} may be of this run or of {rivals}, in the same folder, and is not read"
+                row = ObservationRow("no_metrics", self.context.now(), text, rank=None, step=None, ends=False)
+                with transaction(connection):
+                    put_observation(connection, record.run_id, record.number, row)
+                return
 
 
 def _overlap(folder: Path, another: Path) -> bool:

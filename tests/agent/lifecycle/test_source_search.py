@@ -107,3 +107,6 @@ def test_where_other_runs_write_too_only_open_files_count(
     held = {str(tmp_path / "work/log.jsonl")} if is_held else set()
     monkeypatch.setattr(source_search, "held_files", lambda _: held)
     assert paths(looks.look(["b-1"])) == ["log.jsonl"] * is_held
+    assert looks.disputed == [str(tmp_path / "work/log.jsonl")] * (not is_held)
+    monkeypatch.setattr(source_search, "held_files", lambda _: {str(tmp_path / "work/log.jsonl")})
+    assert paths(looks.look(["b-1"])) == ["log.jsonl"]
