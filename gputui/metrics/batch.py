@@ -16,6 +16,7 @@ from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import VersionComparison
+from gputui.metrics.step_sources import NewSteps, note_steps
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
@@ -202,15 +203,6 @@ _ADVANCE = (
     "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
 )
 
-# Stored with the lines, so that no reader scans all lines of an attempt. What is read again may be older.
-_NOTE_STEPS = """
-UPDATE attempts SET
-    first_step = min(coalesce(first_step, :first), iif(:is_again, :first, coalesce(first_step, :first))),
-    last_step = max(coalesce(last_step, -1), :last),
-    first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN :now END)
-WHERE run_id = (SELECT run_id FROM metric_sources WHERE source_id = :source) AND number = :attempt
-"""
-
 
 def store_batch(
     connection: sqlite3.Connection,
@@ -248,16 +240,14 @@ def store_batch(
     reducer.add(connection, batch.to_reduce)
     if batch.rejected:
         _store_rejected(connection, source_id, batch, now)
-    if batch.last_step is not None:
-        is_again = after.first_generation < after.generation
-        steps = {"first": batch.first_step, "last": batch.last_step, "is_again": is_again}
-        place = {"source": source_id, "attempt": batch.attempt, "now": now}
-        connection.execute(_NOTE_STEPS, steps | place)
     for rank, newest in batch.newest.items():
         _update_newest(connection, (source_id, batch.attempt, -1 if rank is None else rank), newest)
     names = {name for newest in batch.newest.values() for name in newest}
     if (text := take_names(connection, source_id, names)) is not None:
         batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
+    if batch.first_step is not None and batch.last_step is not None:
+        is_again = after.first_generation < after.generation
+        note_steps(connection, NewSteps(source_id, batch.attempt, batch.first_step, batch.last_step, is_again, now))
     return True
 
 

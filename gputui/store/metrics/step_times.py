@@ -232,10 +232,17 @@ class StepTimes(Struct, frozen=True):
         return begin
 
     def _sections(self, attempt: int) -> Iterator[Section]:
+        """Of the sources with the attempt's steps, or of all where none is known to have them."""
         sources = self.connection.execute(
-            "SELECT source_id FROM metric_sources WHERE run_id = ?", (self.run_id,)
+            "SELECT s.source_id, max(n.data ->> '$.step' NOTNULL) FROM metric_sources AS s "
+            "LEFT JOIN metric_newest AS n ON n.source_id = s.source_id AND n.attempt = ? "
+            "WHERE run_id = ? GROUP BY s.source_id",
+            (attempt, self.run_id),
         ).fetchall()
-        for (source,) in sources:
+        are_known = any(has_steps for _, has_steps in sources)
+        for source, has_steps in sources:
+            if are_known and not has_steps:
+                continue
             bounds = self.connection.execute(
                 "SELECT attempt, generation, byte_offset FROM metric_boundaries WHERE source_id = "
                 "? AND attempt >= ? ORDER BY attempt, generation, byte_offset",

@@ -1,0 +1,89 @@
+"""The sources whose steps are those of an attempt: where several count differently, the ones with its loss.
+
+A script may print the samples of an epoch and write its optimizer's steps to TensorBoard. Each metric keeps the steps
+of its source; what is told of the attempt as a whole, such as what a failure cost, has one measure.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+import orjson
+
+from gputui.store.metrics.roles import metric_roles
+
+# In the newest values of a source: those that only a source with the attempt's steps has.
+_OF_STEPS = ("step", "total_steps")
+
+_NOTE = """
+UPDATE attempts SET
+    first_step = min(coalesce(first_step, :first), iif(:is_again, :first, coalesce(first_step, :first))),
+    last_step = max(coalesce(last_step, -1), :last),
+    first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN :now END)
+WHERE run_id = :run_id AND number = :attempt
+"""
+_REPLACE = """
+UPDATE attempts SET (first_step, last_step) = (
+    SELECT min(step), max(step) FROM metrics
+    WHERE source_id IN (SELECT value FROM json_each(:sources)) AND attempt = :attempt
+    AND step IS NOT NULL AND data ->> '$.event' IS NULL)
+WHERE run_id = :run_id AND number = :attempt
+"""
+
+
+class NewSteps(NamedTuple):
+    """The first and last step of lines that a source has just stored of an attempt, at a time (UTC unix seconds).
+    ``is_again``: they may be older than what was stored."""
+
+    source_id: int
+    attempt: int
+    first: int
+    last: int
+    is_again: bool
+    now: float
+
+
+def note_steps(connection: sqlite3.Connection, new: NewSteps) -> None:
+    """Store an attempt's first and last step, with the lines, so that no reader scans all lines of an attempt. Works
+    inside the caller's transaction, after the newest values and the roles were stored. Raises sqlite3.Error."""
+    (run_id,) = connection.execute("SELECT run_id FROM metric_sources WHERE source_id = ?", (new.source_id,)).fetchone()
+    newest = _newest_names(connection, run_id, new.attempt)
+    loss = metric_roles(connection, run_id).loss
+    with_loss = {source_id for source_id, names in newest.items() if loss in names}
+    if with_loss and new.source_id not in with_loss:
+        _take_steps(connection, new.source_id, new.attempt)
+        return
+    connection.execute(_NOTE, new._asdict() | {"run_id": run_id})
+    strangers = [source_id for source_id, names in newest.items() if source_id not in with_loss and "step" in names]
+    if with_loss and strangers:
+        for source_id in strangers:
+            _take_steps(connection, source_id, new.attempt)
+        sources = orjson.dumps([*with_loss]).decode()
+        connection.execute(_REPLACE, {"sources": sources, "attempt": new.attempt, "run_id": run_id})
+
+
+def _newest_names(connection: sqlite3.Connection, run_id: str, attempt: int) -> dict[int, set[str]]:
+    """The names of the newest values of each source of an attempt."""
+    rows = connection.execute(
+        "SELECT source_id, n.data FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
+        "WHERE s.run_id = ? AND n.attempt = ?",
+        (run_id, attempt),
+    )
+    names: dict[int, set[str]] = {}
+    for source_id, data in rows.fetchall():
+        names.setdefault(source_id, set()).update(orjson.loads(data))
+    return names
+
+
+def _take_steps(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:
+    """Take the steps from the newest values of a source."""
+    rows = connection.execute(
+        "SELECT rank, data FROM metric_newest WHERE source_id = ? AND attempt = ?", (source_id, attempt)
+    )
+    for rank, data in rows.fetchall():
+        values = {name: value for name, value in orjson.loads(data).items() if name not in _OF_STEPS}
+        connection.execute(
+            "UPDATE metric_newest SET data = ? WHERE source_id = ? AND attempt = ? AND rank = ?",
+            (orjson.dumps(values).decode(), source_id, attempt, rank),
+        )

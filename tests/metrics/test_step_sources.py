@@ -1,0 +1,69 @@
+"""An attempt's steps are those of its loss, where several sources count differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.store.attempts import read_attempts
+from gputui.store.metrics.queries import latest, points_json
+from gputui.store.metrics.step_times import StepTimes
+from tests.metrics.conftest import RUN, Bench
+
+PATTERN = r"samples (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"
+PRINTED = "samples 32/512 loss 3.0\nsamples 64/512 loss 2.0\n"
+WRITTEN = '{"step": 1, "train/lr": 0.5, "total_steps": 16}\n{"step": 2, "train/lr": 0.25, "total_steps": 16}\n'
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A run whose output has the loss by samples, and whose JSON lines count the optimizer's steps."""
+    bench = Bench(tmp_path, kind="output", name="attempts/1/output.log", metrics={"patterns": (PATTERN,)})
+    bench.ingest.open_source(RUN, str(tmp_path / "log.jsonl"), "jsonl")
+    bench.file.parent.mkdir(parents=True)
+    with bench.connection:
+        bench.ingest.begin_attempt(RUN, 1, "output.log")
+        bench.connection.execute(
+            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at) "
+            "VALUES (?, 1, 'running', '{}', '[]', '{}', 0)",
+            (RUN,),
+        )
+    yield bench
+    bench.ingest.close()
+    bench.connection.close()
+
+
+def steps(bench: Bench) -> tuple[Any, ...]:
+    (attempt,) = read_attempts(bench.connection, RUN)
+    newest = latest(bench.connection, RUN)
+    clock = StepTimes(bench.connection, RUN)
+    return attempt.first_step, attempt.last_step, newest.get("total_steps"), clock.newest_at(1, 4e9, 0.0)
+
+
+@pytest.mark.parametrize("order", ["output first", "file first", "file alone"])
+def test_the_loss_decides(bench: Bench, tmp_path: Path, order: str) -> None:
+    writes = {"output": lambda: bench.append(PRINTED), "file": lambda: (tmp_path / "log.jsonl").write_text(WRITTEN)}
+    for name in sorted(writes, key=lambda name: not order.startswith(name)):
+        if order != "file alone" or name == "file":
+            writes[name]()
+            bench.pump()
+    expected = (1, 2, 16.0, 2) if order == "file alone" else (32, 64, 512.0, 64)
+    assert steps(bench) == expected
+    # Each metric keeps the steps of its source.
+    assert [point["step"] for point in points_json(bench.connection, RUN, ["train/lr"])] == [1, 2]
+
+
+def test_what_comes_later_counts_in_the_same_way(bench: Bench, tmp_path: Path) -> None:
+    bench.append(PRINTED)
+    bench.pump()
+    (tmp_path / "log.jsonl").write_text(WRITTEN)
+    bench.pump()
+    bench.append("samples 96/512 loss 1.0\n")
+    bench.pump()
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 999, "train/lr": 0.1}\n')
+    bench.pump()
+    assert steps(bench) == (32, 96, 512.0, 96)
