@@ -33,6 +33,7 @@ class BackgroundReader:
         self._pattern = pattern
         self._job: Future[Batch | None] | None = None
         self._is_final = False
+        self._is_over = False
         self._begun_at = self._due_at = 0.0
 
     def close(self) -> None:
@@ -42,15 +43,18 @@ class BackgroundReader:
 
     def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
         """The batch of a read that has ended, or None; begins the next read if there is none. A read
-        with ``ended`` is only returned to a caller that says so too. Raises OSError."""
+        with ``ended`` is only returned to a caller that says so too; after one that found nothing no other
+        begins, since several sources could await each other's forever. Raises OSError."""
         job = self._job
         if job is None:
-            self.begin(state, boundaries, ended=ended)
+            if not (ended and self._is_over):
+                self.begin(state, boundaries, ended=ended)
             return None
         if not job.done() or (self._is_final and not ended):
             return None
         self._job, self._due_at = None, time.monotonic() + INTERVAL_SECONDS
         batch = job.result()
+        self._is_over = batch is None and self._is_final
         if batch is None and ended and not self._is_final:
             self.begin(state, boundaries, ended=ended)
         return batch

@@ -170,6 +170,37 @@ def test_a_rewritten_file_is_compared_in_another_thread(home: Home, monkeypatch:
     assert threads and threading.current_thread() not in threads
 
 
+def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(tmp_path: Path) -> None:
+    pending: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def start(_: str, work: Callable[[], Any]) -> Future[Any]:
+        pending.append((Future(), work))
+        return pending[-1][0]
+
+    def answer_oldest() -> None:
+        future, work = pending.pop(0)
+        future.set_result(work())
+
+    home = Home(tmp_path)
+    for name in ("x.jsonl", "y.jsonl"):
+        home.run(name[0], name)
+        write(home.work / name, 1)
+    home.connection.execute("UPDATE metric_sources SET run_id = 'x'")
+    context = ReadContext(start, lambda: open_reader(home.folder / "gputui.db"), lambda run_id: home.folder / run_id)
+    ingest = MetricsIngest(home.connection, clock=lambda: NOW, read_context=context)
+    for _ in range(20):
+        report = ingest.finish("x")
+        if not report.awaits and not report.more:
+            break
+        if pending:
+            answer_oldest()
+    else:
+        pytest.fail("the sources await each other's reads")
+    assert home.steps("x") == [1, 1]
+    for made in (ingest, home.ingest, home.connection):
+        made.close()
+
+
 # --- what does not answer ---------------------------------------------------------------------------------------------
 
 
