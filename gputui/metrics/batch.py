@@ -13,6 +13,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import VersionComparison
@@ -92,7 +93,8 @@ class Batch:
 
     Lines without a time get ``arrived_at`` (UTC unix seconds), the latest at which they can have
     been written. ``comparison`` leaves out what earlier versions of the file had; None to store all.
-    ``nulls`` belong to the source; ``refused`` are the names that it leaves to a better source.
+    ``nulls`` belong to the source; ``refused`` are the names that it leaves to a better source; ``arrivals``, if
+    there are any, tell when a line that is read again was first read.
     ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
     beginning of each rejected line, ``newest`` the last number of each name by rank. The steps are
     those of lines without an event.
@@ -105,6 +107,7 @@ class Batch:
     comparison: VersionComparison | None = None
     nulls: NullReader = field(default_factory=NullReader)
     refused: Collection[str] = ()
+    arrivals: Arrivals | None = None
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -148,8 +151,9 @@ class Batch:
             if new_part is None:
                 return
             data, values = new_part
-            # A line that was passed over until its form was known is as old as those around it.
-            at = self.comparison.earlier.reached_at if at is None else at
+        if at is None and self.arrivals is not None:
+            # A line that was passed over until its form was known did not arrive now.
+            at = self.arrivals.at(offset)
         at = self.arrived_at if at is None else at
         if not is_numeric:
             values = named_by_event(values)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.background import BackgroundReader
 from gputui.metrics.batch import Batch, MetricsNote, SourceState, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
@@ -22,7 +23,7 @@ from gputui.metrics.history import HistoryReader
 from gputui.metrics.name_owners import NameOwners
 from gputui.metrics.reader import Boundary, FileReader
 from gputui.metrics.reduction import MetricLine, Reducer
-from gputui.metrics.sources import ReadContext, SourceEnds, SourceRow, SourceTable
+from gputui.metrics.sources import ATTEMPT_OUTPUT, ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.metrics.written_sources import FoundSource
 from gputui.store.events import EventKind
 
@@ -89,6 +90,7 @@ class OpenSource:
     state: SourceState
     boundaries: list[Boundary]
     order: StepOrder = field(default_factory=StepOrder)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     reader: FileReader | HistoryReader | BackgroundReader | None = None
     reported: set[tuple[EventKind, str | None]] = field(default_factory=set)
     learned: Any = None
@@ -342,7 +344,8 @@ class MetricsIngest:
             source.close()
         if source.reader is None:
             refused = self._owners_of(source.row).refused(source.row.source_id)
-            reader = self._table.reader(source.row, in_thread=in_thread, refused=refused)
+            arrivals = source.arrivals if source.row.format == ATTEMPT_OUTPUT else None
+            reader = self._table.reader(source.row, in_thread=in_thread, refused=refused, arrivals=arrivals)
             source.reader = reader
             if in_thread and context is not None:
                 source.reader = BackgroundReader(reader, context.start, source.row.pattern)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
+from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
@@ -30,8 +31,8 @@ _ANY_ATTEMPT = 2**63
 
 class ReadSource(NamedTuple):
     """The source of a reader: its ID, how its texts are redacted, what is stored of the earlier
-    versions of its file, a clock (UTC unix seconds), the meanings of its nulls, and the names that it leaves to
-    others."""
+    versions of its file, a clock (UTC unix seconds), the meanings of its nulls, the names that it leaves to others,
+    and, of an output, when its lines were first read."""
 
     source_id: int
     redactor: Redactor
@@ -39,6 +40,7 @@ class ReadSource(NamedTuple):
     clock: Callable[[], float]
     nulls: NullReader
     refused: Collection[str] = ()
+    arrivals: Arrivals | None = None
 
     def batch(
         self, state: SourceState, attempt: int, modified_at: float, comparison: VersionComparison | None
@@ -46,7 +48,7 @@ class ReadSource(NamedTuple):
         """An empty batch of lines from a file that was modified at a time (UTC unix seconds): they may have been unread
         for hours, so that they are at most as new as the file."""
         arrived_at = min(self.clock(), modified_at)
-        return Batch(state, attempt, self.redactor, arrived_at, comparison, self.nulls, self.refused)
+        return Batch(state, attempt, self.redactor, arrived_at, comparison, self.nulls, self.refused, self.arrivals)
 
 
 class Boundary(NamedTuple):
@@ -199,6 +201,8 @@ class FileReader:
             else:
                 consumed, skipping, complete = self._add_lines(self._format, batch, data, is_closed)
         batch.more = not complete or not at_end or at_boundary
+        if batch.arrivals is not None and batch.arrived_at is not None:
+            batch.arrivals.note(state.inode, offset + consumed, batch.arrived_at)
         if consumed or skipping != state.skipping:
             mark = fingerprint(*ends_after(head, tail, data[:consumed]))
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)

@@ -46,21 +46,19 @@ class _LineKey(NamedTuple):
 class _StoredLine(NamedTuple):
     position: FilePosition
     attempt: int
-    at: float | None
 
 
 class EarlierLines:
     """The stored lines of the earlier versions of a source's file, loaded once for each version and
     attempt. ``unmatched`` are those, by key, that no line of the newest version has matched
-    yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``reached_at`` is the time (UTC unix
-    seconds) of the line that was matched last. ``connect`` opens the store for the thread that reads."""
+    yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens the store for the
+    thread that reads."""
 
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
         self.source_id = source_id
         self._connect = connect
         self.unmatched: dict[_LineKey, list[_StoredLine]] = {}
         self.resumed_step: int | None = None
-        self.reached_at: float | None = None
         # The first generation, the generation and the attempt that these two were loaded for.
         self._loaded: tuple[int, int, int] | None = None
 
@@ -96,16 +94,16 @@ class EarlierLines:
 
     def _load(self, connection: sqlite3.Connection, first_generation: int, generation: int, attempt: int) -> None:
         """Load the lines of the generations before ``generation``."""
-        self.unmatched, self.reached_at = {}, None
+        self.unmatched = {}
         rows = connection.execute(
-            "SELECT generation, byte_offset, attempt, at, rank, step, data FROM metrics "
+            "SELECT generation, byte_offset, attempt, rank, step, data FROM metrics "
             "WHERE source_id = ? AND generation >= ? AND generation < ?",
             (self.source_id, first_generation, generation),
         )
         has_own = False
-        for line_generation, offset, number, at, rank, step, data in rows:
+        for line_generation, offset, number, rank, step, data in rows:
             key = _LineKey.of(rank, step, data, orjson.loads(data))
-            self.unmatched.setdefault(key, []).append(_StoredLine((line_generation, offset), number, at))
+            self.unmatched.setdefault(key, []).append(_StoredLine((line_generation, offset), number))
             has_own = has_own or number == attempt
         # Nothing is stored of this attempt: all after its checkpoint is new, also if it is as before.
         self.resumed_step = None if has_own else self._checkpoint_of(connection, attempt)[1]
@@ -150,7 +148,7 @@ class VersionComparison(NamedTuple):
         """Match one equal line; False if there is none."""
         for line in unmatched:
             if self._stored_values(line) == values:
-                self._take(unmatched, line)
+                unmatched.remove(line)
                 return True
         return False
 
@@ -164,13 +162,9 @@ class VersionComparison(NamedTuple):
                 shared = (values.keys() & stored.keys()) - NOT_METRICS - known
                 equal = {name for name in shared if stored[name] == values[name]}
                 if equal and (equal == shared or (is_changed and line.attempt == self.attempt)):
-                    self._take(unmatched, line)
+                    unmatched.remove(line)
                     known |= equal
         return known
-
-    def _take(self, unmatched: list[_StoredLine], line: _StoredLine) -> None:
-        unmatched.remove(line)
-        self.earlier.reached_at = line.at
 
     def _stored_values(self, line: _StoredLine) -> dict[str, Any]:
         """The values of a stored line; none if its run was removed meanwhile."""

@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
+from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.batch import SourceState
 from gputui.metrics.contract import LineFormat
 from gputui.metrics.files import has_wildcards, may_overlap
@@ -243,9 +244,16 @@ class SourceTable:
         is_near = row.pattern.startswith(f"{self.context.run_dir(row.run_id)}/")
         return not is_near or row.format == "hf" or has_wildcards(row.pattern)
 
-    def reader(self, row: SourceRow, *, in_thread: bool, refused: Collection[str] = ()) -> FileReader | HistoryReader:
+    def reader(
+        self,
+        row: SourceRow,
+        *,
+        in_thread: bool,
+        refused: Collection[str] = (),
+        arrivals: Arrivals | None = None,
+    ) -> FileReader | HistoryReader:
         """A reader of a source, for this thread or for others (``in_thread``), which leaves out the names that are
-        ``refused``."""
+        ``refused``. ``arrivals`` are those of an output."""
         redactor = self._redactor_of(row.run_id)
 
         def connect() -> AbstractContextManager[sqlite3.Connection]:
@@ -261,7 +269,8 @@ class SourceTable:
             return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
 
         earlier = EarlierLines(row.source_id, connect)
-        source = ReadSource(row.source_id, redactor, earlier, self._clock, NullReader(newest_lines), refused)
+        nulls = NullReader(newest_lines)
+        source = ReadSource(row.source_id, redactor, earlier, self._clock, nulls, refused, arrivals)
         if row.format == "hf":
             return HistoryReader(source, row.path)
         is_output = row.format == ATTEMPT_OUTPUT

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.metrics.conftest import RUN, Bench
+
+BEGUN_AT = 1_600_000_000.0
 
 
 @pytest.fixture
@@ -52,6 +55,16 @@ def test_lines_before_their_form_was_known(printed: Bench, *, restarts: bool) ->
     printed.ingest.finish(RUN)
     assert stored(printed, "loss") == STEPS
     assert stored(printed, "val/loss") == ENDS
+
+
+def test_lines_keep_the_times_at_which_they_came(printed: Bench) -> None:
+    lines = ["Loading data\n", *epoch(1), *epoch(2), *epoch(3)]
+    for second, line in enumerate(lines):
+        printed.append(line)
+        os.utime(printed.file, (BEGUN_AT + second, BEGUN_AT + second))
+        printed.pump()
+    rows = printed.connection.execute("SELECT at FROM metrics ORDER BY generation, byte_offset").fetchall()
+    assert {at for (at,) in rows} == {BEGUN_AT + second for second in range(1, len(lines))}
 
 
 def test_a_whole_output_at_once(printed: Bench) -> None:
