@@ -9,6 +9,7 @@ loses earlier steps too, but their time is counted once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from gputui.core.units import count, duration, gpu_hours
 from gputui.recovery.resumptions import Resumption, resumptions
+from gputui.runs.checkpoint_names import tells_step
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import DecisionView, IncidentView
@@ -27,6 +29,7 @@ class Cost(Struct, frozen=True):
     ``incidents`` is their number; ``unknown`` the number of those without a figure, so that the sum
     is a lower bound. A run without GPUs costs 0 GPU-hours. ``is_at_least``: more steps may be lost,
     because lines arrive only with checkpoints, or the script does not say which one it loaded.
+    ``is_about``: the checkpoint's step was inferred from when it was saved.
     """
 
     lost_steps: int | None
@@ -35,6 +38,7 @@ class Cost(Struct, frozen=True):
     incidents: int = 1
     unknown: int = 0
     is_at_least: bool = False
+    is_about: bool = False
 
     def to_json(self) -> dict[str, Any]:
         seconds, hours = self.lost_seconds, self.lost_gpu_hours
@@ -76,7 +80,7 @@ def costs(
         later, incident = ordered[place + 1 :], first.get(attempt.number)
         if incident is None:
             continue
-        kept, is_least = None, is_at_least
+        kept, is_least, is_about = None, is_at_least, False
         if later:
             # A person's start after a stop inherits nothing.
             heirs = (row for row in later if row.first_step is not None or row.number in given_up)
@@ -85,6 +89,7 @@ def costs(
             kept = _kept(heir, continuation, start_is_chosen_there)
             # Its first line may be several steps after what it loaded.
             is_least = is_at_least or continuation == "unaided"
+            is_about = kept == heir.resumed_step and _is_inferred(heir)
         cost = _cost(
             attempt,
             later[0] if later else None,
@@ -93,7 +98,8 @@ def costs(
             is_stopped=incident.incident_id in stopped,
             had_predecessor=attempt.number - 1 in failed,
         )
-        by_id[incident.incident_id] = replace(cost, is_at_least=is_least and cost.lost_steps is not None)
+        is_known = cost.lost_steps is not None
+        by_id[incident.incident_id] = replace(cost, is_at_least=is_least and is_known, is_about=is_about and is_known)
     return by_id
 
 
@@ -112,6 +118,7 @@ def total(costs: Iterable[Cost]) -> Cost | None:
         len(parts),
         sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
         any(part.is_at_least for part in parts),
+        any(part.is_about for part in parts),
     )
 
 
@@ -122,7 +129,12 @@ def in_words(cost: Cost) -> str:
         parts.append("an unknown number of steps")
     elif cost.lost_steps is not None:
         noun = "step" if cost.lost_steps == 1 else "steps"
-        parts.append(f"{'at least ' if cost.is_at_least else ''}{count(cost.lost_steps)} {noun}")
+        about = ""
+        if cost.is_at_least:
+            about = "at least "
+        elif cost.is_about:
+            about = "about "
+        parts.append(f"{about}{count(cost.lost_steps)} {noun}")
     if cost.lost_seconds is not None:
         parts.append(duration(cost.lost_seconds))
     if cost.lost_gpu_hours:
@@ -147,7 +159,9 @@ def _cost(
     steps = _lost_steps(attempt, kept, clock)
     begin = _lost_since(attempt, kept, clock, had_predecessor)
     end = _first_step_at(following, clock)
-    end = following.ended_at if end is None else end
+    if end is None:
+        # Of one that worked all the same, the metrics say nothing.
+        end = following.started_at if following.state == "succeeded" else following.ended_at
     if begin is None or end is None:
         return Cost(steps, None, None)
     # After a stop the GPUs were free until a person asked for the next attempt.
@@ -176,6 +190,13 @@ def _lost_since(attempt: Attempt, kept: int | None, clock: StepTimes, had_predec
         return attempt.ended_at if had_predecessor else began
     useful = None if kept is None else clock.last_at(attempt.number, kept)
     return useful if kept is None or useful is not None else _first_step_at(attempt, clock)
+
+
+def _is_inferred(heir: Attempt) -> bool:
+    """Return whether the step of the checkpoint that an attempt resumed from is not in its name."""
+    if heir.resumed_from is None or heir.resumed_step is None:
+        return False
+    return not tells_step(PurePath(heir.resumed_from).name, heir.resumed_step)
 
 
 def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> int | None:

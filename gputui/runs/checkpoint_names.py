@@ -44,8 +44,13 @@ def step_words(name: str, step: int) -> str:
     """``step 40``; ``about step 40`` if it was inferred and the name has another one."""
     from gputui.core.units import count
 
+    return f"{'' if tells_step(name, step) else 'about '}step {count(step)}"
+
+
+def tells_step(name: str, step: int) -> bool:
+    """Return whether a name has a step, as it may be counted from 0 or 1."""
     named = step_in_name(PurePath(name))
-    return f"{'' if named is not None and abs(named - step) < 2 else 'about '}step {count(step)}"
+    return named is not None and abs(named - step) < 2
 
 
 def is_step_named(name: str) -> bool:

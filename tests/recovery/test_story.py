@@ -231,6 +231,20 @@ def test_an_attempt_that_counts_from_the_first_step_costs_what_its_loss_shows(
     assert one([FIRST, second(first_step=1)], clock) == cost
 
 
+def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -> None:
+    named, unnamed = (
+        one([FIRST, second(resumed_from=f"/c/{name}.pt", resumed_step=30)], Clock(TIMES))
+        for name in ("step_30", "last")
+    )
+    assert (named.lost_steps, named.is_about) == (9, False)
+    assert (unnamed.lost_steps, unnamed.is_about) == (9, True)
+
+
+def test_a_restart_without_steps_that_succeeded_is_no_cost() -> None:
+    silent = second(last=None, first_step=None, started_at=61.0, ended_at=900.0, state="succeeded")
+    assert one([FIRST, silent], Clock(line(1, 1, 39, 11.0))).lost_seconds == 61.0 - 40.0
+
+
 def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None:
     cost = one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None)], Clock(TIMES))
     assert cost.lost_steps == 9
