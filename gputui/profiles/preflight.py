@@ -281,7 +281,7 @@ def _checkpoints(spec: RunSpec) -> CheckResult:
 def _resume(spec: RunSpec) -> CheckResult:
     """Check that a restarted script gets its checkpoint. Whether it loads it cannot be known."""
     if spec.checkpoints is None:
-        detail = "the script is given no checkpoint: a new attempt begins from the start"
+        detail = "the script is given no checkpoint: a new attempt begins from the start, unless it finds its own"
         return CheckResult("resume", "warn", detail, RESUME_REMEDY)
     if any("{checkpoint}" in text or "{checkpoint_step}" in text for _, text in _templates(spec)):
         return CheckResult("resume", "pass", "the script is given the checkpoint")

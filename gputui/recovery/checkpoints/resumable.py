@@ -141,6 +141,15 @@ def checkpoints_sentence(rows: AnyRows, attempts: Spans) -> str:
     return clean(f"{text} Passed over: {'; '.join(others)}." if others else text)
 
 
+def seen_checkpoints_sentence(rows: AnyRows) -> str:
+    """The same of a run whose script is not told which checkpoint to load. ``rows`` are not empty."""
+    newest = newest_first(rows)
+    if not newest:
+        return "Checkpoints: none is there any more."
+    place = f"{newest[0].name} (attempt {newest[0].attempt})" if newest[0].is_written else newest[0].name
+    return clean(f"Checkpoints: {count(len(newest))} seen, the newest {place}; the script is given none.")
+
+
 def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:
     """One item per checkpoint for ``gputui show --json``, newest first; ``refused`` is why it would
     not be resumed from, or null."""

@@ -35,7 +35,8 @@ MAX_ALERTS = 8
 def command(session: Session, run: str | None, evidence: bool) -> None:
     """Explain what happened to a run (by default the newest), why each decision was taken, and its state now."""
     from gputui.recovery.checkpoints.attempt_spans import spans_of
-    from gputui.recovery.checkpoints.resumable import checkpoints_sentence
+    from gputui.recovery.checkpoints.resumable import checkpoints_sentence, seen_checkpoints_sentence
+    from gputui.runs.spec import known_spec
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
@@ -49,8 +50,12 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
         story = story_of(connection, view)
         raised = alerts.of_run(connection, view.run_id)
         if rows := checkpoints.of_run(connection, view.run_id):
-            spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
-            story.append(checkpoints_sentence(rows, spans))
+            spec = known_spec(view)
+            if spec is not None and spec.checkpoints is None:
+                story.append(seen_checkpoints_sentence(rows))
+            else:
+                spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
+                story.append(checkpoints_sentence(rows, spans))
         story += [f"{event.message[:1].upper()}{event.message[1:]}." for event in data_events(connection, view.run_id)]
         if trouble := intake_words(intake.intake(connection, view.run_id)):
             story.append(f"{trouble}.")

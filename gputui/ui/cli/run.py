@@ -113,7 +113,7 @@ def command(
         state = first_state(session, run_id)
         say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
         if spec.typed and spec.checkpoints is None:
-            say(f"after a failure it would begin from the start: {NO_CHECKPOINTS} (docs/recipes.md)")
+            say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (docs/recipes.md)")
 
 
 def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:
