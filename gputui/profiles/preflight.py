@@ -18,17 +18,17 @@ from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import nearest, nearest_file
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
 from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter, other_interpreter
-from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
+from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
+from gputui.runs.command import PLACEHOLDER
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.gpu_use import PastPeak
 
-_PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"
 RESUME_REMEDY = (
     'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes, or let it load '
@@ -158,7 +158,7 @@ def _placeholders(spec: RunSpec) -> CheckResult:
     unknown: dict[str, str | None] = {}  # with the nearest known name
     for key, text in [*_templates(spec), *of_sinks]:
         reserved = ("run_dir", RUN_ID) if key.startswith("sinks.") else RESERVED_NAMES
-        for name in _PLACEHOLDER.findall(text):
+        for name in PLACEHOLDER.findall(text):
             if name not in spec.params and name not in reserved:
                 unknown[f"{{{name}}} in {key}"] = nearest(name, [*spec.params, *reserved])
     if not unknown:
@@ -190,7 +190,7 @@ def _parameters(spec: RunSpec) -> CheckResult:
         return CheckResult("parameters", "fail", f"{', '.join(undecided)} is still {UNDECIDED}", remedy)
     if spec.args is None:
         return CheckResult("parameters", "pass", f"{len(spec.params)} given as --name value")
-    used = {name for _, text in _templates(spec) for name in _PLACEHOLDER.findall(text)}
+    used = {name for _, text in _templates(spec) for name in PLACEHOLDER.findall(text)}
     unused = [name for name in spec.params if name not in used]
     if unused:
         key = "command" if LAUNCHERS[spec.launcher].takes_command else "args"

@@ -161,7 +161,7 @@ def _unknown(profile: Profile, name: str, given: Scalar) -> str:
         return (
             f"{unknown_parameter(name, profile.parameters)}; only typed options can be set, so type it in the command"
         )
-    from gputui.profiles.init.draft import script_option
+    from gputui.profiles.init.command_profile import script_option
     from gputui.profiles.init.typed_command import TypedCommand
 
     form = profile.form

@@ -20,11 +20,11 @@ from gputui.runs.logs import NODES
 from gputui.runs.spec import METRICS_FILE, RunSpec, Scalar, known_spec
 from gputui.store.runs import Run
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+"""A name in braces, whose value takes its place."""
 
-# An optional piece begins with an option or name=; a list such as [0.9,0.999] or [{a},{b}] is a
-# value.
-_PIECE = re.compile(r"\[(?=--?[A-Za-z]|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
+PIECE_START = re.compile(r"\[(?=--?[A-Za-z]|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
+"""The beginning of an optional piece: an option or name=. A list such as [0.9,0.999] or [{a},{b}] is a value."""
 
 # The shim's grace exceeds that of torchrun's agent by this much, so that torchrun can still write
 # which rank failed.
@@ -69,7 +69,7 @@ def assignments(params: Mapping[str, Scalar]) -> list[str]:
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
     """Replace ``{name}`` for the names in ``values``, once; other braces stay."""
-    return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group(0)), text)
+    return PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group(0)), text)
 
 
 def flag_tokens(params: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first, depth = 0, 0
     for index, word in enumerate(words):
-        if _PIECE.match(word) is not None:
+        if PIECE_START.match(word) is not None:
             if depth:
                 raise PieceError(
                     f"the optional piece {words[first]} … holds another, {word}; write them one after the other"
@@ -104,7 +104,7 @@ def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
             depth, piece = 0, " ".join(words[first : index + 1])
             if not word.endswith("]"):
                 raise PieceError(f"the optional piece {words[first]} … ends within a word, {word}")
-            if not _PLACEHOLDER.search(piece):
+            if not PLACEHOLDER.search(piece):
                 raise PieceError(f"the optional piece {piece} names no {{parameter}} that decides whether it is there")
             found.append((first, index + 1))
     if depth:
@@ -130,7 +130,7 @@ def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, che
         expanded += [substitute(word, values) for word in words[end:first]]
         piece = [words[first][1:], *words[first + 1 : after]]
         piece[-1] = piece[-1][:-1]
-        names = [name for word in piece for name in _PLACEHOLDER.findall(word)]
+        names = [name for word in piece for name in PLACEHOLDER.findall(word)]
         if not any(decided.get(name, True) is None or decided.get(name) is False for name in names):
             flags = {f"{{{name}}}" for name in names if decided.get(name) is True}
             expanded += [substitute(word, values) for word in piece if word not in flags]

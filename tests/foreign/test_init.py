@@ -33,27 +33,24 @@ def drafted(folder: Path, *words: str, preset: str | None = None, gpus: int = 0)
 CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
     "nanogpt": (
         "nanogpt", ("train.py",), None,
-        {"launcher": "torchrun", "params": {"batch_size": 12, "gradient_accumulation_steps": 40, "learning_rate": 6e-4,
-                                            "max_iters": 300},
+        {"launcher": "torchrun", "params": {"gradient_accumulation_steps": 40, "batch_size": 12, "learning_rate": 6e-4},
          "metrics": ["auto"], "checkpoints": ("{run_dir}/out", "auto", ["--init_from=resume"])},
     ),
     "timm": (
         "timm_form", ("torchrun", "--nproc-per-node=2", "train.py", "--epochs", "3", "--clip-grad", "1.0"), "timm",
         {"launcher": "torchrun", "nproc": 2,
-         "params": {"epochs": 3, "clip_grad": 1.0, "batch_size": 16, "grad_accum_steps": 1, "lr": None,
+         "params": {"epochs": 3, "clip_grad": 1.0, "batch_size": 16, "grad_accum_steps": 1,
                     "grad_checkpointing": False, "workers": 0},
          "metrics": ["auto"], "checkpoints": ("{run_dir}/out", "auto", ["--resume", "{checkpoint}"])},
     ),
     "make": (
-        "stages", ("make", "train", "EPOCHS=3", "PYTHON=python"), None,
-        {"launcher": "command", "params": {"EPOCHS": 3, "PYTHON": "python", "BATCH": 32},
-         "roles": {"batch_size": "BATCH"}, "metrics": ["auto"],
-         "checkpoints": None},
+        "stages", ("make", "train", "EPOCHS=3", "BATCH=16"), None,
+        {"launcher": "command", "params": {"EPOCHS": 3, "BATCH": 16}, "roles": {"batch_size": "BATCH"},
+         "metrics": ["auto"], "checkpoints": None},
     ),
     "shell": (
         "stages", ("bash", "two.sh", "out", "32"), None,
-        {"launcher": "command", "params": {"batch_size": 32}, "metrics": ["auto"],
-         "checkpoints": None},
+        {"launcher": "command", "params": {}, "metrics": ["auto"], "checkpoints": None},
     ),
     "positional": (
         "stages", ("torchrun", "--nproc-per-node=2", "multigpu.py", "50", "10"), None,
@@ -118,9 +115,6 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     for words in (["python"], ["torchrun", "--nproc-per-node", "2"], [], ["LR=1", "make", "train"]):
         with pytest.raises(DraftError):
             draft(words, tmp_path)
-    (tmp_path / "b.py").write_text("")
-    with pytest.raises(DraftError):
-        draft(["b.py"], tmp_path, preset=PRESETS["makefile"])
 
 
 def test_what_the_script_divides_among_its_ranks_is_of_all_of_them(tmp_path: Path) -> None:
@@ -135,7 +129,7 @@ def test_what_the_script_divides_among_its_ranks_is_of_all_of_them(tmp_path: Pat
         "own = args.batch_size // dist.get_world_size()\nper_rank = args.epochs / dist.get_world_size()\n"
     )
     form = drafted(tmp_path, "a.py")[1].form
-    assert {name: param.scope for name, param in form.params.items()} == {"batch_size": "global", "epochs": None}
+    assert {name: param.scope for name, param in form.params.items()} == {"batch_size": "global"}
 
 
 def test_words_keep_their_quotes(tmp_path: Path) -> None:
@@ -164,11 +158,11 @@ p.add_argument("--loaders", dest="workers")
 @table(
     ("typed", "args"),
     [
-        ("-b 8", "-b {batch_size} -j {workers}"),
+        ("-b 8", "-j {workers} -b {batch_size}"),
         ("-b8 -j0 data", "-b{batch_size} -j{workers} data"),
-        ("--batch=8", "--batch={batch_size} -j {workers}"),
+        ("--batch=8", "-j {workers} --batch={batch_size}"),
         ("--batch-size 8 --loaders 2", "--batch-size {batch_size} --loaders {workers}"),
-        ("--learning-rate 1e-3 -j 2", "--learning-rate {rate} -j {workers} --batch-size {batch_size}"),
+        ("--learning-rate 1e-3 -j 2", "--batch-size {batch_size} --learning-rate {rate} -j {workers}"),
         ("-b 8 -j 2 --other 3", "-b {batch_size} -j {workers} --other {other}"),
     ],
 )
@@ -185,9 +179,10 @@ def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args:
         ("'--save', default='model.pt'", "", "--save {run_dir}/model.pt"),
         ("'--out', default='runs'", "", "--out {run_dir}/out"),
         ("'--out', default='runs/best.ckpt'", "", "--out {run_dir}/best.ckpt"),
-        ("'--save_path'", "--save_path a/b.pth", "--save_path {run_dir}/b.pth"),
-        ("'--save_path'", "--save_path=a/v1.5", "--save_path={run_dir}/out"),
-        ("'out'", "model.safetensors", "{run_dir}/model.safetensors"),
+        ("'--save_path'", "", "--save_path {run_dir}/out"),
+        ("'--save_path'", "--save_path a/b.pth", "--save_path {save_path}"),
+        ("'out'", "", "{run_dir}/out"),
+        ("'data', default='x'", "", "{data}"),
     ],
 )
 def test_a_file_goes_where_a_folder_is(tmp_path: Path, declared: str, typed: str, args: str) -> None:
@@ -228,7 +223,7 @@ def test_what_resumes(tmp_path: Path, words: str, expected: list[str] | None) ->
     checkpoints = profile.form.checkpoints
     assert (None if checkpoints is None else checkpoints.resume) == expected
     # What only a run can show is said to be open.
-    assert len(made.notes.open_points) == (1 if expected is not None else 2)
+    assert len(made.open_points) == (1 if expected is not None else 2)
 
 
 def test_words_of_a_command_that_assign(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.init.typed_command import DraftError
+from gputui.profiles.preflight import quick_checks
 from gputui.profiles.resolve import resolve
 from gputui.runs.command import expand
 from gputui.runs.redaction import redact_spec
@@ -149,6 +150,8 @@ EXACT = [
     "plain.py '{\"lr\": 1}' --json '{\"a\": {\"b\": 1}}' --run '{run}' --list '[1,2]' k='[a,b]' '' --checkpoint x.pt",
     "b.py -b 3 --sizes 1 2 3 --dropout=0.25 extra",
     "plain.py --lr -0.5 -lr 3 --flag -x -1.5 - --é ü ./a=b",
+    "plain.py --step 3 '{step}' a{step}b --{step} --name 'a{b}c' -- '{step}' '{checkpoint}' '{run}/{step}'",
+    "plain.py '[--x]' '[lr=1]' '[-a' '{lr}]' --lr 0.5 --list '[--x]' k='{lr}' 'k{lr}=1' '{literal}'",
 ]
 
 
@@ -157,7 +160,24 @@ def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     words = shlex.split(typed)
     spec = resolve(command_profile(words, scripts), inventory=[])
     assert spec.typed == tuple(words) and spec.profile_path is None and spec.workdir == str(scripts)
-    assert list(expand(spec.args or (), spec.params, "/run", None)) == words[1:]
+    assert list(expand(spec.args or (), spec.params, "/run", "/run/a.pt")) == words[1:]
+    assert all(
+        check.status != "fail" for check in quick_checks(spec, state=scripts, gpus=None) if "place" in check.name
+    )
+
+
+@table(
+    ("typed", "started"),
+    [
+        ("bash -c 'echo {lr} {run_dir}' --lr 0.5", "bash -c 'echo {lr} /run' --lr 0.5"),
+        ("plain.py --lr 0.5 --out={run_dir}/{lr} '{run_dir}'", "--lr 0.5 --out=/run/{lr} /run"),
+        ("kinds.py {run_dir}/a --decay 1", "/run/a --decay 1.0"),
+    ],
+)
+def test_the_folder_of_the_run_is_the_only_placeholder(scripts: Path, typed: str, started: str) -> None:
+    spec = resolve(command_profile(shlex.split(typed), scripts), inventory=[])
+    program = spec.program if spec.launcher == "command" else ()
+    assert [*expand((*program, *(spec.args or ())), spec.params, "/run", None)] == shlex.split(started)
 
 
 @table(

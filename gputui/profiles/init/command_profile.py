@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,18 +10,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gputui.profiles.init.draft import run_name
-from gputui.profiles.init.draft_arguments import DraftArguments
-from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
+from gputui.profiles.init.draft_arguments import DraftArguments, argument_of
+from gputui.profiles.init.draft_subject import DraftSubject, examine
 from gputui.profiles.init.resuming import resume_form
 from gputui.profiles.init.script_survey import Survey, SurveyError
-from gputui.profiles.init.typed_command import DraftError, TypedCommand, split_command
+from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.profiles.profile_file import Profile
 from gputui.profiles.schema import ProfileForm
 from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
+from gputui.runs.spec import Scalar
 
 _ADD_OPTIONS = ("hydra", "hf", "lightning")
 """Styles of parsers with more options than a script declares."""
+_EVERY_PROJECTS = ("train", "main", "run", "__main__", "make", "just", "accelerate", "python", "uv", *SHELLS)
+"""Names of scripts and programs that every project has."""
 
 
 def command_profile(words: Sequence[str], folder: Path, *, callers_options: Collection[str] = ()) -> Profile:
@@ -34,58 +37,84 @@ def command_profile(words: Sequence[str], folder: Path, *, callers_options: Coll
     command = split_command(words, folder)
     if words[0] == command.script and command.launcher is FOR_RANKS:
         command.launcher = FOR_SCRIPT
-    subject = DraftSubject(command, Survey(), None, {}, "")
+    subject = DraftSubject(command, Survey(), None, {})
     with suppress(SurveyError):  # what is wrong with it, Python says better
         subject = examine(command, folder)
-    arguments = DraftArguments(subject, DraftNotes(), is_verbatim=True)
-    arguments.read()
+    arguments = DraftArguments(subject)
     survey = subject.survey
-    if (
-        survey.is_certain
-        and survey.style not in _ADD_OPTIONS
-        and (lost := {*arguments.undeclared} & {*callers_options})
-    ):
-        raise DraftError(f"{command.script or words[0]} has no option {min(lost)}; gputui's own come before the script")
-    scopes = arguments.scopes
-    data = {
-        **_program(command),
-        "workdir": ".",
-        **_processes(command),
-        "params": {
-            name: {"default": value, **({"scope": scopes[name]} if name in scopes else {})}
-            for name, value in arguments.params.items()
-        },
-        "args": [word for group in arguments.args for word in group],
-        "roles": arguments.roles,
-        **_checkpoints(arguments),
-    }
+    callers = {*arguments.undeclared} & {*callers_options}
+    if callers and survey.is_certain and survey.style not in _ADD_OPTIONS:
+        program = command.script or words[0]
+        raise DraftError(f"{program} has no option {min(callers)}; gputui's own come before the script")
     try:
-        form = ProfileForm.model_validate(data)
+        form = ProfileForm.model_validate(command_keys(arguments, _processes(command)))
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
     return Profile.of_form(form, run_name(command, folder), None, folder, words)
 
 
-def _checkpoints(arguments: DraftArguments) -> Mapping[str, Any]:
-    """The key that says how the script is given a checkpoint, if it can be given one."""
-    form = resume_form(arguments.subject, arguments.resume)
-    return {"checkpoints": {"resume": list(form.arguments)}} if form.is_known else {}
-
-
-def _program(command: TypedCommand) -> Mapping[str, Any]:
-    """The keys of a profile that say what is started."""
-    launcher = {"launcher": command.launcher.name}
+def command_keys(arguments: DraftArguments, processes: Mapping[str, int]) -> dict[str, Any]:
+    """The keys of the profile of a command, in the order of a file; ``processes`` are those for GPUs and ranks."""
+    command = arguments.subject.command
+    keys: dict[str, Any] = {"launcher": command.launcher.name}
     if command.launcher.takes_command:
-        return {**launcher, "command": command.program}
-    python = {} if command.python is None else {"python": command.python}
+        keys["command"] = arguments.program
+    elif command.module is not None:
+        keys["module"] = command.module
+    else:
+        keys["script"] = command.script
+    if command.python is not None and not command.launcher.takes_command:
+        keys["python"] = command.python
+    keys |= {"workdir": ".", **processes}
+    scopes = arguments.scopes
+    params: dict[str, Any] = dict(arguments.params)
+    for name, scope in scopes.items():
+        params[name] = {"default": params[name], "scope": scope}
+    keys |= {"params": params, "args": arguments.args, "roles": arguments.roles}
+    form = resume_form(arguments.subject, arguments.resume)
+    if form.is_known:
+        keys["checkpoints"] = {"resume": list(form.arguments)}
+    return keys
+
+
+def run_name(command: TypedCommand, folder: Path) -> str:
+    """A name after the script, module or program; behind that of its folder if it says nothing."""
+    place = folder
     if command.module is not None:
-        return {**launcher, **python, "module": command.module}
-    return {**launcher, **python, "script": command.script}
+        package, _, stem = command.module.rpartition(".")
+        place = folder.joinpath(*package.split("."))
+    elif command.script is not None:
+        stem, place = Path(command.script).stem, (folder / command.script).parent
+    elif Path(command.program[0]).name in SHELLS and "-c" not in command.program:
+        stem = Path(command.program[-1]).stem
+    else:
+        stem = Path(command.program[0]).stem
+    if stem in _EVERY_PROJECTS:
+        stem = f"{place.resolve().name}-{stem}"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"
+
+
+def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scalar, str] | None:
+    """The default and the argument, such as ``--steps {steps}``, of a parameter for the script's
+    option ``name``; None if the script has no such option."""
+    try:
+        subject = examine(command, folder)
+    except SurveyError:
+        return None
+    option = subject.options.get(name.replace("-", "_"))
+    if option is None:
+        return None
+    argument = " ".join(argument_of(option.flag, subject.separator_of(option), name))
+    if option.is_flag or (option.default is None and option.flag):
+        argument = f"[{argument}]"
+    return option.default, argument
 
 
 def _processes(command: TypedCommand) -> Mapping[str, int]:
-    """The keys for GPUs and processes."""
+    """The keys for GPUs and ranks."""
     if command.nproc is None:
         return {"gpus": 1}
-    return {"gpus": command.nproc, **({"nproc": command.nproc} if command.launcher.starts_ranks else {})}
+    if command.launcher.starts_ranks:
+        return {"gpus": command.nproc, "nproc": command.nproc}
+    return {"gpus": command.nproc}

@@ -4,48 +4,74 @@ imports nothing. ``gputui init train.py`` may give, without its comments:
     name: project-train
     launcher: torchrun
     script: train.py
+    workdir: .
     gpus: 2
     params:
       lr: 0.1
-    args: >-
-      --lr {lr} --out {run_dir}/out
+    args: --lr {lr} --out {run_dir}/out
     metrics: auto
-    checkpoints: {dir: "{run_dir}/out", resume: --resume {checkpoint}}
+    checkpoints:
+      dir: '{run_dir}/out'
+      resume: --resume {checkpoint}
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from msgspec import Struct
+from typing import Any
 
 from gputui.metrics.log_trial import Trial
-from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, quoted
-from gputui.profiles.init.draft_outputs import checkpoint_lines, metrics_lines, yaml_text
-from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
-from gputui.profiles.init.presets import PRESETS, Preset
-from gputui.profiles.init.script_survey import SurveyError
-from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
-from gputui.runs.command import format_value
+from gputui.metrics.source_report import learned_forms
+from gputui.profiles.init.command_profile import command_keys, run_name
+from gputui.profiles.init.draft_arguments import RUN_DIR, DraftArguments, option_words
+from gputui.profiles.init.draft_subject import DraftSubject, examine
+from gputui.profiles.init.presets import Preset
+from gputui.profiles.init.resuming import resume_form
+from gputui.profiles.init.script_options import Option
+from gputui.profiles.init.typed_command import split_command
+from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
+from gputui.profiles.profile_text import form_remarks, profile_text
 from gputui.runs.launchers import FOR_SCRIPT
-from gputui.runs.spec import Scalar
 
-_SAYS_NOTHING = ("train", "main", "run", "__main__", "make", "just", "accelerate", "python", "uv", *SHELLS)
-"""Names of scripts and programs that every project has."""
+MAX_NAMED = 12
+"""Options that a draft names as left at the script's defaults."""
+LEARNED_METRICS = (
+    "its metrics are learned in the first run: gputui run it, then gputui profile save RUN writes them down"
+)
 
-MAX_LEFT = 12
-"""Options that a draft lists as left at the script's defaults."""
+_OUT = f"{RUN_DIR}/out"
+_OUTPUT_OPTIONS = (
+    "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
+    "logdir", "log_dir", "results_dir", "project_dir", "save_path", "work_dir",
+)  # fmt: skip
+# An option for a file that the script saves, and loads if it exists.
+_CHECKPOINT_FILE = re.compile(r"[\w./-]*\w\.(?:pt|pth|ckpt|safetensors|bin|h5|keras|npz|pkl)(?:\.tar)?")
+_SAVED_FILE = re.compile(r"^(?!.*(?:load|resume|init|pretrain)).*(?:snapshot|checkpoint|ckpt|save)", re.IGNORECASE)
 
 
-class Draft(Struct, frozen=True):
-    """A drafted profile."""
+@dataclass(slots=True)
+class Draft:
+    """A drafted profile: its keys, and comments by key.
+
+    Attributes:
+        seen: a line for each thing that was seen, for the person.
+        open_points: a line for each that a person has to decide or the first run to show.
+    """
 
     name: str
-    text: str
-    notes: DraftNotes
+    keys: dict[str, Any] = field(default_factory=dict)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+    open_points: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The profile as a file."""
+        title = f"{self.name}, drafted by gputui init. gputui check shows what it starts; docs/recipes.md has more."
+        return profile_text(title, self.keys, self.remarks)
 
 
 def draft(
@@ -64,136 +90,133 @@ def draft(
     """
     command = split_command(words, folder)
     subject = examine(command, folder, preset)
-    if subject.preset is PRESETS["makefile"] and not command.launcher.takes_command:
-        raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
     if words[0] == command.script and not subject.is_distributed:
         command.launcher = FOR_SCRIPT
-    notes = DraftNotes()
-    survey = subject.survey
-    if subject.preset is not None:
-        notes.found.append(f"built on {subject.preset.title}" + ("" if preset is None else ", as given"))
-    if survey.style is not None and survey.options:
-        notes.found.append(f"{len(survey.options)} options ({survey.style})")
-    arguments = DraftArguments(subject, notes)
-    arguments.read()
-    name = run_name(command, folder)
-    lines = [
-        f"# {name}, drafted by gputui init. gputui check shows what it would start; docs/recipes.md has more.",
-        f"name: {name}",
-        *_program_lines(command, folder),
-        *_gpu_lines(subject, gpus),
-        *_argument_lines(subject, arguments),
-        *metrics_lines(subject, notes, trial),
-        *checkpoint_lines(subject, arguments, notes),
-    ]
-    return Draft(name, "\n".join(lines) + "\n", notes)
+    if subject.survey.style == "lightning" and len(words) == 1:
+        command.words.append("fit")
+    beside = (name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists())
+    command.python = command.python or next(beside, None)
+    profile = Draft(run_name(command, folder))
+    if preset is not None:
+        profile.seen.append(f"built on {preset.title}, as given")
+    elif subject.preset is not None:
+        profile.seen.append(f"built on {subject.preset.title}")
+    if subject.survey.style is not None and subject.survey.options:
+        profile.seen.append(f"{len(subject.survey.options)} options ({subject.survey.style})")
+    arguments = DraftArguments(subject)
+    outputs = _complete(arguments, profile)
+    profile.keys = {"name": profile.name, **command_keys(arguments, _processes(subject, gpus))}
+    _add_remarks(profile, arguments)
+    _add_metrics(profile, subject, trial)
+    _add_checkpoints(profile, arguments, outputs)
+    return profile
 
 
-def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scalar, str] | None:
-    """The default and the argument, such as ``--steps {steps}``, of a parameter for the script's
-    option ``name``; None if the script has no such option."""
-    try:
-        subject = examine(command, folder)
-    except SurveyError:
-        return None
-    option = subject.options.get(name.replace("-", "_"))
-    if option is None:
-        return None
-    is_optional = option.is_flag or (option.default is None and option.flag)
-    word = " ".join(argument_of(option.flag, subject.separator_of(option), name))
-    return option.default, f"[{word}]" if is_optional else word
+def _complete(arguments: DraftArguments, profile: Draft) -> list[str]:
+    """Add the options that each run needs a value of its own for, and those that the script requires. Returns the
+    places of the outputs."""
+    places: list[str] = []
+    unchanged: list[str] = []
+    for option in arguments.untyped:
+        if option.name in arguments.params:
+            continue
+        if _is_output(option):
+            places.append(_output_place(option))
+            separator = arguments.subject.separator_of(option)
+            arguments.args += option_words(option.flag, separator, places[-1])
+        elif option.is_required and option.name not in RESERVED_NAMES:
+            arguments.add_option(option, UNDECIDED)
+            flag = option.flag or option.name
+            profile.open_points.append(f"the script requires {flag}: give it as params: {option.name}")
+        elif option.flag and option is not arguments.resume and option.name in arguments.subject.survey.options:
+            unchanged.append(option.flag)
+    if unchanged:
+        remark = f"with the script's own defaults: {' '.join(unchanged[:MAX_NAMED])}"
+        if len(unchanged) > MAX_NAMED:
+            remark += f" and {len(unchanged) - MAX_NAMED} more"
+        profile.remarks["args"] = [remark]
+    return places
 
 
-def run_name(command: TypedCommand, folder: Path) -> str:
-    """A name after the script, module or program; behind that of its folder if it says nothing."""
-    place = folder
-    if command.module is not None:
-        package, _, stem = command.module.rpartition(".")
-        place = folder.joinpath(*package.split("."))
-    elif command.script is not None:
-        stem, place = Path(command.script).stem, (folder / command.script).parent
-    else:
-        program = command.program
-        is_script = Path(program[0]).name in SHELLS and "-c" not in program
-        stem = Path(program[-1 if is_script else 0]).stem
-    if stem in _SAYS_NOTHING:
-        stem = f"{place.resolve().name}-{stem}"
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"
+def _is_output(option: Option) -> bool:
+    """Return whether an option says where the script writes, so that two runs with its default would overwrite."""
+    if option.name.lower() in _OUTPUT_OPTIONS:
+        return not option.is_flag
+    return _CHECKPOINT_FILE.fullmatch(str(option.default)) is not None and _SAVED_FILE.search(option.name) is not None
 
 
-def _program_lines(command: TypedCommand, folder: Path) -> list[str]:
-    """``launcher``, what it starts, and ``workdir``."""
-    lines = [f"launcher: {command.launcher.name}"]
-    if command.launcher.takes_command:
-        lines.append(f"command: {yaml_text(quoted(command.program))}")
-    else:
-        lines.append(
-            f"module: {command.module}" if command.module is not None else f"script: {yaml_text(str(command.script))}"
-        )
-        beside = (name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists())
-        python = command.python or next(beside, None)
-        lines.append(
-            f"python: {yaml_text(python)}"
-            if python is not None
-            else "# python: .venv/bin/python      # the training environment's; else the active one"
-        )
-    if command.module is not None or command.launcher.takes_command or command.script is None or "/" in command.script:
-        lines.append("workdir: .")
-    return lines
+def _output_place(option: Option) -> str:
+    """The place in a run's folder for a default output; a file's is the folder itself, since nothing creates one below
+    it."""
+    file = str(option.default).rpartition("/")[2]
+    if re.search(r"\w\.[A-Za-z]\w{0,11}$", file):
+        return f"{RUN_DIR}/{file}"
+    return _OUT
 
 
-def _gpu_lines(subject: DraftSubject, gpus: int) -> list[str]:
-    """``gpus`` and ``nproc``, on a machine with so many GPUs."""
+def _processes(subject: DraftSubject, gpus: int) -> dict[str, int]:
+    """The keys for GPUs and ranks, on a machine with so many GPUs."""
     command = subject.command
-    wanted = min(gpus, (command.nproc or gpus) if command.launcher.starts_ranks else 1)
-    if wanted:
-        return [f"gpus: {wanted}"]
-    lines = ["gpus: 0                         # 0: processes on the CPU"]
-    if command.launcher.starts_ranks and command.nproc:
-        lines.append(f"nproc: {command.nproc}")
-    elif command.launcher.starts_ranks:
-        needed = ", which train one model only with --use_cpu" if subject.preset is PRESETS["hf"] else ""
-        lines.append(f"# nproc: 2                    # ranks on the CPU{needed}; one without this line")
-    return lines
+    if not command.launcher.starts_ranks:
+        return {"gpus": min(gpus, 1)}
+    if gpus or not command.nproc:
+        return {"gpus": min(gpus, command.nproc or gpus)}
+    return {"gpus": 0, "nproc": command.nproc}
 
 
-def _argument_lines(subject: DraftSubject, arguments: DraftArguments) -> list[str]:
-    """``params``, ``args`` and ``roles``."""
-    lines: list[str] = []
-    scopes = arguments.scopes
-    if arguments.params:
-        lines.append("params:")
-    for name, value in arguments.params.items():
-        if name in scopes:
-            lines.append(f"  {name}: {{default: {_yaml_value(value)}, scope: global}}    # of all ranks together")
-        else:
-            lines.append(f"  {name}: {_yaml_value(value)}")
-    if arguments.args:
-        lines += ["args: >-", *(f"  {row}" for row in _wrapped([quoted(words) for words in arguments.args]))]
-    elif not subject.command.launcher.takes_command:
-        lines.append('args: ""')
-    flags = {option.flag for option in subject.survey.options.values()}
-    if own := [flag for flag in arguments.left if flag in flags]:
-        shown = " ".join(own[:MAX_LEFT]) + (f" and {len(own) - MAX_LEFT} more" if len(own) > MAX_LEFT else "")
-        lines.append(f"# with the script's own defaults: {shown}")
-    if roles := arguments.roles:
-        lines.append("roles: {" + ", ".join(f"{role}: {param}" for role, param in roles.items()) + "}")
-    elif not any(meaning.role == "batch_size" for meaning in arguments.meanings.values()):
-        lines.append("# no batch size was found that recovery could lower: roles: {batch_size: its_name}")
-    return lines
+def _add_remarks(profile: Draft, arguments: DraftArguments) -> None:
+    """Add remarks on keys that a person may want to add."""
+    keys, remarks = profile.keys, profile.remarks
+    for key in ("script", "module"):
+        if key in keys and "python" not in keys:
+            remarks[key] = ["python: .venv/bin/python    # the training environment's; else the active one"]
+    if keys["gpus"] == 0:
+        remarks["gpus"] = ["gpus: 0 is for processes on the CPU"]
+        if arguments.subject.command.launcher.starts_ranks and "nproc" not in keys:
+            remarks["gpus"].append("nproc: 2                    # ranks on the CPU; one without this line")
+    if not any(meaning.role == "batch_size" for meaning in arguments.meanings.values()):
+        remarks["roles"] = ["no batch size was found that recovery could lower: roles: {batch_size: its_name}"]
 
 
-def _yaml_value(value: Scalar) -> str:
-    """A parameter's default in YAML."""
-    if value is None:
-        return "null"
-    return json.dumps(value) if isinstance(value, str) else format_value(value)
+def _add_metrics(profile: Draft, subject: DraftSubject, trial: Trial | None) -> None:
+    """Add ``metrics``, and what was learned of an old log."""
+    if "GPUTUI_METRICS" in subject.survey.text:
+        profile.seen.append("metrics lines written to $GPUTUI_METRICS")
+        profile.keys["metrics"] = {"source": "jsonl"}
+        return
+    profile.keys["metrics"] = "auto"
+    remarks = ["auto: learned from what it prints and writes"]
+    if trial is None:
+        profile.open_points.append(LEARNED_METRICS)
+    elif not trial.points:
+        profile.open_points.append("nothing in the log looks like metrics")
+    else:
+        names = [name for name in trial.points if name not in ("epoch", "total_steps")]
+        profile.seen.append(f"{trial.taken} of {trial.lines} lines of the log are metrics: {', '.join(names)}")
+        remarks += [remark for form in learned_forms(trial.learned) for remark in form_remarks(form)]
+    profile.remarks["metrics"] = remarks
 
 
-def _wrapped(args: Sequence[str]) -> list[str]:
-    rows = [""]
-    for word in args:
-        if rows[-1] and len(rows[-1]) + len(word) > 96:
-            rows.append("")
-        rows[-1] = f"{rows[-1]} {word}".strip()
-    return rows
+def _add_checkpoints(profile: Draft, arguments: DraftArguments, outputs: Sequence[str]) -> None:
+    """Add the folder of ``checkpoints``, and a remark on how the script resumes."""
+    form = resume_form(arguments.subject, arguments.resume)
+    profile.keys.pop("checkpoints", None)  # they come last
+    if not form.is_known:
+        profile.open_points.append("the script has no option to resume: a new attempt would begin from the start")
+        profile.remarks["checkpoints"] = [
+            f"Checkpoints are found by their content, but a new attempt would begin from the start: {form.remark}",
+            'checkpoints: {resume: "--resume {checkpoint}"}',
+        ]
+        profile.keys["checkpoints"] = None
+        return
+    folder = "."
+    if outputs:
+        folder = RUN_DIR
+    if _OUT in outputs:
+        folder = _OUT
+    profile.keys["checkpoints"] = {"dir": folder}
+    if form.arguments:
+        profile.keys["checkpoints"]["resume"] = list(form.arguments)
+    profile.remarks["checkpoints"] = ["checkpoints are found by their content"]
+    if form.remark:
+        profile.remarks["checkpoints"].append(form.remark)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from gputui.profiles.init.script_options import Option, Style
 from gputui.profiles.init.script_survey import Survey
-from gputui.profiles.init.typed_command import TypedCommand
 
 
 class Preset(Struct, frozen=True):
@@ -69,16 +67,13 @@ PRESETS: Mapping[str, Preset] = {
         resume_word="init_from",
         advice="the script finds its own ckpt.pt",
     ),
-    "makefile": Preset("make"),
 }
 
 
-def recognised(survey: Survey, command: TypedCommand) -> Preset | None:
-    """The framework of a script or command; None if it shows none."""
+def recognised(survey: Survey) -> Preset | None:
+    """The framework of a script; None if it shows none."""
     name = None
-    if command.program and Path(command.program[0]).name == "make":
-        name = "makefile"
-    elif survey.uses("lightning", "pytorch_lightning"):
+    if survey.uses("lightning", "pytorch_lightning"):
         name = "lightning"
     elif survey.uses("timm") and (
         "CheckpointSaver" in survey.calls or ("create_model" in survey.calls and "resume" in survey.options)
@@ -90,7 +85,7 @@ def recognised(survey: Survey, command: TypedCommand) -> Preset | None:
         name = "hf"
     elif survey.uses("accelerate"):
         name = "accelerate"
-    return None if name is None else PRESETS[name]
+    return PRESETS.get(name or "")
 
 
 def _has_hf_trainer(survey: Survey) -> bool:

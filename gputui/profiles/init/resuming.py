@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from msgspec import Struct
 
 from gputui.profiles.init.draft_arguments import argument_of, option_words
@@ -26,13 +24,12 @@ class ResumeForm(Struct, frozen=True):
 def resume_form(subject: DraftSubject, option: Option | None) -> ResumeForm:
     """How a script resumes, whose option for a checkpoint is given."""
     survey, preset = subject.survey, subject.preset
-    if re.search(r"--\S*resume", subject.command_text):
-        return ResumeForm((), "what it starts is given its own option to resume")
     if _VARIABLE in survey.text:
         return ResumeForm((), f"resumed by ${_VARIABLE}, which the script reads")
     has_parser = preset is not None and preset.style in (None, survey.style)
     if preset is not None and preset.resume and has_parser and preset.resume_word in survey.text:
-        return ResumeForm(preset.resume, preset.advice if preset.style is None else "")
+        remark = preset.advice if preset.style is None else ""
+        return ResumeForm(preset.resume, remark)
     finds_itself = "the script finds its newest checkpoint itself"
     if option is not None and option.is_flag:
         return ResumeForm((option.flag,), finds_itself)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from gputui.core.yaml_forms.problems import nearest_file
-from gputui.profiles.init.script_options import Option
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 
@@ -195,65 +194,9 @@ def script_file(command: TypedCommand, folder: Path) -> Path | None:
     if command.script is not None:
         return folder / command.script
     if command.module is None:
-        return _script_named_by(command, folder)
+        return None
     path = folder.joinpath(*command.module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
-
-
-def _script_named_by(command: TypedCommand, folder: Path) -> Path | None:
-    """The first Python script that the shell script or Makefile of a command names."""
-    file = _command_file(command, folder)
-    if file is None:
-        return None
-    names = re.findall(r"[\w./-]+\.py\b", file.read_text("utf-8", "replace"))
-    # A shell variable before the name hides its folder; the file's own folder is the best guess.
-    candidates = (base / each for name in names for base in (folder, file.parent) for each in (name, Path(name).name))
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def command_text(command: TypedCommand, folder: Path) -> str:
-    """The Makefile or shell script that a command runs, "" for none."""
-    file = _command_file(command, folder)
-    return "" if file is None else file.read_text("utf-8", "replace")
-
-
-def _command_file(command: TypedCommand, folder: Path) -> Path | None:
-    if not command.program:
-        return None
-    first, *names = command.program
-    if Path(first).name == "make":
-        names = ["Makefile", "makefile", "GNUmakefile"]
-    files = (folder / name for name in names if not name.endswith(".py"))
-    return next((file for file in files if file.is_file()), None)
-
-
-def command_options(command: TypedCommand, text: str) -> dict[str, Option]:
-    """The variables of a command's Makefile, or the named arguments of its shell script."""
-    first = Path(command.program[0]).name
-    if first == "make":
-        return _make_variables(text)
-    return _shell_arguments(text) if first in SHELLS or first.endswith(".sh") else {}
-
-
-def _make_variables(text: str) -> dict[str, Option]:
-    """``BATCH ?= 32`` of a Makefile."""
-    pairs = re.findall(r"^([A-Za-z_]\w*)\s*[?:]?=[ \t]*(\S*)[ \t]*$", text, re.MULTILINE)
-    return {name: Option(name, name, number_or_text(value)) for name, value in pairs}
-
-
-def _shell_arguments(text: str) -> dict[str, Option]:
-    """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, up to an argument without a name."""
-    pairs = re.findall(
-        r"^[ \t]*(?:export |local )?([A-Za-z_]\w*)=\"?\$\{?(\d)(?::?-([^}\s]*))?\}?\"?[ \t]*$", text, re.MULTILINE
-    )
-    named = {int(place): (name, default) for name, place, default in reversed(pairs)}
-    options: dict[str, Option] = {}
-    for place in range(1, len(named) + 1):
-        if place not in named:
-            break
-        name, default = named[place]
-        options[name] = Option("", name, number_or_text(default), is_required=not default)
-    return options
 
 
 def number_or_text(text: str) -> int | float | str:

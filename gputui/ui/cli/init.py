@@ -54,7 +54,7 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: P
         fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", Exit.REFUSED)
     except OSError as error:
         fail(f"{shown_path(path)} cannot be written: {error.strerror}", Exit.REFUSED)
-    for mark, lines in (("✓", made.notes.found), ("▲", made.notes.open_points)):
+    for mark, lines in (("✓", made.seen), ("▲", made.open_points)):
         for line in lines:
             say(f"{mark} {line}")
     named = f"./{shown_path(path)}"
