@@ -59,7 +59,6 @@ def _key_lines(place: tuple[str, ...], value: Any) -> list[str]:
         sort_keys=False,
         default_flow_style=flow_style,
         width=_WIDTH,
-        allow_unicode=True,
     )
     return text.splitlines()
 

@@ -3,50 +3,86 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
+from msgspec import Struct
 
 from gputui.core.secret_patterns import REDACTED, is_secret_parameter
-from gputui.core.text import clean
 from gputui.core.yaml_forms.quantities import parse_size
-from gputui.metrics.source_report import SourceReport
+from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.profiles.params import UNDECIDED
+from gputui.profiles.profile_text import form_remarks, profile_text
+from gputui.runs.command import shown_param
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar, spec_of
+from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.run_history import DecisionView, read_decisions
+from gputui.store.runs import Run
 
-_WIDTH = 116
+
+class SavedHistory(Struct, frozen=True):
+    """What is known of a run besides its specification: the sources of its metrics, and how its parameters changed."""
+
+    sources: Sequence[SourceReport] = ()
+    attempts: Sequence[Attempt] = ()
+    decisions: Sequence[DecisionView] = ()
+
+    @classmethod
+    def read(cls, connection: sqlite3.Connection, run_id: str) -> SavedHistory:
+        return cls(
+            source_reports(connection, run_id), read_attempts(connection, run_id), read_decisions(connection, run_id)
+        )
 
 
-def saved_profile(spec: RunSpec, params: Mapping[str, Scalar], name: str, reports: Sequence[SourceReport]) -> str:
-    """The text of a profile that runs a specification again, with these parameters. ``reports`` are the sources of
-    its metrics. Secrets, which the store does not have, are named; those of a command line become parameters."""
-    lines = [f"# What {name} starts, as it ran. gputui check {name} shows it; docs/profiles.md has every key."]
+def saved_profile(run: Run, name: str, history: SavedHistory) -> str:
+    """Write a profile called ``name`` that starts a run again as it was asked for.
+
+    Secrets, which the store does not have, are named; those of a command line become parameters. Raises SpecError.
+    """
+    spec = spec_of(run)
+    requested = _requested_params(spec, run, history)
     secrets: list[str] = []
-    complete = {key: value for key, value in _form(spec, params, name).items() if value not in (None, {}, [])}
-    form = _without_secrets(complete, "", secrets)
-    for key, value in form.items():
-        text = yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=None, width=_WIDTH).strip()
-        # A key with a single value would be in braces of its own.
-        lines += text.removeprefix("{").removesuffix("}").splitlines() if text.startswith("{") else text.splitlines()
-    secrets += [f"params.{key}" for key, value in form.get("params", {}).items() if value == UNDECIDED]
+    keys = _without_secrets(_keys(spec, requested, name), "", secrets)
+    secrets += [f"params.{key}" for key, value in keys.get("params", {}).items() if value == UNDECIDED]
+    remarks = {"params": list(_change_remarks(requested, run, history)), "": []}
     if secrets:
-        lines.append(f"# {', '.join(secrets)}: secret values are not stored; write them here")
-    lines += [f"# {text}" for report in reports for text in learned_lines(report)]
-    return "\n".join(lines) + "\n"
+        remarks[""].append(f"{', '.join(secrets)}: secret values are not stored; write them here")
+    remarks[""] += [remark for report in history.sources for remark in _source_remarks(report)]
+    title = f"What {name} starts, as it ran. gputui check {name} shows it; docs/profiles.md has every key."
+    return profile_text(title, keys, remarks)
 
 
-def learned_lines(report: SourceReport) -> Iterator[str]:
-    """What is known of a source, for the comments of a profile."""
-    names = ", ".join(map(clean, report.names))
+def _requested_params(spec: RunSpec, run: Run, history: SavedHistory) -> Mapping[str, Scalar]:
+    """The parameters of a run as a person asked for them: at its launch, or to resume it."""
+    requested = dict(spec.params)
+    retried = {decision.attempt for decision in history.decisions if decision.verdict == "retry"}
+    before = spec.params
+    steps = [(attempt.number - 1, attempt.params) for attempt in history.attempts]
+    for ended_attempt, params in [*steps, (run.attempt, run.params)]:
+        if ended_attempt not in retried:
+            requested |= {key: value for key, value in params.items() if value != before.get(key)}
+        before = params
+    return requested
+
+
+def _change_remarks(requested: Mapping[str, Scalar], run: Run, history: SavedHistory) -> Iterator[str]:
+    """A remark on each parameter that recovery has changed."""
+    reasons = {key: decision.reason for decision in history.decisions for key in decision.params}
+    for key, value in run.params.items():
+        if value != requested.get(key):
+            reason = reasons.get(key, "recovery went on with fewer GPUs")
+            yield f"the run ended with {key}: {shown_param(value)} ({reason})"
+
+
+def _source_remarks(report: SourceReport) -> Iterator[str]:
+    """The remarks on a source of metrics."""
     if report.format != "output":
-        yield f"{report.format} {clean(report.path)} ({report.lines} lines): {names}"
+        yield f"{report.format} {report.path} ({report.lines} lines): {', '.join(report.names)}"
     for form in report.forms:
-        yield f"printed: {clean(form.example.strip())}"
-        if form.pattern is not None:
-            yield f"  as a pattern: {clean(form.pattern)}"
+        yield from form_remarks(form)
 
 
 def _without_secrets(value: Any, place: str, secrets: list[str]) -> Any:
@@ -61,14 +97,17 @@ def _without_secrets(value: Any, place: str, secrets: list[str]) -> Any:
         plain = _without_secrets(item, f"{place}.{key}".removeprefix("."), secrets)
         if plain is not None or item is None:
             remaining[key] = plain
-    return remaining if remaining or not value else None
+    if value and not remaining:
+        return None
+    return remaining
 
 
 class _CommandLines:
     """The words of a specification, with a parameter in place of each redacted text."""
 
     def __init__(self, params: Mapping[str, Scalar]) -> None:
-        self.params = {name: UNDECIDED if REDACTED in str(value) else value for name, value in params.items()}
+        self.params = dict(params)
+        self.params |= {name: UNDECIDED for name, value in params.items() if REDACTED in str(value)}
 
     def words(self, words: Sequence[str]) -> list[str]:
         """The words of a command line as a profile has them."""
@@ -89,7 +128,9 @@ class _CommandLines:
         """A parameter's name by the text before its value, such as ``--api-key``. It is that of a secret, so that the
         value is not stored again."""
         option = re.search(r"([A-Za-z_][\w.-]*)\W*$", before, re.ASCII)
-        name = "secret" if option is None else option[1].replace("-", "_")
+        name = "secret"
+        if option is not None:
+            name = option[1].replace("-", "_")
         if not is_secret_parameter(name):
             name = f"secret_{name}"
         number, free = 1, name
@@ -99,40 +140,44 @@ class _CommandLines:
         return free
 
 
-def _form(spec: RunSpec, params: Mapping[str, Scalar], name: str) -> dict[str, Any]:
+def _keys(spec: RunSpec, params: Mapping[str, Scalar], name: str) -> dict[str, Any]:
+    """The keys of a profile that starts a specification with these parameters; None for what is as usual."""
     launcher = LAUNCHERS[spec.launcher]
     lines = _CommandLines(params)
-    program = _program(spec, lines)
-    args = None if spec.args is None else lines.words(spec.args)
-    return {
-        "name": name,
-        "launcher": spec.launcher,
-        **program,
-        "python": spec.python if spec.python_origin not in ("trainer", "gputui") else None,
-        "workdir": spec.workdir,
-        **_gpus(spec.gpus),
-        "nproc": spec.nproc if launcher.starts_ranks and spec.nproc != spec.gpus.count else None,
-        "visible": spec.visible if spec.visible != "uuid" else None,
-        "requires": _requires(spec),
-        "params": {key: _parameter(spec, key, value) for key, value in lines.params.items()},
-        "args": args,
-        "env": dict(spec.env),
-        "roles": dict(spec.roles),
-        "metrics": _metrics(spec),
-        "checkpoints": None if spec.checkpoints is None else _checkpoints(spec.checkpoints),
-        "alerts": _alerts(spec),
-        "recovery": dict(spec.recovery) if spec.recovery != {"policy": "standard"} else None,
-        "gates": dict(spec.gates),
-        "sinks": dict(spec.sinks),
-        "grace": spec.grace_seconds,
-        "phases": [_phase(phase) for phase in spec.phases],
-        "targets": _targets(spec),
-        "priority": spec.priority or None,
-    }
+    keys: dict[str, Any] = {"name": name, "launcher": spec.launcher, **_program(spec, lines)}
+    if spec.python_origin not in ("trainer", "gputui"):
+        keys["python"] = spec.python
+    keys |= {"workdir": spec.workdir, **_gpus(spec.gpus)}
+    if launcher.starts_ranks and spec.nproc != spec.gpus.count:
+        keys["nproc"] = spec.nproc
+    if spec.visible != "uuid":
+        keys["visible"] = spec.visible
+    keys["requires"] = _requires(spec)
+    args = None
+    if spec.args is not None:
+        args = lines.words(spec.args)
+    keys["params"] = {key: _parameter(spec, key, value) for key, value in lines.params.items()}
+    if args or params:
+        keys["args"] = args
+    keys |= {"env": dict(spec.env), "roles": dict(spec.roles), "metrics": _metrics(spec)}
+    keys |= {"checkpoints": _checkpoints(spec.checkpoints), "alerts": _alerts(spec)}
+    if spec.recovery != {"policy": "standard"}:
+        keys["recovery"] = dict(spec.recovery)
+    keys |= {"gates": dict(spec.gates), "sinks": dict(spec.sinks), "grace": spec.grace_seconds}
+    if spec.phases:
+        keys["phases"] = [_phase(phase) for phase in spec.phases]
+    keys["targets"] = _targets(spec)
+    if spec.priority:
+        keys["priority"] = spec.priority
+    return keys
 
 
-def _checkpoints(checkpoints: CheckpointSpec) -> dict[str, Any]:
-    form: dict[str, Any] = {"dir": checkpoints.directory, "resume": list(checkpoints.resume)}
+def _checkpoints(checkpoints: CheckpointSpec | None) -> dict[str, Any] | None:
+    if checkpoints is None:
+        return None
+    form: dict[str, Any] = {"dir": checkpoints.directory}
+    if checkpoints.resume:
+        form["resume"] = list(checkpoints.resume)
     if checkpoints.pattern != LEARNED:
         form["pattern"] = checkpoints.pattern
     return form
@@ -148,11 +193,12 @@ def _program(spec: RunSpec, lines: _CommandLines) -> Mapping[str, Any]:
 
 def _gpus(request: GpuRequest) -> dict[str, Any]:
     """The keys that say which GPUs."""
-    return {
-        "gpus": ",".join(request.uuids) if request.uuids else request.count,
-        "min_gpus": request.min_count,
-        "beside_desktop": request.beside_desktop or None,
-    }
+    keys: dict[str, Any] = {"gpus": request.count, "min_gpus": request.min_count}
+    if request.uuids:
+        keys["gpus"] = ",".join(request.uuids)
+    if request.beside_desktop:
+        keys["beside_desktop"] = True
+    return keys
 
 
 def _requires(spec: RunSpec) -> dict[str, str]:
@@ -172,12 +218,16 @@ def _size(size: int) -> str:
 def _alerts(spec: RunSpec) -> Any:
     if spec.alerts == "standard":
         return None
-    return "off" if spec.alerts is None else spec.alerts
+    if spec.alerts is None:
+        return "off"
+    return spec.alerts
 
 
 def _phase(phase: Phase) -> dict[str, Any]:
-    until = {} if phase.until is None else {"until": phase.until}
-    return {**until, "params": dict(phase.params)}
+    keys: dict[str, Any] = {"params": dict(phase.params)}
+    if phase.until is not None:
+        keys["until"] = phase.until
+    return keys
 
 
 def _targets(spec: RunSpec) -> dict[str, Any]:
@@ -195,7 +245,9 @@ def _parameter(spec: RunSpec, name: str, value: Scalar) -> Any:
         details["scope"] = spec.scopes[name]
     if name in spec.multiples:
         details["multiple_of"] = spec.multiples[name]
-    return {"default": value, **details} if details else value
+    if not details:
+        return value
+    return {"default": value, **details}
 
 
 def _metrics(spec: RunSpec) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,16 @@ from gputui.metrics.source_report import LearnedForm, SourceReport
 from gputui.profiles.params import UNDECIDED
 from gputui.profiles.profile_file import read_profile
 from gputui.profiles.resolve import resolve
-from gputui.profiles.saved_profile import saved_profile
+from gputui.profiles.saved_profile import SavedHistory, saved_profile
 from gputui.profiles.targets import stored_target
 from gputui.runs.command import expand
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.redaction import redact_spec
-from gputui.runs.spec import BestMetric, CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec
+from gputui.runs.spec import BestMetric, CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar
+from gputui.store.attempts import Attempt
+from gputui.store.run_history import DecisionView
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 from tests.tables import table
 
 SCRIPT: dict[str, Any] = {"name": "a", "launcher": "python", "program": ("/w/train.py",), "workdir": "/w"}
@@ -51,6 +57,16 @@ REST: dict[str, Any] = {
     "visible": "index",
     "multiples": {},
 }
+NO_HISTORY = SavedHistory()
+
+
+def saved(spec: RunSpec, params: Mapping[str, Scalar] | None = None, history: SavedHistory = NO_HISTORY) -> str:
+    """The profile of a run that ended with these parameters, as of its first attempt."""
+    text = json.dumps(spec.to_json())
+    run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, spec.params if params is None else params, text, 0.0)
+    return saved_profile(run, "mine", history)
+
+
 PHASES = (Phase(10, {"lr": 0.1}), Phase(None, {"lr": 0.5, "model": "b"}))
 
 
@@ -68,7 +84,7 @@ PHASES = (Phase(10, {"lr": 0.1}), Phase(None, {"lr": 0.5, "model": "b"}))
 )
 def test_what_is_saved_runs_the_same(fields: dict[str, Any]) -> None:
     spec = RunSpec(**{"gpus": GpuRequest(), **fields})
-    text = saved_profile(spec, spec.params, "mine", [])
+    text = saved(spec)
     again = resolve(read_profile(text, Path("/elsewhere/mine.yaml")), environ={})
     for name in (
         "launcher", "program", "workdir", "python", "nproc", "gpus", "params", "env", "metrics", "loss", "checkpoints",
@@ -79,14 +95,85 @@ def test_what_is_saved_runs_the_same(fields: dict[str, Any]) -> None:
     assert (again.args or ()) == (spec.args or ())
 
 
+TEXTS = [
+    "1e3",
+    "007",
+    "on",
+    "null",
+    "",
+    " a",
+    "#x",
+    "a: b",
+    'it\'s "so"',
+    "[1, 2]",
+    "{x}",
+    "-",
+    "é\u2028x",
+    "a\nb" * 90,
+]
+
+
+@table("text", TEXTS)
+def test_a_text_stays_a_text(text: str) -> None:
+    spec = RunSpec(**SCRIPT, **PYTHON, params={"x": text}, args=("--x", "{x}", text), env={"X": text})
+    profile = read_profile(saved(spec), Path("/elsewhere/mine.yaml"))
+    assert profile.form.params["x"].default == text and profile.form.env == {"X": text}
+    assert profile.form.args == ["--x", "{x}", text]
+
+
+def attempt(number: int, **params: Scalar) -> Attempt:
+    return Attempt("a-1", number, "failed", params, (), {}, 0.0)
+
+
+def decision(number: int, verdict: str, **params: Scalar) -> DecisionView:
+    return DecisionView(number, number, "a-1", number, 0.0, 0, verdict, (), params, None, 0.0, "out of memory", None)
+
+
+CHANGES: list[tuple[list[Attempt], list[DecisionView], dict[str, Scalar], dict[str, Scalar], int]] = [
+    # attempts, decisions, the last parameters; those that were asked for, and the number of remarks
+    ([attempt(1, bs=8, lr=0.1)], [], {"bs": 8, "lr": 0.1}, {"bs": 8, "lr": 0.1}, 0),
+    ([attempt(1, bs=8, lr=0.1)], [decision(1, "retry", bs=4)], {"bs": 4, "lr": 0.1}, {"bs": 8, "lr": 0.1}, 1),
+    ([attempt(1, bs=8, lr=0.1), attempt(2, bs=4, lr=0.1)], [decision(1, "retry", bs=4), decision(2, "retry", bs=2)],
+     {"bs": 2, "lr": 0.1}, {"bs": 8, "lr": 0.1}, 1),
+    # a person resumed the run with other values
+    ([attempt(1, bs=8, lr=0.1), attempt(2, bs=8, lr=0.5)], [decision(1, "stop")],
+     {"bs": 8, "lr": 0.5}, {"bs": 8, "lr": 0.5}, 0),
+    ([attempt(1, bs=8, lr=0.1), attempt(2, bs=4, lr=0.1), attempt(3, bs=6, lr=0.1)],
+     [decision(1, "retry", bs=4), decision(2, "stop")], {"bs": 6, "lr": 0.1}, {"bs": 6, "lr": 0.1}, 0),
+    ([attempt(1, bs=8, lr=0.1), attempt(2, bs=4, lr=0.1), attempt(3, bs=4, lr=0.5)],
+     [decision(1, "retry", bs=4), decision(2, "stop")], {"bs": 4, "lr": 0.5}, {"bs": 8, "lr": 0.5}, 1),
+    # with fewer GPUs, which is no decision about the incident
+    ([attempt(1, bs=8, lr=0.1)], [decision(1, "retry")], {"bs": 4, "lr": 0.1}, {"bs": 8, "lr": 0.1}, 1),
+]  # fmt: skip
+
+
+@table(("attempts", "decisions", "ended_with", "requested", "remarks"), CHANGES)
+def test_what_recovery_changed_is_only_a_comment(
+    attempts: list[Attempt],
+    decisions: list[DecisionView],
+    ended_with: dict[str, Scalar],
+    requested: dict[str, Scalar],
+    remarks: int,
+) -> None:
+    spec = RunSpec(**SCRIPT, **PYTHON, params={"bs": 8, "lr": 0.1}, args=("{bs}", "{lr}"))
+    run = Run("a-1", 1, "a", "a", RunState.FAILED, len(attempts), ended_with, json.dumps(spec.to_json()), 0.0)
+    text = saved_profile(run, "mine", SavedHistory((), attempts, decisions))
+    params = read_profile(text, Path("/elsewhere/mine.yaml")).form.params
+    assert {name: param.default for name, param in params.items()} == requested
+    comments = [line for line in text.splitlines() if "ended with" in line]
+    assert len(comments) == remarks and all(f"bs: {ended_with['bs']} (" in line for line in comments)
+
+
 def test_secrets_and_what_was_learned() -> None:
-    spec = RunSpec(**SCRIPT, **PYTHON, env={"TOKEN": REDACTED, "A": "1"}, args=("--key", "{key}"), gpus=GpuRequest())
+    spec = RunSpec(
+        **SCRIPT, **PYTHON, env={"TOKEN": REDACTED, "A": "1"}, args=("--key", "{key}"), params={"key": REDACTED}
+    )
     form = LearnedForm("step 1 loss \x1b[31m0.5", 3, ("loss",), r"step (?P<step>\d+) loss (?P<loss>\S+)")
     reports = [
         SourceReport("/log", "output", 9, ("loss",), None, (form,)),
         SourceReport("/w/a.csv", "csv", 5, ("acc",), "epoch"),
     ]
-    text = saved_profile(spec, {"key": REDACTED}, "mine", reports)
+    text = saved(spec, history=SavedHistory(reports))
     profile = read_profile(text, Path("/elsewhere/mine.yaml"))
     assert (profile.form.env, profile.form.params["key"].default) == ({"A": "1"}, UNDECIDED)
     comments = [line for line in text.splitlines() if line.startswith("#")]
@@ -115,8 +202,7 @@ SECRETS: list[tuple[dict[str, Any], list[str], str]] = [
 
 @table(("fields", "filled", "places"), SECRETS)
 def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], places: str) -> None:
-    spec = RunSpec(**fields, name="a", launcher="command", workdir="/w")
-    text = saved_profile(spec, {"lr": 0.1}, "mine", [])
+    text = saved(RunSpec(**fields, name="a", launcher="command", workdir="/w", params={"lr": 0.1}))
     assert REDACTED not in text and f"# {places}: secret" in text
     profile = read_profile(text, Path("/elsewhere/mine.yaml"))
     secrets = {name: "x" for name, param in profile.form.params.items() if param.default == UNDECIDED}
@@ -127,6 +213,6 @@ def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], 
 
 def test_the_target_of_a_run() -> None:
     target = {"name": "box", "kind": "ssh", "host": "h", "poll": 5}
-    text = saved_profile(RunSpec(**SCRIPT, python="python", target=target), {}, "mine", [])
+    text = saved(RunSpec(**SCRIPT, python="python", target=target))
     own = read_profile(text, Path("/elsewhere/mine.yaml")).form.targets
     assert {"name": "box", **stored_target(own["box"])} == target

@@ -60,21 +60,19 @@ def _remark(entry: ProfileEntry) -> str:
 def save(session: Session, run: str, name: str | None, out: Path | None) -> None:
     """Write the profile of a run, such as one without a profile, with what was learned of it as comments."""
     from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.metrics.source_report import source_reports
     from gputui.profiles.profile_file import read_profile
-    from gputui.profiles.saved_profile import saved_profile
+    from gputui.profiles.saved_profile import SavedHistory, saved_profile
     from gputui.runs.spec import SpecError, spec_of
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        reports = source_reports(connection, view.run_id)
+        history = SavedHistory.read(connection, view.run_id)
     try:
-        spec = spec_of(view)
+        title = name or spec_of(view).name
+        text = saved_profile(view, title, history)
     except SpecError as error:
         fail(f"{view.run_id} has no specification that can be read: {error}", Exit.REFUSED)
-    title = name or spec.name
     path = out or session.workspace.profiles / f"{title}.yaml"
-    text = saved_profile(spec, view.params, title, reports)
     try:
         read_profile(text, path)
     except ProfileError as error:
