@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from gputui.core.redaction import redact_params
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.problems import nearest, not_one_of
 from gputui.profiles.sink_checks import RUN_ID
@@ -124,8 +125,12 @@ def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
         elif isinstance(until, int) and until <= before:
             yield CrossFinding(("phases", number, "until"), f"is not behind the phase before, which ends at {before}")
         before = until if isinstance(until, int) else before
-        for name in _mapping(phase, "params"):
-            if name not in params:
+        changed = _mapping(phase, "params")
+        for name in changed:
+            if redact_params({name: changed[name]}) != {name: changed[name]}:
+                problem = f"{name} is a secret, which is not stored; give it in params, for all phases"
+                yield CrossFinding(("phases", number, "params", name), problem)
+            elif name not in params:
                 meant = nearest(name, list(params))
                 yield CrossFinding(("phases", number, "params", name), f"{name} is not a parameter", meant)
 

@@ -2,34 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import BY_LOOK, Redactor, redact_argv, redact_params, secrets_in
 from gputui.core.secret_patterns import REDACTED
 from gputui.runs.code_version import without_diff
-from gputui.runs.command import Launch
+from gputui.runs.command import PIECE_START, PLACEHOLDER, Launch
 from gputui.runs.spec import RunSpec, Scalar
+
+_ONLY_PLACEHOLDER = re.compile(rf"(?:^|(?<==)){PLACEHOLDER.pattern}$")
+"""The placeholder that is a whole word, or all that stands behind its first ``=``."""
+
+
+class _TemplateWord(Struct, frozen=True):
+    """A word of a command line with placeholders, without the brackets of an optional piece."""
+
+    text: str
+    opening: str = ""
+    closing: str = ""
+
+    @property
+    def without_placeholder(self) -> str:
+        """The word for a search for secrets: a value that is only a placeholder is none."""
+        return _ONLY_PLACEHOLDER.sub("", self.text)
+
+
+def _template_words(words: Sequence[str]) -> list[_TemplateWord]:
+    """The words of a command line with placeholders."""
+    templates: list[_TemplateWord] = []
+    for word in words:
+        opening = closing = ""
+        if PIECE_START.match(word):
+            opening = "["
+        text = word.removeprefix(opening)
+        if text.endswith("]") and text.count("]") > text.count("["):
+            closing = "]"
+        templates.append(_TemplateWord(text.removesuffix(closing), opening, closing))
+    return templates
+
+
+def _redact_template(redactor: Redactor, words: Sequence[str]) -> tuple[str, ...]:
+    """A command line with placeholders as it may be stored and shown."""
+    templates = _template_words(words)
+    searched = [template.without_placeholder for template in templates]
+    redacted: list[str] = []
+    for template, before, after in zip(templates, searched, redactor.argv(searched), strict=True):
+        text = after
+        if before == after:
+            text = template.text
+        redacted.append(f"{template.opening}{text}{template.closing}")
+    return tuple(redacted)
 
 
 def secrets_of(spec: RunSpec) -> set[str]:
     """The secrets of a specification, for redaction wherever they appear: a script may print them,
     and placeholders may put them under harmless names."""
-    argvs = [
-        tuple(spec.sinks.values()),
-        spec.typed,
-        # The bracket of an optional piece is no part of the option's name.
-        tuple(word.removeprefix("[") for word in (*spec.program, *(spec.args or ()))),
-        () if spec.checkpoints is None else spec.checkpoints.resume,
-    ]
+    argvs = [tuple(spec.sinks.values()), spec.typed]
+    templates = [spec.program, spec.args or ()]
+    if spec.checkpoints is not None:
+        templates.append(spec.checkpoints.resume)
+    argvs += [tuple(word.without_placeholder for word in _template_words(words)) for words in templates]
     notify = spec.recovery.get("notify")
-    command = notify.get("command") if isinstance(notify, Mapping) else None
-    if isinstance(command, list | tuple):
-        argvs.append(tuple(str(word) for word in command))
-    inherited = {} if spec.shell is None else spec.shell.environment
-    return secrets_in(spec.env, spec.params, *argvs) | secrets_in(inherited, {})
+    if isinstance(notify, Mapping) and isinstance(notify.get("command"), list | tuple):
+        argvs.append(tuple(str(word) for word in notify["command"]))
+    secrets = secrets_in(spec.env, spec.params, *argvs)
+    for phase in spec.phases:
+        secrets |= secrets_in({}, phase.params)
+    if spec.shell is not None:
+        secrets |= secrets_in(spec.shell.environment, {})
+    return secrets
 
 
 def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
@@ -39,21 +85,25 @@ def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
 
 def redact_spec(spec: RunSpec) -> RunSpec:
     """A specification as it may be stored and shown."""
-    own = Redactor(secrets_of(spec))
+    redactor = Redactor(secrets_of(spec))
+    args, checkpoints = spec.args, spec.checkpoints
+    if args is not None:
+        args = _redact_template(redactor, args)
+    if checkpoints is not None:
+        checkpoints = replace(checkpoints, resume=_redact_template(redactor, checkpoints.resume))
     return replace(
         spec,
-        program=own.argv(spec.program),
-        typed=own.argv(spec.typed),
-        args=None if spec.args is None else own.argv(spec.args),
+        program=_redact_template(redactor, spec.program),
+        typed=redactor.argv(spec.typed),
+        args=args,
         params=redact_params(spec.params),
+        phases=tuple(replace(phase, params=redact_params(phase.params)) for phase in spec.phases),
         shell=None,
         code=without_diff(spec.code),
-        env=own.env(spec.env),
+        env=redactor.env(spec.env),
         recovery=_redact_recovery(spec.recovery),
-        sinks={name: own.text(target) for name, target in spec.sinks.items()},
-        checkpoints=None
-        if spec.checkpoints is None
-        else replace(spec.checkpoints, resume=own.argv(spec.checkpoints.resume)),
+        sinks={name: redactor.text(target) for name, target in spec.sinks.items()},
+        checkpoints=checkpoints,
     )
 
 

@@ -16,7 +16,7 @@ from gputui.core.redaction import (
 from gputui.core.secret_patterns import REDACTED
 from gputui.runs.command import Launch
 from gputui.runs.redaction import redact_launch, redact_spec, restore, secrets_of
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import CheckpointSpec, Phase, RunSpec
 from tests.tables import table
 
 HF = "hf_" + "aB3" * 11
@@ -72,6 +72,33 @@ def test_options_are_hidden_by_name() -> None:
         "run", "--api-key", REDACTED, f"--hf_token={REDACTED}", f"password={REDACTED}", "--password",
         "--lr", "0.1", "--pad-token", "p",
     )  # fmt: skip
+
+
+@table(("words", "shown"), [
+    ("[--token hunter --amp {amp}]", f"[--token {REDACTED} --amp {{amp}}]"),
+    ("[--amp {amp} --token hunter]", f"[--amp {{amp}} --token {REDACTED}]"),
+    ("[--token=hunter {amp}]", f"[--token={REDACTED} {{amp}}]"), ("[token=a{amp}]", f"[token={REDACTED}]"),
+    ("--token {key} [--api-key {key}] hf_token={key}", "--token {key} [--api-key {key}] hf_token={key}"),
+    ("[--api-key={key}] --x [1,2] [{key},{amp}]", "[--api-key={key}] --x [1,2] [{key},{amp}]"),
+])  # fmt: skip
+def test_optional_pieces_and_placeholders(words: str, shown: str) -> None:
+    template = tuple(words.split())
+    checkpoints = CheckpointSpec("/", "*", template)
+    spec = RunSpec("n", "command", ("a", *template), "/", args=template, checkpoints=checkpoints)
+    redacted = redact_spec(spec)
+    assert redacted.checkpoints is not None
+    assert redacted.args == redacted.checkpoints.resume == redacted.program[1:] == tuple(shown.split())
+    assert redact_spec(redacted) == redacted
+    assert ("hunter" in secrets_of(spec)) == ("hunter" in words)
+
+
+def test_phases_are_hidden() -> None:
+    phases = (Phase(10, {"token": "hunter", "lr": 0.1}), Phase(None, {"url": f"https://u:{SK}@h"}))
+    spec = RunSpec("n", "command", ("a",), "/", phases=phases)
+    assert [phase.params for phase in redact_spec(spec).phases] == [
+        {"token": REDACTED, "lr": 0.1}, {"url": f"https://u:{REDACTED}@h"},
+    ]  # fmt: skip
+    assert "hunter" in secrets_of(spec)
 
 
 def test_a_specification_and_a_launch_are_hidden_everywhere() -> None:
