@@ -81,18 +81,14 @@ def resolve(
         phases, params = _parameters(profile, overrides or {})
     except ParameterError as error:
         problems, is_refusal = [*error.problems], False
-    source = "gpus"
+    source, selection = "gpus", usual_selection(profile, inventory)
     try:
         if gpus_override is not None:
             source = "--gpus"
             selection = parse_selection(gpus_override)
-        elif profile.path is None and inventory is not None and not inventory:
-            selection = Selection(count=0)  # a command asks for no GPU by itself
-        elif target is None and heeds_shell_gpus and (shell := _shell_gpus(form, env)) is not None:
+        elif target is None and heeds_shell_gpus and (shell := _shell_gpus(selection, env)) is not None:
             source = SHELL_GPUS
             selection = shell_selection(shell)
-        else:
-            selection = form.gpus
         gpus = _gpus(form, selection, inventory)
         if source == SHELL_GPUS:
             gpus = replace(gpus, shell=env[SHELL_GPUS])
@@ -180,10 +176,20 @@ def _unknown(profile: Profile, name: str, given: Scalar) -> str:
     return f"{unknown_parameter(name, profile.parameters)}; if it is an option of the script, {where}"
 
 
-def _shell_gpus(form: ProfileForm, environ: Mapping[str, str]) -> str | None:
-    """CUDA_VISIBLE_DEVICES of the launching shell; None without it, for a profile of a CPU run, and
-    inside a run, whose variable gputui has set."""
-    return None if form.gpus.is_none or "GPUTUI_RUN_DIR" in environ else environ.get(SHELL_GPUS)
+def usual_selection(profile: Profile, inventory: Sequence[GpuFacts] | None) -> Selection:
+    """The GPUs that a launch asks for by itself: those of the profile; none for a command on a machine without GPUs.
+    ``inventory`` is None if they are unknown."""
+    if profile.path is None and inventory is not None and not inventory:
+        return Selection(count=0)
+    return profile.form.gpus
+
+
+def _shell_gpus(usual: Selection, environ: Mapping[str, str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES of the launching shell; None without it, for a CPU run, and inside a run, whose variable
+    gputui has set."""
+    if usual.is_none or "GPUTUI_RUN_DIR" in environ:
+        return None
+    return environ.get(SHELL_GPUS)
 
 
 def _gpus(form: ProfileForm, selection: Selection, inventory: Sequence[GpuFacts] | None) -> GpuRequest:

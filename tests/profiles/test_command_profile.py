@@ -205,7 +205,10 @@ def test_gpus_where_there_are_none(scripts: Path) -> None:
     [
         ("", "train.py"), ("b_.py", "b.py"), ("LR=1 make", "before gputui"),
         ("torchrun --nproc-per-node 2", "torchrun"),
-        ("python", "no script"), ("pkg/x.ipynb", "x.ipynb"), ("./notes.txt", "chmod"), ("--x", "--x"),
+        ("python", "no script"), ("pkg/x.ipynb", "x.ipynb"), ("./notes.txt", "chmod"), ("--x 3", "--x is no option"),
+        (".", r"\. is a folder"), ("pkg x", "pkg is a folder"), ("''", "first word is empty"),
+        ("'python plain.py | tee log'", "type: -- bash -c 'python plain.py | tee log'"),
+        ("'plain.py --lr 1' x", "type: -- bash -c 'plain.py --lr 1' x"),
     ],
 )  # fmt: skip
 def test_what_is_no_command(scripts: Path, typed: str, named: str) -> None:

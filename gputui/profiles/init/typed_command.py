@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +46,19 @@ def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
     if not words:
         raise DraftError("name a script (train.py) or a command (-- torchrun train.py --lr 0.1)")
     first = Path(words[0]).name
+    if not words[0]:
+        raise DraftError("the first word is empty; name a script (train.py) or a command (-- torchrun train.py)")
     if words[0].startswith("-"):
-        raise DraftError(f"no option {words[0]}; a command that begins so goes behind --")
+        raise DraftError(
+            f"{words[0]} is no option of gputui here, and a command begins with its script or program: "
+            f"train.py {words[0]}"
+        )
+    if (folder / words[0]).is_dir():
+        raise DraftError(f"{words[0]} is a folder; name a script in it, or type: -- python -m PACKAGE")
+    is_line = re.search(r"\s", words[0]) is not None and shutil.which(words[0]) is None
+    if is_line and not (folder / words[0]).exists():
+        line = shlex.join(["bash", "-c", *words])
+        raise DraftError(f"{words[0]!r} is one word; for a line of the shell type: -- {line}")
     if _ASSIGNMENT.match(words[0]):
         raise DraftError(f"{words[0]}: set variables before gputui, and name here only the command behind them")
     if first.endswith((".py", ".ipynb", ".sh")) and not (folder / words[0]).is_file():

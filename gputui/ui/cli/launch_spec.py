@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -40,17 +41,17 @@ def load_profile(session: Session, wanted: str, *, or_else: str = "") -> Profile
 
 
 def is_command(session: Session, words: Sequence[str]) -> bool:
-    """Return whether typed words begin with a script or program. A profile's name, and a path that
-    ends with .yaml, is a profile."""
-    first = words[0] if words else ""
-    if not first or first.endswith(SUFFIXES):
+    """Return whether typed words begin with a script or program, or with what only a command could be meant by: a
+    folder, a line of the shell. A profile's name, and a path that ends with .yaml, is a profile."""
+    if not words or words[0].endswith(SUFFIXES):
         return False
-    if "/" in first or "=" in first or first.endswith(SCRIPT_SUFFIXES):
+    first = words[0]
+    if not first or "/" in first or "=" in first or first.endswith(SCRIPT_SUFFIXES) or re.search(r"\s", first):
         return True
     try:
         find(first, session.workspace, Path.cwd())
     except ProfileNotFoundError:
-        return Path(first).is_file() or shutil.which(first) is not None
+        return Path(first).exists() or shutil.which(first) is not None
     return False
 
 

@@ -28,6 +28,7 @@ from gputui.ui.cli.context import (
     say,
     typed_moment,
 )
+from gputui.ui.cli.launch_spec import SCRIPT_SUFFIXES
 from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row, waiting_trials
 
 
@@ -76,11 +77,20 @@ def run(
     (study show --source).
     """
     session: Session = ctx.obj
-    from gputui.ui.cli.study_launch import launch, load_file, load_grid, note_ignored_gpus, print_plan
+    from gputui.ui.cli.study_launch import launch, load_file, load_grid, note_ignored_gpus, planned_study, print_plan
 
     is_command = ctx.meta[IS_COMMAND]
-    if len(words) > 1 and not (is_command and options["grid"]):
-        fail(f"{words[1]} is no option of a study" + "; a command needs --grid" * is_command, Exit.USAGE)
+    if is_command and not options["grid"] and (len(words) > 1 or words[0].endswith(SCRIPT_SUFFIXES)):
+        line = shlex.join(words[:1])
+        if words[0].endswith(".py"):
+            line = f"python {line}"
+        fail(
+            f"{words[0]} is no study's file; for a grid of a command type: "
+            f"gputui study run --grid KEY=A,B -- {line} --KEY A",
+            Exit.USAGE,
+        )
+    if len(words) > 1 and not is_command:
+        fail(f"{words[1]} is no option of a study", Exit.USAGE)
     if options["grid"]:
         found = load_grid(session, words, target, ctx.command if is_command else None, **options)
     elif given := next((name for name, value in options.items() if value), None):
@@ -90,7 +100,7 @@ def run(
         found = load_file(session, words[0], target)
     note_ignored_gpus(found)
     if dry_run:
-        print_plan(session, found.spec, as_json=as_json)
+        print_plan(session, planned_study(session, found), as_json=as_json)
         return
     raise SystemExit(launch(session, found.spec, found.profile, found.source, wait=wait, as_json=as_json))
 

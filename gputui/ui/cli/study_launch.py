@@ -104,13 +104,26 @@ def note_ignored_gpus(found: StudyFile) -> None:
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
     """The study with the GPUs of a trial, and the specification of its runs; ends the command if
     this machine cannot run it."""
+    try:
+        return _resolved(session, spec, profile)
+    except ResolveError as error:
+        launch_spec.refuse(list(error.problems), Exit.REFUSED if error.is_refusal else Exit.USAGE)
+
+
+def planned_study(session: Session, study: StudyFile) -> StudySpec:
+    """The study with the GPUs that a trial would get here; as its file says if this machine cannot run it."""
+    try:
+        spec, _ = _resolved(session, study.spec, study.profile)
+    except ResolveError:
+        return study.spec
+    return spec
+
+
+def _resolved(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
     connection = session.reader_or_none()
     with nullcontext() if connection is None else closing(connection):
         seconds = plans.usual_seconds(connection, spec)
-    try:
-        return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
-    except ResolveError as error:
-        launch_spec.refuse(list(error.problems), Exit.REFUSED if error.is_refusal else Exit.USAGE)
+    return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
 
 
 def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -153,3 +154,23 @@ def test_a_screen_that_would_be_drawn_into_a_file_is_refused(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "no 2>FILE" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "state").exists()
+
+
+@table(
+    ("words", "named"),
+    [
+        ("init .", "folder"), ("run .", "folder"), ("run --dry-run .", "folder"), ("study run --grid x=1 .", "folder"),
+        ("run -- --lr 3", "--lr"), ("init -- --lr 3", "--lr"), ("run ''", "empty"), ("run -- ''", "empty"),
+        ("init ''", "empty"), ("run 'a.py | tee x'", "bash -c 'a.py | tee x'"), ("init 'a && b'", "bash -c 'a && b'"),
+        ("study run a.py --grid lr=1,2", "study run --grid KEY=A,B -- python a.py"),
+        ("study run a.sh", "study run --grid KEY=A,B -- a.sh"),
+        ("study run -- python a.py --lr 1", "study run --grid KEY=A,B -- python"),
+    ],
+)  # fmt: skip
+def test_what_is_no_command_says_what_to_type(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = refused(workspace, *shlex.split(words), code=2).splitlines()
+    assert named in line
+    assert not list(tmp_path.glob("*.yaml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -125,6 +126,16 @@ def test_the_shells_gpus_are_not_those_of_trials(
         has_gpus = gpus != "0" or (count > 0 and words != grid)
         assert len(remarks) == (shell is not None and has_gpus), words
         assert not remarks or mentions(remarks[0], f"CUDA_VISIBLE_DEVICES={shlex.quote(shell or '')}", "ignored")
+
+
+def test_a_grid_of_a_command_on_a_machine_without_gpus(workspace: Workspace, tmp_path: Path) -> None:
+    filler = Filler(workspace)
+    filler.agent()
+    filler.close()
+    (tmp_path / "a.py").write_text("")
+    options = ("--dry-run", "--json", "--grid", "lr=1,2")
+    plan = json.loads(said(workspace, "study", "run", *options, str(tmp_path / "a.py"), "--lr", "1"))
+    assert (plan["gpus_per_trial"], plan["parallel"]) == (0, 1)
 
 
 def test_a_report_is_printed_or_written_to_a_folder_or_json(workspace: Workspace, tmp_path: Path) -> None:

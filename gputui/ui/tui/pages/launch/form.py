@@ -17,6 +17,7 @@ from gputui.ui.tui.widgets.line_edit import LineEdit
 
 if TYPE_CHECKING:
     # pydantic comes with it; it is imported where it is used, in a thread.
+    from gputui.machine.gpu_model import GpuFacts
     from gputui.profiles.params import Parameter
     from gputui.profiles.profile_file import Profile, ProfileEntry
 
@@ -111,8 +112,14 @@ class Form(Struct, frozen=True):
     is_open: bool = False
 
     @classmethod
-    def of(cls, entry: ProfileEntry, last: Mapping[str, object], targets: Sequence[str]) -> Form:
-        """The form of a profile, with an earlier run's parameters and the home's targets."""
+    def of(
+        cls,
+        entry: ProfileEntry,
+        last: Mapping[str, object],
+        targets: Sequence[str],
+        inventory: Sequence[GpuFacts] | None,
+    ) -> Form:
+        """The form of a profile, with an earlier run's parameters, the home's targets and this machine's GPUs."""
         if entry.profile is None:
             return cls(entry)
         parameters = [_parameter_field(*item, last) for item in entry.profile.parameters.items()]
@@ -123,7 +130,7 @@ class Form(Struct, frozen=True):
             folded = [replace(field, is_folded=field.last is None) for field in rest]
             parameters[-len(rest) :] = [Field(MORE, "", "", OTHER_GROUP), *folded]
         names = sorted({*targets, *entry.profile.form.targets})
-        fields = (*_run_fields(entry.profile, names), *parameters)
+        fields = (*_run_fields(entry.profile, names, inventory), *parameters)
         return cls(entry, tuple(replace(each, edit=LineEdit.at_end(each.default)) for each in fields))
 
     def shown(self, cursor: str | None, *, is_whole: bool = False) -> list[Field]:
@@ -194,14 +201,15 @@ def _text_of(value: object) -> str:
     return clean(format_value(value if is_scalar else str(value)))  # type: ignore[arg-type]
 
 
-def _run_fields(profile: Profile, targets: Sequence[str]) -> list[Field]:
+def _run_fields(profile: Profile, targets: Sequence[str], inventory: Sequence[GpuFacts] | None) -> list[Field]:
     from gputui.profiles.devices import parse_selection
+    from gputui.profiles.resolve import usual_selection
 
     def target(text: str) -> None:
         if text.strip() not in ("", *targets):
             raise ValueError(f"expected {', '.join(targets)}, or nothing for this machine")
 
-    chosen = profile.form.gpus
+    chosen = usual_selection(profile, inventory)
     gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or str(chosen.count)
     if len(chosen.devices) == 1 and isinstance(chosen.devices[0], int):
         gpus += ","

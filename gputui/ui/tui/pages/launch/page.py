@@ -139,7 +139,7 @@ class LaunchScreen(ListingPage[Field]):
         newest = self._newest_run(entry)
         last = {} if newest is None else launched_params(newest)
         last = last if prefill.run_id is None else prefill.params
-        self._change(Form.of(entry, last, targets).prefilled(prefill))
+        self._change(Form.of(entry, last, targets, plans.gpu_inventory(self.snapshot)).prefilled(prefill))
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
         """The newest run of a profile; a study chose the parameters of its trials."""

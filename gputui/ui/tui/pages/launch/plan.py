@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
+from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, SpecError, known_spec
@@ -28,6 +29,7 @@ from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, prior
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
+    from gputui.profiles.gpu_checks import GpuSituation
     from gputui.profiles.profile_file import Profile, ProfileEntry
 
 
@@ -138,6 +140,21 @@ def launched_gpu_count(run: Run) -> int | None:
     return None if (spec := known_spec(run)) is None else spec.gpus.count
 
 
+def gpu_inventory(snapshot: Snapshot) -> Sequence[GpuFacts] | None:
+    """The GPUs of this machine; None if no agent has read them."""
+    situation = _situation(snapshot)
+    if situation is None:
+        return None
+    return situation.facts
+
+
+def _situation(snapshot: Snapshot) -> GpuSituation | None:
+    from gputui.profiles.situation import situation_of
+
+    machine = snapshot.machine
+    return situation_of(snapshot.agent, snapshot.gpus, machine.quarantined, snapshot.alerts.last, machine.waiting)
+
+
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
     """Resolve the form, and do all checks that need neither a process nor a network."""
     from gputui.core.yaml_forms.problems import ProfileError
@@ -160,14 +177,13 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import check_elsewhere, quick_checks
     from gputui.profiles.resolve import resolve
-    from gputui.profiles.situation import situation_of
     from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
 
-    name, machine = form.target, snapshot.machine
+    name = form.target
     target = None if name is None else find_target(name, profile.form.targets, workspace)
-    situation = situation_of(snapshot.agent, snapshot.gpus, machine.quarantined, snapshot.alerts.last, machine.waiting)
+    situation = _situation(snapshot)
     spec = resolve(
         profile,
         overrides=form.overrides(),

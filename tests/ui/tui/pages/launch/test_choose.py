@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from gputui.profiles.init.command_profile import command_profile
+from gputui.profiles.profile_file import ProfileEntry
 from gputui.profiles.resolve import resolve
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.launch import typed
+from gputui.ui.tui.pages.launch.form import GPUS, Form
 from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from tests.tables import table
@@ -143,6 +145,12 @@ async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: 
         assert plan is not None and plan.spec is not None and plan.spec.typed == ("train.py", "--lr", "0.1")
         await pilot.press("escape", "ctrl+u", *"gone.py x", "enter")
         assert isinstance(app.screen, ChooseProfileScreen) and "gone.py" in text(app, "message")
+
+
+def test_the_form_asks_for_a_gpu_where_there_is_one(script: Path) -> None:
+    profile = command_profile(["train.py"], script.parent)
+    entry = ProfileEntry(profile.name, script.parent, "typed", profile, None)
+    assert [Form.of(entry, {}, (), inventory).text(GPUS) for inventory in (None, ())] == ["1", "0"]
 
 
 async def test_a_copy_of_a_command_is_typed_where_it_was(
