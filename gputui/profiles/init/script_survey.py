@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gputui.profiles.init.script_options import Module, Option, Style, declared_options, valid_names
+from gputui.profiles.init.parsers import declared_options
+from gputui.profiles.init.script_options import Module, Option, Style
 from gputui.profiles.init.syntax import last_name
 
 MAX_BYTES = 2 << 20
@@ -91,8 +92,8 @@ def _read_module(survey: Survey, module: Module) -> bool:
             case ast.Import(names=names):
                 survey.modules |= {alias.name for alias in names}
             case ast.ImportFrom(module=source, names=names):
-                before = [source] if source else []
-                survey.modules |= {*before, *(".".join([*before, alias.name]) for alias in names)}
+                package = source or ""
+                survey.modules |= {package, *(f"{package}.{alias.name}".strip(".") for alias in names)} - {""}
             case ast.AugAssign(target=value, op=op, value=divisor) if _divides_by_ranks(op, divisor):
                 survey.shared.add(last_name(value))
             case ast.BinOp(left=value, op=op, right=divisor) if _divides_by_ranks(op, divisor):
@@ -105,20 +106,21 @@ def _read_module(survey: Survey, module: Module) -> bool:
 
 def _read_options(survey: Survey, module: Module) -> bool:
     declared = declared_options(module)
-    for option in () if declared is None else valid_names(declared.options):
-        known = survey.options.get(option.name)
-        if known is not None:
-            option = replace(known, others=(*known.others, option.flag, *option.others))
-        survey.options[option.name] = option
     if {"HfArgumentParser", "TrlParser"} & survey.calls:
         survey.style = "hf"
     elif "LightningCLI" in survey.calls:
         survey.style = "lightning"
     elif declared is not None and (survey.style is None or declared.style == "globals"):
         survey.style = declared.style
-    if declared is not None:
-        survey.is_certain = declared.is_certain
-    return declared is not None
+    if declared is None:
+        return False
+    survey.is_certain = declared.is_certain
+    for option in declared.options:
+        earlier = survey.options.get(option.name)
+        if earlier is not None:
+            option = replace(earlier, others=(*earlier.others, option.flag, *option.others))
+        survey.options[option.name] = option
+    return True
 
 
 def _divides_by_ranks(operation: ast.operator, divisor: ast.expr) -> bool:
