@@ -206,7 +206,7 @@ def test_gpus_where_there_are_none(scripts: Path) -> None:
         ("", "train.py"), ("b_.py", "b.py"), ("LR=1 make", "before gputui"),
         ("torchrun --nproc-per-node 2", "torchrun"),
         ("python", "no script"), ("pkg/x.ipynb", "x.ipynb"), ("./notes.txt", "chmod"), ("--x 3", "--x is no option"),
-        (".", r"\. is a folder"), ("pkg x", "pkg is a folder"), ("''", "first word is empty"),
+        (".", r"\. is a folder"), ("pkg x", "pkg is a folder"), ("''", "train.py"),
         ("'python plain.py | tee log'", "type: -- bash -c 'python plain.py | tee log'"),
         ("'plain.py --lr 1' x", "type: -- bash -c 'plain.py --lr 1' x"),
     ],

@@ -8,7 +8,6 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 from gputui.core.yaml_forms.problems import nearest_file
@@ -17,6 +16,7 @@ from gputui.runs.launchers.base import Launcher
 
 SHELLS = ("bash", "sh", "zsh")
 _MAKERS = ("make", "just")
+_PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=")
 
 
@@ -43,49 +43,57 @@ class TypedCommand:
 
 def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
     """Split a command that was typed in ``folder``. Raises DraftError."""
-    if not words:
+    if not words or not words[0]:
         raise DraftError("name a script (train.py) or a command (-- torchrun train.py --lr 0.1)")
+    _check_first_word(words, folder)
     first = Path(words[0]).name
-    if not words[0]:
-        raise DraftError("the first word is empty; name a script (train.py) or a command (-- torchrun train.py)")
-    if words[0].startswith("-"):
-        raise DraftError(
-            f"{words[0]} is no option of gputui here, and a command begins with its script or program: "
-            f"train.py {words[0]}"
-        )
-    if (folder / words[0]).is_dir():
-        raise DraftError(f"{words[0]} is a folder; name a script in it, or type: -- python -m PACKAGE")
-    is_line = re.search(r"\s", words[0]) is not None and shutil.which(words[0]) is None
-    if is_line and not (folder / words[0]).exists():
-        line = shlex.join(["bash", "-c", *words])
-        raise DraftError(f"{words[0]!r} is one word; for a line of the shell type: -- {line}")
-    if _ASSIGNMENT.match(words[0]):
-        raise DraftError(f"{words[0]}: set variables before gputui, and name here only the command behind them")
-    if first.endswith((".py", ".ipynb", ".sh")) and not (folder / words[0]).is_file():
-        beside = (folder / words[0]).parent
-        meant = nearest_file(first, [path.name for path in beside.iterdir()] if beside.is_dir() else [])
-        hint = "" if meant is None else f"; did you mean {meant}?"
-        raise DraftError(f"{words[0]}: no such file{hint}")
     if first.endswith(".py"):
         return TypedCommand(script=words[0], words=list(words[1:]))
-    if (launcher := _typed_launcher([first, *words[1:]])) is not None:
+    launcher = _typed_launcher([first, *words[1:]])
+    if launcher is not None:
         return _after_launcher(words, words[1:], TypedCommand(launcher=launcher))
-    if re.fullmatch(r"python[\d.]*", first):
+    if _PYTHON.fullmatch(first):
         return _python_command(words)
     if first.endswith(".ipynb"):
         return _notebook(words, folder)
     return _other_command(words, folder)
 
 
+def _check_first_word(words: Sequence[str], folder: Path) -> None:
+    """Raise DraftError if a command cannot begin so."""
+    first, path = words[0], folder / words[0]
+    if first.startswith("-"):
+        raise DraftError(
+            f"{first} is no option of gputui here, and a command begins with its script or program: train.py {first}"
+        )
+    if path.is_dir():
+        raise DraftError(f"{first} is a folder; name a script in it, or type: -- python -m PACKAGE")
+    if re.search(r"\s", first) and shutil.which(first) is None and not path.exists():
+        line = shlex.join(["bash", "-c", *words])
+        raise DraftError(f"{first!r} is one word; for a line of the shell type: -- {line}")
+    if _ASSIGNMENT.match(first):
+        raise DraftError(f"{first}: set variables before gputui, and name here only the command behind them")
+    if path.suffix in (".py", ".ipynb", ".sh") and not path.is_file():
+        meant = None
+        if path.parent.is_dir():
+            meant = nearest_file(path.name, [file.name for file in path.parent.iterdir()])
+        if meant is None:
+            raise DraftError(f"{first}: no such file")
+        raise DraftError(f"{first}: no such file; did you mean {meant}?")
+
+
 def _python_command(words: Sequence[str]) -> TypedCommand:
     """``python -u train.py --lr 0.1``, or ``python -m`` with a module or a launcher's module. With
     other options of the interpreter the line stays as it was typed."""
-    command = TypedCommand(launcher=FOR_SCRIPT, python=None if words[0] == "python" else words[0])
+    command = TypedCommand(launcher=FOR_SCRIPT)
+    if words[0] != "python":
+        command.python = words[0]
     rest = list(words[1:])
     while rest[:1] == ["-u"]:  # gputui sets PYTHONUNBUFFERED
         rest.pop(0)
     if rest[:1] == ["-m"] and len(rest) > 1:
-        if (launcher := _typed_launcher(rest[1:])) is not None:
+        launcher = _typed_launcher(rest[1:])
+        if launcher is not None:
             command.launcher = launcher
             return _after_launcher(words, rest[2:], command)
         command.module, command.words = rest[1], rest[2:]
@@ -115,43 +123,46 @@ def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
     first, program = words[0], list(words[:1])
     file = folder / first
     if file.is_file() and ("/" in first or shutil.which(first) is None):
-        if os.access(file, os.X_OK):
-            program = [first if "/" in first else f"./{first}"]
-        elif first.endswith(".sh"):
+        if first.endswith(".sh") and not os.access(file, os.X_OK):
             program = ["bash", first]
-        else:
+        elif not os.access(file, os.X_OK):
             raise DraftError(f"{first} is neither a Python script nor a program; chmod +x makes it one")
+        elif "/" not in first:
+            program = [f"./{first}"]
     return _unchanged([*program, *words[1:]])
 
 
 def _unchanged(words: Sequence[str]) -> TypedCommand:
     """A command that stays as it was typed, apart from its options. These begin behind the script of
     Python or of the shell, or with the first option or ``NAME=VALUE``."""
-    first, script = Path(words[0]).name, None
-    if first in SHELLS:
-        ends = [index + 1 for index, word in enumerate(words) if index and not word.startswith("-")]
-    elif first in _MAKERS:
-        ends = [index for index, word in enumerate(words) if _ASSIGNMENT.match(word)]
-    elif script := next((word for word in words if word.endswith(".py")), None):
-        ends = [words.index(script) + 1]
-    elif first.endswith(".sh"):
-        ends = [1]
-    elif (inner := _python_words(words)) is not None:
-        ends = [inner]
-    else:
-        ends = [index for index, word in enumerate(words) if index and (word[:1] == "-" or _ASSIGNMENT.match(word))]
-    end = ends[0] if ends else len(words)
+    script = None
+    if Path(words[0]).name not in (*SHELLS, *_MAKERS):
+        script = next((word for word in words if word.endswith(".py")), None)
+    end = _program_length(words, script)
     return TypedCommand(launcher=FOR_COMMAND, script=script, program=list(words[:end]), words=list(words[end:]))
 
 
-def _python_words(words: Sequence[str]) -> int | None:
-    """The place behind ``python -m package.train`` or ``python -c CODE`` in a command."""
-    places = (
-        index + 3
-        for index, (word, option) in enumerate(pairwise(words))
-        if re.fullmatch(r"python[\d.]*", Path(word).name) and option in ("-m", "-c")
-    )
-    return next(places, None)
+def _program_length(words: Sequence[str], script: str | None) -> int:
+    """The number of words before a command's options."""
+    first = Path(words[0]).name
+    if script is not None:
+        return words.index(script) + 1
+    if first.endswith(".sh"):
+        return 1
+    places = range(1, len(words))
+    if first in SHELLS:
+        ends = [place + 1 for place in places if not words[place].startswith("-")]
+    elif first in _MAKERS:
+        ends = [place for place in places if _ASSIGNMENT.match(words[place])]
+    else:
+        # python -m package.train, or python -c CODE
+        ends = [
+            place + 2
+            for place in places
+            if words[place] in ("-m", "-c") and _PYTHON.fullmatch(Path(words[place - 1]).name)
+        ]
+        ends += [place for place in places if words[place][:1] == "-" or _ASSIGNMENT.match(words[place])]
+    return min([*ends[:1], len(words)])
 
 
 def _typed_launcher(words: Sequence[str]) -> Launcher | None:
@@ -175,7 +186,7 @@ def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCom
         word = words.pop(0)
         option, equals, _ = word.partition("=")
         if option in ("-m", "--module"):
-            command.module, command.words = words[0] if words else None, words[1:]
+            command.module, command.words = next(iter(words), None), words[1:]
             break
         if not word.startswith("-"):
             command.script, command.words = word, words
@@ -196,8 +207,11 @@ def _typed_count(words: Sequence[str], names: Sequence[str]) -> int | None:
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option in names:
-            value = value if equals else "".join(words[index + 1 : index + 2])
-            return int(value) if value.isdigit() else None
+            if not equals:
+                value = "".join(words[index + 1 : index + 2])
+            if value.isdigit():
+                return int(value)
+            return None
     return None
 
 
@@ -215,4 +229,6 @@ def number_or_text(text: str) -> int | float | str:
     """The number that a word spells, else the word."""
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
-    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text) else text
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        return float(text)
+    return text

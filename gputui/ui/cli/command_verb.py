@@ -29,5 +29,7 @@ class CommandVerb(Verb):
         parser.allow_interspersed_args = False
         parsed, _, _ = parser.parse_args(list(args))
         typed = parsed.get("words")
-        words = list(typed) if isinstance(typed, tuple | list) else []
+        words: list[str] = []
+        if isinstance(typed, tuple | list):
+            words += typed
         return words, args[: len(args) - len(words)][-1:] == ["--"]

@@ -31,30 +31,31 @@ from gputui.ui.cli.log_trial import read_log
 def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
     here = Path.cwd()
-    folder = here if out is None else (here / out).parent
-    if folder.resolve() != here.resolve():
+    if out is not None and (here / out).parent.resolve() != here.resolve():
         fail("--out names a file in this folder: relative paths of the profile begin where it lies", Exit.USAGE)
     # Without asking the driver.
     gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    trial = None if log is None else try_log(read_log(log), LearnedLines())
+    trial = None
+    if log is not None:
+        trial = try_log(read_log(log), LearnedLines())
     try:
-        made = draft(words, here, preset=None if preset is None else PRESETS[preset], gpus=gpus, trial=trial)
+        profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
     except (DraftError, SurveyError) as error:
         fail(str(error), Exit.USAGE)
-    path = here / (out or f"{made.name}.yaml")
+    path = here / (out or f"{profile.name}.yaml")
     try:
-        read_profile(made.text, path)
+        read_profile(profile.text, path)
     except ProfileError as error:
         fail(
             f"no valid profile could be drafted: {error.problems[0]}; write one by hand (docs/profiles.md)", Exit.USAGE
         )
     try:
-        _write_new(path, made.text)
+        _write_new(path, profile.text)
     except FileExistsError:
         fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", Exit.REFUSED)
     except OSError as error:
         fail(f"{shown_path(path)} cannot be written: {error.strerror}", Exit.REFUSED)
-    for mark, lines in (("✓", made.seen), ("▲", made.open_points)):
+    for mark, lines in (("✓", profile.seen), ("▲", profile.open_points)):
         for line in lines:
             say(f"{mark} {line}")
     named = f"./{shown_path(path)}"

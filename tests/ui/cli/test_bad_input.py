@@ -160,8 +160,8 @@ def test_a_screen_that_would_be_drawn_into_a_file_is_refused(tmp_path: Path) -> 
     ("words", "named"),
     [
         ("init .", "folder"), ("run .", "folder"), ("run --dry-run .", "folder"), ("study run --grid x=1 .", "folder"),
-        ("run -- --lr 3", "--lr"), ("init -- --lr 3", "--lr"), ("run ''", "empty"), ("run -- ''", "empty"),
-        ("init ''", "empty"), ("run 'a.py | tee x'", "bash -c 'a.py | tee x'"), ("init 'a && b'", "bash -c 'a && b'"),
+        ("run -- --lr 3", "--lr"), ("init -- --lr 3", "--lr"), ("run ''", "train.py"), ("run -- ''", "train.py"),
+        ("init ''", "train.py"), ("run 'a.py | tee x'", "bash -c 'a.py | tee x'"), ("init 'a; b'", "bash -c 'a; b'"),
         ("study run a.py --grid lr=1,2", "study run --grid KEY=A,B -- python a.py"),
         ("study run a.sh", "study run --grid KEY=A,B -- a.sh"),
         ("study run -- python a.py --lr 1", "study run --grid KEY=A,B -- python"),
