@@ -29,8 +29,10 @@ class CrossFinding(Struct, frozen=True):
 def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Find problems between keys, in the raw mapping: single values may be wrong."""
     programs = [key for key in ("script", "module", "command") if key in data]
-    name = data.get("launcher", (FOR_COMMAND if programs == ["command"] else FOR_RANKS).name)
-    launcher = LAUNCHERS.get(name) if isinstance(name, str) else None
+    usual: Launcher = FOR_RANKS
+    if programs == ["command"]:
+        usual = FOR_COMMAND
+    launcher = LAUNCHERS.get(str(data.get("launcher", usual.name)))
     if not programs:
         yield CrossFinding((), "one of script, module or command is needed")
     for extra in programs[1:]:
@@ -54,12 +56,10 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
 def _check_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Keys that the launcher lacks or does not use."""
     if len(programs) == 1 and launcher.takes_command != (programs == ["command"]):
-        wanted = (
-            f"the key command, not {programs[0]}"
-            if launcher.takes_command
-            else f"a script or a module; for a command write launcher: {FOR_COMMAND.name}"
-        )
-        yield CrossFinding(("launcher",), f"launcher {launcher.name} takes {wanted}")
+        expected = f"a script or a module; for a command write launcher: {FOR_COMMAND.name}"
+        if launcher.takes_command:
+            expected = f"the key command, not {programs[0]}"
+        yield CrossFinding(("launcher",), f"launcher {launcher.name} takes {expected}")
     if launcher.takes_command and "python" in data:
         yield CrossFinding(("python",), f"launcher {launcher.name} uses no interpreter of its own; name it in command")
     if not launcher.starts_ranks and "nproc" in data:
@@ -83,13 +83,18 @@ def _check_sinks(sinks: object) -> Iterator[CrossFinding]:
             yield CrossFinding(place, problem)
 
 
+_PLACE_WORDS = {True: "an address", False: "a path"}
+"""A sink's place, by whether it is an address."""
+
+
 def _target_problem(name: Format, target: object) -> str | None:
     has_address = FORMATS[name].is_address
     if target is None:
-        needed = f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…"
-        return needed if FORMATS[name].place is None else None
+        if FORMATS[name].place is not None:
+            return None
+        return f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…"
     if not isinstance(target, str) or not target or "\0" in target:
-        return f"expected {'an address' if has_address else 'a path'} as text"
+        return f"expected {_PLACE_WORDS[has_address]} as text"
     if has_address and "://" not in target:
         return f"expected an address such as sqlite:////path/{name}.db or http://127.0.0.1:5000"
     if has_address and target.startswith("sqlite:///") and not target.startswith("sqlite:////"):
@@ -112,8 +117,9 @@ def _check_scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
 
 def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Phases must follow each other by the steps of their checkpoints."""
-    given = data.get("phases")
-    phases = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    content, phases = data.get("phases"), []
+    if isinstance(content, list):
+        phases = [phase for phase in content if isinstance(phase, dict)]
     if phases and "checkpoints" not in data:
         yield CrossFinding(("phases",), "each phase continues from a checkpoint; give checkpoints, too")
     params = _mapping(data, "params")
@@ -124,7 +130,8 @@ def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
             yield CrossFinding(("phases", number), "only the last phase may leave out until")
         elif isinstance(until, int) and until <= before:
             yield CrossFinding(("phases", number, "until"), f"is not behind the phase before, which ends at {before}")
-        before = until if isinstance(until, int) else before
+        if isinstance(until, int):
+            before = until
         changed = _mapping(phase, "params")
         for name in changed:
             if redact_params({name: changed[name]}) != {name: changed[name]}:
@@ -137,5 +144,7 @@ def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
 
 def _mapping(data: Mapping[str, Any], key: str) -> Mapping[Any, Any]:
     """The mapping of a key, an empty one if something else was given."""
-    given = data.get(key)
-    return given if isinstance(given, Mapping) else {}
+    content = data.get(key)
+    if not isinstance(content, Mapping):
+        return {}
+    return content

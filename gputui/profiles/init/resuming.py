@@ -28,8 +28,9 @@ def resume_form(subject: DraftSubject, option: Option | None) -> ResumeForm:
         return ResumeForm((), f"resumed by ${_VARIABLE}, which the script reads")
     has_parser = preset is not None and preset.style in (None, survey.style)
     if preset is not None and preset.resume and has_parser and preset.resume_word in survey.text:
-        remark = preset.advice if preset.style is None else ""
-        return ResumeForm(preset.resume, remark)
+        if preset.style is None:
+            return ResumeForm(preset.resume, preset.advice)
+        return ResumeForm(preset.resume, "")
     finds_itself = "the script finds its newest checkpoint itself"
     if option is not None and option.is_flag:
         return ResumeForm((option.flag,), finds_itself)

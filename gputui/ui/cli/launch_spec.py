@@ -15,6 +15,7 @@ import click
 
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
@@ -78,21 +79,19 @@ def resolve_spec(
     heeds_shell_gpus: bool = True,
 ) -> RunSpec:
     """The specification of a run; ends the command with one line per problem."""
-    inventory = None if situation is None else situation.facts
     try:
-        given = split_assignments(changes)
         return resolve(
             profile,
-            overrides=given,
+            overrides=split_assignments(changes),
             gpus_override=gpus,
-            inventory=inventory,
+            inventory=_inventory(situation),
             target=target,
             heeds_shell_gpus=heeds_shell_gpus,
         )
     except ParameterError as error:
         refuse(list(error.problems), Exit.USAGE)
     except ResolveError as error:
-        refuse(list(error.problems), Exit.REFUSED if error.is_refusal else Exit.USAGE)
+        refuse_unresolved(error)
 
 
 def resolve_on_target(
@@ -122,15 +121,21 @@ def resolve_without_gpus(
 ) -> tuple[RunSpec, list[str]]:
     """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are
     requested all the same, with one line per problem."""
-    inventory = None if situation is None else situation.facts
     try:
-        return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory), []
+        overrides = split_assignments(changes)
+        return resolve(profile, overrides=overrides, gpus_override=gpus, inventory=_inventory(situation)), []
     except ResolveError as error:
         if not error.is_refusal:
             refuse(list(error.problems), Exit.USAGE)
         return resolve_spec(profile, changes, gpus, None, heeds_shell_gpus=False), list(error.problems)
     except ParameterError as error:
         refuse(list(error.problems), Exit.USAGE)
+
+
+def _inventory(situation: GpuSituation | None) -> Sequence[GpuFacts] | None:
+    if situation is None:
+        return None
+    return situation.facts
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:
@@ -156,6 +161,13 @@ def refuse_failed(results: Iterable[CheckResult]) -> None:
     failed = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
     if failed:
         refuse(failed, Exit.REFUSED)
+
+
+def refuse_unresolved(error: ResolveError) -> NoReturn:
+    """Print why there is no specification, and exit."""
+    if error.is_refusal:
+        refuse(list(error.problems), Exit.REFUSED)
+    refuse(list(error.problems), Exit.USAGE)
 
 
 def refuse(problems: list[str], code: int) -> NoReturn:

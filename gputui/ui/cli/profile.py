@@ -35,7 +35,7 @@ def list_(session: Session, as_json: bool) -> None:
                     "name": entry.name,
                     "path": str(entry.path),
                     "source": entry.source,
-                    "error": None if entry.error is None else str(entry.error).splitlines()[0],
+                    "error": _first_mistake(entry),
                 }
                 for entry in entries
             ]
@@ -47,9 +47,15 @@ def list_(session: Session, as_json: bool) -> None:
 
 def _remark(entry: ProfileEntry) -> str:
     """The description of a profile, or its first mistake."""
-    if entry.error is not None:
-        return str(entry.error).splitlines()[0]
-    return (entry.profile.form.description if entry.profile is not None else None) or ""
+    if entry.error is not None or entry.profile is None:
+        return _first_mistake(entry) or ""
+    return entry.profile.description
+
+
+def _first_mistake(entry: ProfileEntry) -> str | None:
+    if entry.error is None:
+        return None
+    return str(entry.error).splitlines()[0]
 
 
 @command.command("save", changes=False)
@@ -85,7 +91,7 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
         fail(f"{path} is there already; give another name: gputui profile save {view.run_id} NAME", Exit.REFUSED)
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror or error}", Exit.REFUSED)
-    say(f"wrote {path}; look through it, then: gputui run {title if out is None else out}")
+    say(f"wrote {path}; look through it, then: gputui run {out or title}")
 
 
 @command.command("export", changes=False)

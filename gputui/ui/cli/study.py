@@ -92,17 +92,27 @@ def run(
     if len(words) > 1 and not is_command:
         fail(f"{words[1]} is no option of a study", Exit.USAGE)
     if options["grid"]:
-        found = load_grid(session, words, target, ctx.command if is_command else None, **options)
-    elif given := next((name for name, value in options.items() if value), None):
-        given = "set" if given == "changes" else given
-        fail(f"--{given} goes with --grid; a study's file has it as a key", Exit.USAGE)
+        command_of_words = None
+        if is_command:
+            command_of_words = ctx.command
+        study = load_grid(session, words, target, command_of_words, **options)
+    elif any(options.values()):
+        option = next(name for name, value in options.items() if value).replace("changes", "set")
+        fail(f"--{option} goes with --grid; a study's file has it as a key", Exit.USAGE)
     else:
-        found = load_file(session, words[0], target)
-    note_ignored_gpus(found)
+        study = load_file(session, words[0], target)
+    note_ignored_gpus(study)
     if dry_run:
-        print_plan(session, planned_study(session, found), as_json=as_json)
+        print_plan(session, planned_study(session, study), as_json=as_json)
         return
-    raise SystemExit(launch(session, found.spec, found.profile, found.source, wait=wait, as_json=as_json))
+    raise SystemExit(launch(session, study.spec, study.profile, study.source, wait=wait, as_json=as_json))
+
+
+def _typed_moment(at: str | None) -> float | None:
+    """The moment of ``--at``; None for now."""
+    if at is None:
+        return None
+    return typed_moment(at)
 
 
 @command.command("check", changes=False)
@@ -132,18 +142,22 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
 @click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The studies, newest first."""
-    moment = None if at is None else typed_moment(at)
+    moment = _typed_moment(at)
     connection = session.reader_or_none()
-    found = [] if connection is None else read_studies(connection, moment)
-    now = time.time() if moment is None else moment
+    studies: list[StudyRecord] = []
+    if connection is not None:
+        studies = read_studies(connection, moment)
+    now = time.time()
+    if moment is not None:
+        now = moment
     if as_json:
-        print_json([study_shape(connection, one, now, moment) for one in found if connection is not None])
+        print_json([study_shape(connection, study, now, moment) for study in studies if connection is not None])
         return
-    session.note_missing_agent(is_active=any(study.state.needs_agent for study in found))
-    if connection is None or not found:
+    session.note_missing_agent(is_active=any(study.state.needs_agent for study in studies))
+    if connection is None or not studies:
         say("no study yet; gputui study run FILE begins one, gputui study run PROFILE --grid lr=0.1,0.05 a grid")
         return
-    rows = [study_row(connection, one, now, moment) for one in found]
+    rows = [study_row(connection, study, now, moment) for study in studies]
     print_table(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows)
 
 
@@ -155,26 +169,31 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
 @click.pass_obj
 def show(session: Session, study: str | None, source: bool, at: str | None, as_json: bool) -> None:
     """One study with its trials, the newest where none is named."""
-    moment = None if at is None else typed_moment(at)
+    moment = _typed_moment(at)
     with closing(session.reader()) as connection:
-        found = _find(connection, study, moment)
+        record = _find(connection, study, moment)
         if source:
-            click.echo(found.source, nl=False)
+            click.echo(record.source, nl=False)
             return
-        shape = show_shape(connection, found, time.time(), moment, session.workspace)
+        shape = show_shape(connection, record, time.time(), moment, session.workspace)
         if as_json:
             print_json(shape)
             return
-        say(f"{found.study_id} {found.state}" + (f": {found.remark}" if found.remark else ""))
-        goal = ", ".join(f"{one['direction']} {one['metric']}" for one in shape["objectives"])
-        spec = study_spec(found)
-        pruner = "" if spec.pbt is not None else f" · pruner {spec.pruner.kind}"
-        on = "" if shape["target"] is None else f" · on {shape['target']}"
-        say(f"{goal} · {spec.method}{pruner}{on} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
+        say(": ".join(filter(None, (f"{record.study_id} {record.state}", record.remark))))
+        goal = ", ".join(f"{objective['direction']} {objective['metric']}" for objective in shape["objectives"])
+        spec = study_spec(record)
+        facts = [goal, spec.method]
+        if spec.pbt is None:
+            facts.append(f"pruner {spec.pruner.kind}")
+        if shape["target"] is not None:
+            facts.append(f"on {shape['target']}")
+        say(" · ".join([*facts, f"{units.gpu_hours(shape['gpu_hours'])} GPU-hours"]))
         say(f"optuna-dashboard {shape['storage']}")
-        best = {one["number"] for one in shape["best"]}
-        trials = read_trials(connection, found.study_id, moment)
-        waiting = waiting_trials(connection, found.study_id, time.time()) if moment is None else {}
+        best = {trial["number"] for trial in shape["best"]}
+        trials = read_trials(connection, record.study_id, moment)
+        waiting: dict[str, str] = {}
+        if moment is None:
+            waiting = waiting_trials(connection, record.study_id, time.time())
         rows = [
             trial_row(trial, is_best=trial.number in best, waits_for=waiting.get(trial.run_id or ""))
             for trial in trials
@@ -312,7 +331,7 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
     from gputui.reports.pages import ReportError, write_files
     from gputui.studies.report import contents, markdown, read_findings
 
-    moment = None if at is None else typed_moment(at)
+    moment = _typed_moment(at)
     with closing(session.reader()) as connection:
         found = _find(connection, study, moment)
         findings = read_findings(connection, session.workspace, found, time.time(), moment)

@@ -68,25 +68,23 @@ def load_grid(
     metric = options["metric"] or metrics.loss or LOSS
     if options["metric"] is None and metrics.best is not None:
         metric, maximizes = metrics.best.name, maximizes or metrics.best.mode == "max"
-    objective = {
-        "metric": metric,
-        "direction": "maximize" if maximizes else "minimize",
-        "over": options["over"] or "best",
-    }
+    objective = {"metric": metric, "direction": "minimize", "over": options["over"] or "best"}
+    if maximizes:
+        objective["direction"] = "maximize"
     settings = {"name": options["name"], "objective": objective, "parallel": options["parallel"], "target": target}
     try:
-        given = {key: text.split(",") for key, text in split_assignments(options["grid"]).items()}
+        values = {key: text.split(",") for key, text in split_assignments(options["grid"]).items()}
         fixed = split_assignments(options["changes"])
-        source = grid_source(profile, given, fixed, settings)
+        source = grid_source(profile, values, fixed, settings)
         study = read_study(source, Path("--grid"), session.workspace, Path.cwd())
         harmless = replace(profile, typed=redact_argv(profile.typed))
-        return replace(study, source=grid_source(harmless, given, fixed, settings))
+        return replace(study, source=grid_source(harmless, values, fixed, settings))
     except ParameterError as error:
         launch_spec.refuse(list(error.problems), Exit.USAGE)
     except ProfileError as error:
         # The file is not the person's own: its lines say nothing.
-        problems = [replace(one, file=_parameter(one.key), line=None, key="") for one in error.problems]
-        launch_spec.refuse([str(one).removeprefix(": ") for one in problems], Exit.USAGE)
+        problems = [replace(problem, file=_parameter(problem.key), line=None, key="") for problem in error.problems]
+        launch_spec.refuse([str(problem).removeprefix(": ") for problem in problems], Exit.USAGE)
 
 
 def _parameter(key: str) -> str:
@@ -107,7 +105,7 @@ def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[
     try:
         return _resolved(session, spec, profile)
     except ResolveError as error:
-        launch_spec.refuse(list(error.problems), Exit.REFUSED if error.is_refusal else Exit.USAGE)
+        launch_spec.refuse_unresolved(error)
 
 
 def planned_study(session: Session, study: StudyFile) -> StudySpec:
@@ -211,15 +209,21 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
         say(f"{study_id} {study.state}: {study.reason}")
         objectives = study_spec(study).objectives
         for trial in ranked(trials, objectives, most=1):
-            say(f"{'Pareto front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
-    is_well = study.state is StudyState.FINISHED and any(one.state is TrialState.COMPLETE for one in trials)
-    return Exit.OK if is_well else Exit.RUN_FAILED
+            title = "best"
+            if len(objectives) > 1:
+                title = "Pareto front"
+            say(f"{title}: {trial_line(trial)}")
+    if study.state is StudyState.FINISHED and any(trial.state is TrialState.COMPLETE for trial in trials):
+        return Exit.OK
+    return Exit.RUN_FAILED
 
 
 def trial_line(trial: TrialRecord) -> str:
     """``trial 3: 0.98 · lr=0.01 batch_size=16 · done``."""
     values = ", ".join(map(units.metric_value, trial.values or (trial.shown_value,)))
-    names_state = trial.reason is not None and trial.reason.startswith(trial.state)
-    word = trial.state.word
-    how = word if trial.reason is None else trial.reason if names_state else f"{word}: {trial.reason}"
-    return f"trial {trial.number}: {values} · {plans.point_words(trial.params)} · {how}"
+    end = trial.state.word
+    if trial.reason is not None and trial.reason.startswith(trial.state):
+        end = trial.reason
+    elif trial.reason is not None:
+        end = f"{end}: {trial.reason}"
+    return f"trial {trial.number}: {values} · {plans.point_words(trial.params)} · {end}"
