@@ -8,12 +8,12 @@ from collections.abc import Sequence
 class EpochCount:
     """Counts the steps of a line that names an epoch and a place in it on through the training.
 
-    The first epoch of the run counts as 0, whatever its number. An epoch is as long as the first total
-    that is printed, or without one as the first epoch that ends. Places under another total, as after
-    a change of the batch, are converted to that length: all attempts count on one scale. A place that
-    passes its total, or does not begin again with the next epoch, is a step already.
+    Epochs count from 1, or from 0 where an epoch 0 was printed: a script that resumes at epoch 5 has four behind it.
+    An epoch is as long as the first total that is printed, or without one as the first epoch that ends. Places under
+    another total, as after a change of the batch, are converted to that length: all attempts count on one scale. A
+    place that passes its total, or does not begin again with the next epoch, is a step already.
 
-    ``learned`` is the first epoch, then the length of an epoch (0 for such a place), then 1 once an
+    ``learned`` is the number of the first epoch, then the length of an epoch (0 for such a place), then 1 once an
     epoch has ended and shown which; None before the first line.
     """
 
@@ -45,7 +45,7 @@ class EpochCount:
 
     def step(self, epoch: int, place: int, total: int | None) -> int:
         """The step of the next line."""
-        self._first = epoch if self._first is None else min(self._first, epoch)
+        self._first = min(epoch, 1 if self._first is None else self._first)
         if not self._is_sure and self._last != (epoch, place):
             self._learn(epoch, place, total)
         self._last = (epoch, place)

@@ -216,7 +216,7 @@ def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list
     (["e1 i0/100 e1 i50/100", "e3 i0/125 e3 i50/125"], [0, 50, 200, 240]),
     # Without a total, the first attempt's first epoch counts all the same.
     (["e1 i0 e1 i50 e2 i0", "e2 i50 e3 i0"], [0, 50, 100, 150, 200]),
-    (["e3 i5/10", "e1 i5/10"], [5, 5]),
+    (["e3 i5/10", "e1 i5/10"], [25, 5]),
 ])  # fmt: skip
 def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[str], steps: list[int]) -> None:
     bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
