@@ -13,7 +13,8 @@ from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned
 from gputui.metrics.learning.learner import Learner
-from gputui.metrics.learning.shapes import Counters, LearnedShape, Position, ShapeReader
+from gputui.metrics.learning.positions import Position
+from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
 from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_prefix
 from gputui.metrics.printed import CUT_OFF
 
