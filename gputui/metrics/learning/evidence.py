@@ -147,6 +147,11 @@ class ShapeEvidence:
         values = [row.counts.get(count) for row in self.rows]
         return all(a is not None and b is not None and b > a for a, b in pairwise(values))
 
+    def stands(self, count: str) -> bool:
+        """Return whether a count was there and the same at all lines."""
+        values = {row.counts.get(count) for row in self.rows}
+        return len(values) == 1 and None not in values
+
     def advancing_count(self) -> str | None:
         """The count of other lines that rose from each line to the next; of several the one that rose most."""
         counts = [count for count in self.rows[-1].counts if count != NEWEST and self.advances(count)]
@@ -289,5 +294,12 @@ def _shape(
     step, epoch, _ = evidence.counting
     restarts = step is not None and epoch is None and evidence.begins_again(step)
     return LearnedShape(
-        line.text, columns, candidate.since_line, evidence.counting.is_held_out, restarts, line.columns[-1].part
+        line.text,
+        columns,
+        candidate.since_line,
+        is_held_out=evidence.counting.is_held_out,
+        restarts=restarts,
+        may_nest=step is not None and step.may_be_place,
+        is_apart=step is None and epoch is not None and evidence.stands(NEWEST),
+        part=line.columns[-1].part,
     )

@@ -14,11 +14,12 @@ class Running(Struct):
     """Where the reading is.
 
     ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
-    ``part`` that of the data which the last metric line names, ``recent`` the names that are stored of the newest
-    steps, ``ranks`` the lowest of each shape, ``positions`` and ``counts`` the states of each `Position` and
-    `EpochCount`. A rank may repeat
-    ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line overwrote a bar
-    with blanks; ``held`` is the shape, text and rank of a line written above the bar that is drawn next.
+    ``epochs_before`` those of the trainings before. ``steps`` and ``headers`` are the states of each `Course`,
+    ``positions`` and ``counts`` those of each `Position` and `EpochCount`. ``part`` is that of the data which the last
+    metric line names, ``recent`` the names that are stored of the newest steps, ``ranks`` the lowest of each shape. A
+    rank may repeat ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line
+    overwrote a bar with blanks; ``held`` is the shape, text and rank of a line written above the bar that is drawn
+    next.
     """
 
     lines: int = 0
@@ -26,6 +27,9 @@ class Running(Struct):
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
+    epochs_before: int = 0
+    steps: tuple[int | None, ...] = ()
+    headers: tuple[int | None, ...] = ()
     part: str | None = None
     recent: dict[int, list[str]] = field(default_factory=dict)
     ranks: dict[int, int] = field(default_factory=dict)
@@ -35,6 +39,11 @@ class Running(Struct):
     records: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
     is_cleared: bool = False
     held: tuple[int, str, int | None] | None = None
+
+    @property
+    def counted_epoch(self) -> int | None:
+        """The epoch of the last header, counted over all trainings."""
+        return None if self.epoch is None else self.epochs_before + self.epoch
 
 
 class Learning(Struct, frozen=True):

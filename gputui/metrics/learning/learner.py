@@ -158,8 +158,8 @@ class Learner:
         counts = {counter_key: counter.counted for counter_key, counter in self._counters.items()}
         if running.newest is not None:
             counts[NEWEST] = running.newest
-        if running.epoch is not None:
-            counts[_EPOCH] = running.epoch
+        if running.counted_epoch is not None:
+            counts[_EPOCH] = running.counted_epoch
         begun = Candidate(line.text, line.header, running.lines)
         candidate = candidates.pop(key, begun).with_line(line, counts, running.part, rank)
         candidates[key] = candidate

@@ -13,7 +13,7 @@ from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned
 from gputui.metrics.learning.learner import Learner
-from gputui.metrics.learning.positions import Position
+from gputui.metrics.learning.positions import Course, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
 from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_prefix
 from gputui.metrics.printed import CUT_OFF
@@ -51,6 +51,7 @@ class LearnedLines(LineFormat):
         self._readers: list[ShapeReader] = []
         self._has_metrics = self._has_steps = self._counts_steps = self._has_bar = False
         self._counts = {scale: EpochCount.of_state(state) for scale, state in running.counts.items()}
+        self._steps, self._headers = Course(running.steps), Course(running.headers)
         self._positions: list[Position] = []
         for index, shape in enumerate(learned.shapes):
             self._use(shape, running.positions[index] if running.positions else ())
@@ -62,6 +63,8 @@ class LearnedLines(LineFormat):
                 self._running,
                 recent={step: [*names] for step, names in self._running.recent.items()},
                 ranks={**self._running.ranks},
+                steps=self._steps.state,
+                headers=self._headers.state,
                 positions=tuple(position.state for position in self._positions),
                 counts={scale: count.state for scale, count in self._counts.items()},
                 records=self._whole_lines.state,
@@ -203,18 +206,18 @@ class LearnedLines(LineFormat):
             step = self._place(index, counters)
             if step is not None and not (shape.is_source and self._has_steps):
                 self._running.newest = step
-                self._running.total = None if shape.restarts or counters.epoch is not None else counters.step_total
+                has_epochs = shape.restarts or counters.epoch is not None
+                self._running.total = None if has_epochs else self._total_steps(index, counters)
             return step
         if counters.epoch is None:
-            return self._running.newest if self._counts_steps else self._running.epoch
+            return self._running.newest if self._counts_steps else self._running.counted_epoch
         if shape.is_source:
-            self._running.epoch, self._running.epochs = counters.epoch, counters.epoch_total
+            self._note_header(self._positions[index], counters)
             return None
-        if self._counts_steps:
-            return self._running.newest or 0
-        return counters.epoch
+        return self._step_of_epoch(index, counters.epoch, counters.epoch_total)
 
     def _place(self, index: int, counters: Counters) -> int | None:
+        """The step of a line with a place: 120 of ``Epoch 2 [20/100]``."""
         shape, position = self._readers[index].shape, self._positions[index]
         place, total = counters.step, counters.step_total
         assert place is not None
@@ -223,8 +226,41 @@ class LearnedLines(LineFormat):
         if is_nameless and was_at_end and position.has_restarted(place, total):
             self._readers[index] = ShapeReader(replace(shape, restarts=True))
             self._has_news = True
-        step = position.step(counters, self._running.epoch, restarts=shape.restarts)
-        return step if step is not None and step <= MAX_STEP else None
+        step = position.step(counters, self._running.counted_epoch, restarts=shape.restarts, may_nest=shape.may_nest)
+        if step is None or step > MAX_STEP:
+            return None
+        is_end = place == total and counters.epoch == counters.epoch_total
+        step = self._steps.count(position, step, is_end=is_end, repeats=self._repeats(shape))
+        return step if step <= MAX_STEP else None
+
+    def _step_of_epoch(self, index: int, epoch: int, epochs: int | None) -> int | None:
+        """The step of a line that has only an epoch: the newest, of which it is a summary. Where no step was made since
+        the last such line, the epochs are a training of their own behind it."""
+        shape, position, newest = self._readers[index].shape, self._positions[index], self._running.newest
+        if not self._counts_steps or newest is None:
+            step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(shape))
+            return step if step <= MAX_STEP else None
+        if position.summarised is None:
+            newest += shape.is_apart
+        elif position.summarised == newest and epoch != position.last:
+            newest += max(1, epoch - (position.last or 0))
+        if newest > MAX_STEP:
+            return None
+        position.last, position.summarised = epoch, newest
+        self._running.newest = newest
+        self._steps.highest = max(newest, self._steps.highest or 0)
+        return newest
+
+    def _note_header(self, position: Position, counters: Counters) -> None:
+        """Note the epoch of the lines below."""
+        epoch, epochs = counters.epoch, counters.epoch_total
+        assert epoch is not None
+        self._headers.count(position, epoch, is_end=epoch == epochs)
+        self._running.epoch, self._running.epochs, self._running.epochs_before = epoch, epochs, position.base
+
+    def _repeats(self, shape: LearnedShape) -> bool:
+        """Return whether a line just before had a metric of a shape."""
+        return any(name in names for names in self._running.recent.values() for name in shape.names if name != _EPOCH)
 
     def _epoch_of(self, shape: LearnedShape, counters: Counters) -> int | None:
         """The epoch that a line names, or a header before it if its lines are of epochs."""
@@ -234,20 +270,31 @@ class LearnedLines(LineFormat):
         return self._running.epoch
 
     def _total_steps(self, index: int, counters: Counters) -> int | None:
-        shape = self._readers[index].shape
+        """The steps of the run at the end of the training of a line, as far as it is known."""
+        shape, position = self._readers[index].shape, self._positions[index]
         if shape.is_held_out:
             return None
-        epochs = self._running.epochs if counters.epoch is None else counters.epoch_total
+        if counters.step is None and self._counts_steps:
+            return self._running.total
+        epochs = counters.epoch_total
+        if counters.epoch is None and self._running.epochs is not None:
+            epochs = self._running.epochs_before + self._running.epochs
         if counters.step is None:
-            return self._running.total if self._counts_steps else epochs
-        if counters.epoch is None and not shape.restarts:
-            return counters.step_total
-        position = self._positions[index]
-        # Whether the last of epochs from 0 is the total, or the one before it, is unknown.
-        begins_at_zero = (*(position.count.learned or ()), None)[0] == 0
-        if epochs is None or not position.epoch_length or begins_at_zero:
-            return None
-        return epochs * position.epoch_length
+            total = epochs
+        elif counters.epoch is None and not shape.restarts:
+            total = counters.step_total
+        else:
+            total = _steps_of(epochs, position)
+        return None if total is None else position.base + total
+
+
+def _steps_of(epochs: int | None, position: Position) -> int | None:
+    """The steps of so many epochs."""
+    # Whether the last of epochs from 0 is the total, or the one before it, is unknown.
+    begins_at_zero = (*(position.count.learned or ()), None)[0] == 0
+    if epochs is None or not position.epoch_length or begins_at_zero:
+        return None
+    return epochs * position.epoch_length
 
 
 def _text(line: bytes) -> str:

@@ -35,7 +35,9 @@ class LearnedShape(Struct, frozen=True):
     """Lines of the form of ``example``.
 
     ``is_held_out``: its places are those of a validation, of which the last line counts. ``restarts``: its places
-    begin again though it names no epoch. ``part`` is that of the data which its lines name.
+    begin again though it names no epoch. ``may_nest``: its places have no name, so that those of a smaller total may be
+    a validation's. ``is_apart``: its lines name an epoch alone, and come while no step is made. ``part`` is that of the
+    data which its lines name.
     """
 
     example: str
@@ -43,6 +45,8 @@ class LearnedShape(Struct, frozen=True):
     since_line: int
     is_held_out: bool = False
     restarts: bool = False
+    may_nest: bool = False
+    is_apart: bool = False
     part: str | None = None
 
     @property

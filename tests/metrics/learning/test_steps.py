@@ -36,3 +36,56 @@ def places(form: str, numbers: Iterable[int], within: Iterable[int]) -> list[str
 ])  # fmt: skip
 def test_a_resumed_script_counts_from_the_epoch_that_it_prints(lines: list[str], expected: list[int]) -> None:
     assert steps(lines) == expected
+
+
+FOLD = range(1, 9)
+STEPS = range(10, 101, 10)
+IN_EPOCHS = (20, 60, 100)
+
+
+@table(("lines", "expected"), [
+    # One form: the trainings of several folds.
+    (epochs("Epoch {e} loss {v}", [*FOLD, *FOLD]), [*range(1, 17)]),
+    (epochs("Epoch {e}/2 loss {v}", [1, 2, 1, 2, 1, 2]), [*range(1, 7)]),
+    (epochs("Fold 1 | Epoch {e} | loss {v}", FOLD) + epochs("Fold 2 | Epoch {e} | loss {v}", FOLD), [*range(1, 17)]),
+    (epochs("Epoch {e}/8\n36/36 - 1s - {e}ms/step - loss: {v}", [*FOLD, *FOLD]), [*range(36, 577, 36)]),
+    (epochs("Epoch {e}/7\n-----\ntrain Loss: {v}", [*range(8), *range(8)]), [*range(16)]),
+    (epochs("step {e} loss {v}", [*STEPS, *STEPS]), [*range(10, 201, 10)]),
+    (epochs("iter {e}: loss {v}", [*range(0, 100, 10)] * 2), [*range(0, 200, 10)]),
+    (epochs("[{e}]\ttrain-rmse:{v}", [*range(60)] * 3), [*range(180)]),
+    (places("Epoch {e} [{b}/100] loss {v}", [1, 2, 1, 2], IN_EPOCHS),
+     [begin + place for begin in (0, 100, 200, 300) for place in IN_EPOCHS]),
+    (epochs("step {e}/200 loss {v}", range(10, 201, 10)) + epochs("step {e}/50 loss {v}", range(5, 51, 5)),
+     [*range(10, 201, 10), *range(205, 251, 5)]),
+    # Two forms, one after the other.
+    (epochs("iter {e}: loss {v}", range(0, 200, 10)) + epochs("Epoch {e}: train_loss {v}", FOLD),
+     [*range(0, 200, 10), *range(191, 199)]),
+    (epochs("iter {e}: loss {v}", range(0, 200, 10)) + epochs("Epoch {e}: loss {v}", FOLD),
+     [*range(0, 200, 10), *range(191, 199)]),
+    (epochs("Epoch {e}: loss {v}", FOLD) + epochs("iter {e}: loss {v}", range(0, 200, 10)),
+     [*FOLD, *range(9, 200, 10)]),
+    (epochs("Epoch {e}: loss {v}", FOLD) + epochs("iter {e}: loss {v}", range(10, 200, 10)),
+     [*FOLD, *range(10, 200, 10)]),
+    (places("Epoch {e} [{b}/100] loss {v}", (1, 2), IN_EPOCHS) + epochs("finetune epoch {e} loss {v}", FOLD),
+     [*(begin + place for begin in (0, 100) for place in IN_EPOCHS), *range(201, 209)]),
+    (epochs("[pretrain] step {e}/200 loss {v}", range(10, 201, 10))
+     + epochs("[tune] step {e}/50 loss {v} acc {v}", range(5, 51, 5)),
+     [*range(10, 201, 10), *range(205, 251, 5)]),
+    # Names of its own have steps of their own.
+    (epochs("step {e}/200 loss {v}", range(10, 201, 10)) + epochs("step {e}/50 reward {v}", range(5, 51, 5)),
+     [*range(10, 201, 10), *range(5, 51, 5)]),
+])  # fmt: skip
+def test_a_training_behind_another_counts_on(lines: list[str], expected: list[int]) -> None:
+    assert steps(lines) == expected
+
+
+@table(("lines", "expected"), [
+    # Summaries of epochs, lines of other ranks, and a script that goes back to a checkpoint.
+    ([line for e in (1, 2, 3) for line in [*places("Epoch {e} [{b}/100] loss {v}", (e,), IN_EPOCHS),
+                                           *epochs("Epoch {e} val acc {v}", (e,))]],
+     [e * 100 + step for e in (0, 1, 2) for step in (20, 60, 100, 100)]),
+    (epochs("step {e} loss {v}", [1, 2, 3, 4, 3, 4, 5, 6, 5, 6, 7]), [*range(1, 8)]),
+    (epochs("step {e} loss {v}", [*STEPS, 60, 70, 80]), [*STEPS, 60, 70, 80]),
+])  # fmt: skip
+def test_a_training_that_goes_on_does_not_begin_again(lines: list[str], expected: list[int]) -> None:
+    assert steps(lines) == expected
