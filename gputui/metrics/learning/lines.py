@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gputui.core.text import SEQUENCE
-from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, parse_values
+from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, ParsedLine, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned
 from gputui.metrics.learning.learner import Learner
 from gputui.metrics.learning.positions import Course, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
-from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_prefix
+from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_bar, split_prefix
 from gputui.metrics.printed import CUT_OFF
 
 MAX_SHAPES = 32
@@ -94,6 +94,13 @@ class LearnedLines(LineFormat):
         text = _text(line)
         was_cleared = self._running.is_cleared
         self._running.is_cleared = text.endswith(_CLEARED)
+        bar, text = split_bar(text)
+        if not bar:
+            return self._read(text, was_cleared=was_cleared)
+        return _together(self._read(bar, was_cleared=was_cleared), self._read(text, was_cleared=False))
+
+    def _read(self, text: str, *, was_cleared: bool) -> Parsed:
+        """The record of a line without what is glued to it."""
         whole = self._whole_lines.add(text)
         if whole is None or whole.text == self._running.last_text or not whole.text.strip():
             return None
@@ -116,7 +123,8 @@ class LearnedLines(LineFormat):
 
     def parse_unterminated(self, line: bytes) -> Parsed:
         """A number at the end of the output may lack digits, so one is valid only if text follows."""
-        text, _ = split_prefix(_text(line))
+        _, text = split_bar(_text(line))
+        text, _ = split_prefix(text)
         for reader in self._readers:
             match = reader.match(text)
             if match is not None:
@@ -286,6 +294,15 @@ class LearnedLines(LineFormat):
         else:
             total = _steps_of(epochs, position)
         return None if total is None else position.base + total
+
+
+def _together(bar: Parsed, line: Parsed) -> Parsed:
+    """The record of a bar and of the line behind it; that of the line, if it has another step."""
+    if not isinstance(bar, ParsedLine) or not isinstance(line, ParsedLine):
+        return bar if line is None else line
+    if bar.step != line.step:
+        return line
+    return parse_values({**bar.values, **line.values})
 
 
 def _steps_of(epochs: int | None, position: Position) -> int | None:

@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from gputui.metrics.learning.tokens import STAMP, whole
+from gputui.metrics.learning.words import EPOCHS, STEPS
 
 MAX_RANKS = 16
 MAX_LINES = 64
@@ -18,6 +19,7 @@ _NAMED_NUMBER = re.compile(r"\s\d")
 _VALUE = re.compile(r"[-+.\d].*|\D*", re.DOTALL)
 _RULE = re.compile(r"\s*[-=+|─━┌└├┬┴┐┘┤╭╰╮╯═┼#*]{6,}\s*")
 _BEGINNINGS = ("{", "|", "│", "┃")
+_OPENING = tuple("{[(<'\"")
 _ITEM = re.compile(r"""\s*+(?:['"][^'"]+['"]\s*:.*|[\d.\[\]{}(),'" +-]+)""")
 
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|NOTICE|TRACE|SUCCESS|Info|info)\b"
@@ -34,6 +36,10 @@ _PREFIX = re.compile(
     rf"|(?:-\s*)?(?:[\w.<>/-]+\s*-\s*)?{_LEVEL}(?::[\w.]+(?=:)|\s*-\s*{_DOTTED}(?=\s*-\s))?"
     r")\s*(?::|-(?=\s))?\s*)*"
 )
+
+# The end of a bar of tqdm: "| 10/10 [00:01<00:00, 9.1it/s]", "12it [00:01, 9.1it/s]".
+_BAR_END = re.compile(r"\d+[a-zA-Z]* \[\d+:\d\d(?::\d\d)?[<,][^\[\]]*\]")
+_NAMED_COUNT = re.compile(r"([^\W\d_]+)\W{0,3}\d")
 
 
 class WholeLine(NamedTuple):
@@ -114,6 +120,27 @@ def split_prefix(text: str) -> tuple[str, int | None]:
         return text, None
     rank = match["rank"] or match["mpi"] or match["pid"]
     return text[match.end() :], None if rank is None else whole(rank)
+
+
+def split_bar(text: str) -> tuple[str, str]:
+    """A line as a bar that was not ended and what was printed behind it; "" for what it has not.
+
+    >>> split_bar("50%|█████     | 5/10 [00:01<00:01]Epoch 1 loss 0.3")
+    ('50%|█████     | 5/10 [00:01<00:01]', 'Epoch 1 loss 0.3')
+    """
+    bar = _BAR_END.search(text)
+    if bar is None:
+        return "", text
+    behind = text[bar.end() :]
+    first = behind.lstrip()
+    is_glued = behind[:1].isalpha() or behind[:1] in _OPENING
+    if not is_glued:
+        # The bar was drawn over a longer one; else it is a part of the bar, as in "[00:01<00:01] loss: 0.3".
+        count = _NAMED_COUNT.match(first)
+        is_glued = count is not None and count[1].lower() in EPOCHS | STEPS
+    if not first or not is_glued:
+        return "", text
+    return text[: bar.end()], first
 
 
 def _row_of_box(text: str) -> str | None:

@@ -359,3 +359,47 @@ def test_a_line_written_above_a_bar_has_the_place_of_the_bar_drawn_next(restart_
             text += f"\r{bar}"
     records = watch(text, restart_every=restart_every).records
     assert [(record["step"], record["total_steps"]) for record in records] == [(step, 50) for step in range(5, 41, 5)]
+
+
+BAR = "{percent}%|###       | {place}/{total} [00:{place:02d}<00:09, 9.1it/s{values}]"
+
+
+def bar(place: int, total: int = 50, values: str = "") -> str:
+    return "\r" + BAR.format(percent=100 * place // total, place=place, total=total, values=values)
+
+
+@table(("form", "values", "names"), [
+    ("Epoch {epoch} loss {loss}", "", {"loss"}),
+    ("Epoch {epoch} loss {loss}", ", gnorm=0.{place}", {"loss", "gnorm"}),
+    ("   Epoch {epoch} loss {loss}", "", {"loss"}),
+    ("loss: {loss}, acc: 0.{epoch}", "", {"loss", "acc"}),
+    ("{{'loss': {loss}, 'epoch': {epoch}.5}}", "", {"loss"}),
+    ("[{epoch}, {place}] loss: {loss}", "", {"loss"}),
+])  # fmt: skip
+def test_a_line_behind_a_bar_is_read(form: str, values: str, names: set[str]) -> None:
+    """Printed while a bar is drawn, or behind one that was left without a newline."""
+    for printed_at in (20, 50):
+        records = watch(behind_bars(form, values, printed_at)).records
+        losses = [record["loss"] for record in records if "loss" in record]
+        assert losses == pytest.approx([0.905 - epoch / 100 for epoch in range(1, 7)])
+        assert set().union(*records) >= names
+
+
+def behind_bars(form: str, values: str, printed_at: int) -> str:
+    text = ""
+    for epoch in range(1, 7):
+        for place in range(1, 51):
+            text += bar(place, values=values.format(place=place))
+            if place == printed_at:
+                # Now and then a newline stands between the two.
+                text += "\n" if epoch == 4 else ""
+                text += form.format(epoch=epoch, place=place, loss=f"0.{90 - epoch}5") + "\n"
+    return text
+
+
+def test_what_belongs_to_a_bar_stays_with_it() -> None:
+    lines = [bar(place) + f" loss: 0.{100 - place}" for place in range(1, 51)]
+    records = watch("".join(lines)).records
+    assert [(record["step"], record["loss"]) for record in records] == [
+        (place, float(f"0.{100 - place}")) for place in range(1, 51)
+    ]
