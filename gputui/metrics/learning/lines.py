@@ -227,6 +227,7 @@ class LearnedLines(LineFormat):
     def _place(self, index: int, counters: Counters) -> int | None:
         """The step of a line with a place: 120 of ``Epoch 2 [20/100]``."""
         shape, position = self._readers[index].shape, self._positions[index]
+        counters = counters.in_batches(shape.batch)
         place, total = counters.step, counters.step_total
         assert place is not None
         is_nameless = counters.epoch is None and not shape.restarts

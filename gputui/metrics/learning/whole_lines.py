@@ -38,7 +38,7 @@ _PREFIX = re.compile(
 )
 
 # The end of a bar of tqdm: "| 10/10 [00:01<00:00, 9.1it/s]", "12it [00:01, 9.1it/s]".
-_BAR_END = re.compile(r"\d+[a-zA-Z]* \[\d+:\d\d(?::\d\d)?[<,][^\[\]]*\]")
+_BAR_END = re.compile(r"(?<=\w) \[\d{1,4}:\d\d(?::\d\d)?[<,][^\[\]]*\]")
 _NAMED_COUNT = re.compile(r"([^\W\d_]+)\W{0,3}\d")
 
 
