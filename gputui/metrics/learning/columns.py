@@ -104,7 +104,7 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
         printed, is_detail = _words_before(tokens, index)
         name = normal_name(tuple(printed))
         sense = Sense.IGNORED if is_detail else meaning(name)
-        is_real = "." in token.text
+        is_real = "." in token.text.removesuffix(".")
         if name in PARTS and is_real:
             sense = Sense.METRIC
         if sense is Sense.METRIC and not is_real and token.kind == "number" and _names_more(tokens[index + 1 :]):

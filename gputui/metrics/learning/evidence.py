@@ -135,7 +135,8 @@ class ShapeEvidence:
 
     def is_index(self, column: PrintedNumber) -> bool:
         """Return whether a column says which of several things a line is of."""
-        return column.meaning is Sense.UNKNOWN and self.is_whole(column) and self.varies(column)
+        is_number = column.meaning is Sense.UNKNOWN and self.is_whole(column) and self.varies(column)
+        return is_number and not self.never_falls(column)
 
     def never_falls(self, column: PrintedNumber) -> bool:
         return all(later >= earlier for earlier, later in pairwise(self._known(column)))

@@ -13,7 +13,7 @@ from gputui.metrics.learning.columns import PrintedLine, header_cells, leading_c
 from gputui.metrics.learning.evidence import LogSoFar, learn, learn_counter
 from gputui.metrics.learning.learned import Learning, Running
 from gputui.metrics.learning.shapes import LearnedShape
-from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece
+from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece, meaning, normal_name
 
 MAX_CANDIDATES = 24
 MAX_COUNTERS = 12
@@ -128,13 +128,23 @@ class Learner:
         if line is None:
             self._note_header(text)
             return None
-        cells = leading_cells(line.tokens)
-        if cells > 1:
-            for header in reversed(self._headers):
-                for names in header_cells(header):
-                    if len(names) == cells:
-                        return read_line(text, names)
-        return line
+        names = self._names_of_cells(leading_cells(line.tokens))
+        return line if names is None else read_line(text, names)
+
+    def _names_of_cells(self, count: int) -> Sequence[str] | None:
+        """The names of so many cells of a row, by the newest header that has as many. A header may have more, of
+        columns without numbers: ``cp`` of "epoch  train_loss  cp  dur"."""
+        if count < 2:
+            return None
+        readings = [names for header in reversed(self._headers) for names in header_cells(header)]
+        for names in readings:
+            if len(names) == count:
+                return names
+        for names in readings:
+            known = [name for name in names if meaning(normal_name(tuple(name.split()))) is not Sense.UNKNOWN]
+            if len(known) == count:
+                return known
+        return None
 
     def _note_header(self, text: str) -> None:
         words = {word.lower() for word in _WORDS.findall(text)}

@@ -156,7 +156,7 @@ def _expression(shape: LearnedShape) -> str:
 def _is_in_list(tokens: Sequence[Token], index: int) -> bool:
     """Return whether a comma and a number follow a number: a comma is none of its own."""
     token, behind = tokens[index], tokens[index + 1 : index + 3]
-    if token.kind != "number" or "," in token.text or len(behind) < 2:
+    if token.kind not in ("number", "pair") or "," in token.text or len(behind) < 2:
         return False
     return behind[0].text == "," and behind[1].kind in _NUMBER_LIKE
 
@@ -178,5 +178,6 @@ def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
     if token.kind not in ("number", "comma"):
         return f"(?>{PATTERNS[token.kind]})"
     if columns and columns[0].role not in ("value", "epoch_value"):
-        return f"({_WHOLE})"
+        # A sentence may end behind it.
+        return rf"({_WHOLE})(?:\.(?!\d))?+"
     return f"({_NUMBER})" if columns else f"(?:{_NUMBER})"

@@ -14,7 +14,8 @@ MAX_TOKENS = 256
 
 # No digit is given back, nor a part of a text: a long run of them is read once.
 _REAL = r"(?:\d++\.?\d*+|\.\d+)(?:[eE][-+]?\d+)?"
-_WHOLE = r"\d++(?:,\d++)*+"
+# Thousands apart, unless the comma separates it from the next number: "1/5,500/2000".
+_WHOLE = r"(?:[1-9]\d{0,2}(?:,\d{3})++(?!,?\d|\.\d|\s*/\s*\d)|\d++)"
 _SECONDS = (
     r"(?:ns|us|µs|ms|sec|secs|seconds?|minutes?|hours?|hrs?|s)(?:/[A-Za-z]+)?\b|(?:h|m|min|mins|d)(?:/[A-Za-z]+)?\b"
 )
@@ -137,9 +138,9 @@ def numbers_of(token: Token) -> tuple[float | int | None, ...]:
 
 
 def whole(text: str) -> int | None:
-    """A whole number that may be a step, with its thousands apart or not."""
+    """A whole number that may be a step, with its thousands apart or not; a sentence may end behind it."""
     try:
-        number = int(text.replace(",", ""))
+        number = int(text.replace(",", "").removesuffix("."))
     except ValueError:
         return None
     return number if number <= MAX_STEP else None
@@ -147,7 +148,7 @@ def whole(text: str) -> int | None:
 
 def read_number(text: str) -> float | int | None:
     """A number as programs print it, with a factor or a percent sign behind it, or a comma before its decimals."""
-    text = text.rstrip("% ")
+    text = text.rstrip("% ").removesuffix(".")
     if "," in text and re.fullmatch(f"[-+]?{_COMMA}", text) and not re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", text):
         text = text.replace(",", ".")
     if text[-1:] in UNITS and text[-2:-1].isdigit():

@@ -39,6 +39,8 @@ _PREFIX = re.compile(
 
 # The end of a bar of tqdm: "| 10/10 [00:01<00:00, 9.1it/s]", "12it [00:01, 9.1it/s]".
 _BAR_END = re.compile(r"(?<=\w) \[\d{1,4}:\d\d(?::\d\d)?[<,][^\[\]]*\]")
+# As skorch marks them, in a column of its own or behind a number.
+_MARK_OF_BEST = re.compile(r"(?<=[\d\s])[+*](?=\s|$)")
 _NAMED_COUNT = re.compile(r"([^\W\d_]+)\W{0,3}\d")
 
 
@@ -114,12 +116,20 @@ class Record:
 
 
 def split_prefix(text: str) -> tuple[str, int | None]:
-    """A line without what stands before it, and the rank that this names."""
+    """A line without what stands before it, and the rank that this names. A row of a table loses the marks of its best
+    values.
+
+    >>> split_prefix("[rank1]: 3   0.5123   0.4123  +  0.02")
+    ('3   0.5123   0.4123    0.02', 1)
+    """
     match = _PREFIX.match(text)
     if match is None or match.end() == len(text):
         return text, None
     rank = match["rank"] or match["mpi"] or match["pid"]
-    return text[match.end() :], None if rank is None else whole(rank)
+    text = text[match.end() :]
+    if text.lstrip("|│┃ ")[:1].isdigit():
+        text = _MARK_OF_BEST.sub("", text)
+    return text, None if rank is None else whole(rank)
 
 
 def split_bar(text: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ EPOCHS = frozenset({"epoch", "epochs", "ep", "e"})
 STEPS = _words(
     "step steps iter iters iteration iterations it itr i # global_step global_steps globalstep num_updates update "
     "updates batch batches minibatch batch_idx timestep timesteps total_timesteps num_steps train_step train_steps "
-    "trained_steps optimizer_step round rounds boosting_round n_iter env_steps frames"
+    "trained_steps optimizer_step round rounds episode episodes boosting_round n_iter env_steps frames"
 )
 RANKS = frozenset({"rank", "default", "gpu", "worker", "local_rank", "global_rank", "process", "device"})
 

@@ -354,6 +354,41 @@ def skorch() -> Iterator[Printed]:
         )
 
 
+def skorch_best() -> Iterator[Printed]:
+    """With a mark at the best values, and a column of marks alone."""
+    yield Printed("  epoch    train_loss    valid_acc    valid_loss    cp     dur")
+    yield Printed("-------  ------------  -----------  ------------  ----  ------")
+    for epoch in range(1, 31):
+        mark = "   +" if epoch % 3 == 1 or epoch == 30 else "    "
+        yield Printed(
+            f"{epoch:7d}        \x1b[36m{falling(epoch):.4f}\x1b[0m       {rising(epoch) / 100:.4f}        "
+            f"{falling(epoch + 2):.4f}  {mark}  0.02{epoch:02d}",
+            {
+                "step": epoch, "train_loss": falling(epoch), "valid_acc": round(rising(epoch) / 100, 4),
+                "valid_loss": falling(epoch + 2),
+            },
+        )  # fmt: skip
+
+
+def scikit_learn() -> Iterator[Printed]:
+    """As SGDClassifier(verbose=1)."""
+    for epoch in range(1, 21):
+        yield Printed(f"-- Epoch {epoch}")
+        values = {"norm": 1.5 + epoch % 7 / 10, "bias": round(0.3 - epoch % 5 / 10, 2), "loss": falling(epoch)}
+        yield Printed(
+            f"Norm: {values['norm']}, NNZs: 20, Bias: {values['bias']}, T: {epoch * 100}, Avg. loss: {values['loss']}",
+            {"step": epoch, **values},
+        )
+        yield Printed(f"Total training time: 0.{epoch:02d} seconds.")
+
+
+def episodes() -> Iterator[Printed]:
+    for episode in range(1, 200):
+        values = {"score": rising(episode), "epsilon": round(1 / (episode + 1), 3)}
+        text = f"\rEpisode {episode}\tAverage Score: {values['score']:.2f}\tEpsilon: {values['epsilon']:.3f}"
+        yield Printed(text, {"step": episode, **values})
+
+
 def stable_baselines() -> Iterator[Printed]:
     for round_ in range(1, 21):
         rows: dict[str, Any] = {
@@ -561,6 +596,9 @@ FORMS: dict[str, Callable[[], Iterator[Printed]]] = {
     "spaCy": spacy,
     "fastai": fastai,
     "skorch": skorch,
+    "skorch with marks": skorch_best,
+    "scikit-learn": scikit_learn,
+    "episodes": episodes,
     "SB3": stable_baselines,
     "XGBoost": xgboost,
     "LightGBM": lightgbm,

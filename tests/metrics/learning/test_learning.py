@@ -403,3 +403,61 @@ def test_what_belongs_to_a_bar_stays_with_it() -> None:
     assert [(record["step"], record["loss"]) for record in records] == [
         (place, float(f"0.{100 - place}")) for place in range(1, 51)
     ]
+
+
+@table(
+    "behind",
+    [
+        ", ",
+        ",",
+        "; ",
+        ";",
+        " | ",
+        "|",
+        " - ",
+        " — ",
+        "\t",
+        "] ",
+        ") ",
+        "} ",
+        ": ",
+        ":",
+        " : ",
+        "  ",
+        ". ",
+        " > ",
+        " -> ",
+        " · ",
+    ],
+)
+def test_what_stands_behind_a_count(behind: str) -> None:
+    before = {"]": "[", ")": "(", "}": "{"}.get(behind[0], "")
+    steps = range(1, 20)
+    for count, has_total in (("step {}/100", True), ("step {}", False), ("step={}", False), ("{}/100", True)):
+        lines = [f"{before}{count.format(step)}{behind}loss 0.{100 - step}1{behind}acc={step + 10.5}" for step in steps]
+        total = {"total_steps": 100} if has_total else {}
+        assert watch("\n".join(lines)).records == [
+            {"step": step, **total, "loss": float(f"0.{100 - step}1"), "acc": step + 10.5} for step in steps
+        ]
+
+
+@table("behind", [", ", ",", ";", "|", "\t", "] ", ": ", ". "])
+def test_what_stands_behind_an_epoch(behind: str) -> None:
+    before = "[" if behind[0] == "]" else ""
+    counts = [(epoch, place) for epoch in (1, 2, 3) for place in (50, 100, 150, 200)]
+    lines = [
+        f"{before}Epoch {epoch}/500{behind}{place}/200{behind}loss {index}.5"
+        for index, (epoch, place) in enumerate(counts, 1)
+    ]
+    assert [(record["step"], record["loss"]) for record in watch("\n".join(lines)).records] == [
+        (50 * index, index + 0.5) for index in range(1, 13)
+    ]
+
+
+def test_a_row_of_cells_between_bars() -> None:
+    lines = ["| epoch | train loss | val loss | cp |", "|-------|------------|----------|----|"]
+    lines += [f"| {epoch} | 0.{99 - epoch} | 0.{90 - epoch} | {'* ' if epoch % 2 else '  '}|" for epoch in range(1, 12)]
+    assert watch("\n".join(lines)).records == [
+        {"step": epoch, "epoch": epoch, "train/loss": float(f"0.{99 - epoch}"), "val/loss": float(f"0.{90 - epoch}")}
+        for epoch in range(1, 12)
+    ]
