@@ -35,6 +35,7 @@ class Purpose(StrEnum):
     DISK = "looking at its disk"
     PRUNING = "removing its old checkpoints"
     BEFORE_START = "looking at its checkpoints before its start"
+    FILES = "listing the files before its start"
     SEARCH = "reading its checkpoints"
     ORPHANS = "looking for orphans"
     LOG_SIZES = "bounding logs"

@@ -18,7 +18,7 @@ import json
 import mmap
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -210,16 +210,22 @@ def name_in(subfolder: str, tag: str) -> str:
     return "/".join(filter(None, (subfolder, tag)))
 
 
-def subfolder_of_run(folder: Path) -> str:
+def subfolder_of_run(folder: Path, written: Collection[Path] | None = None) -> str:
     """The place of a folder with event files below the folder of their run: the highest one above
     without a gap that has event files too, or the one that holds parts of the run such as
-    ``train`` and ``val``. Raises OSError."""
+    ``train`` and ``val``. Of ``written`` files, those alone count. Raises OSError."""
     base = folder
-    while base != base.parent and any(base.parent.glob(_EVENT_FILES)):
+    while base != base.parent and _has_event_file(base.parent, written):
         base = base.parent
     if base == folder and folder.name.lower() in _PART_FOLDERS:
         base = folder.parent
     return "" if base == folder else folder.relative_to(base).as_posix()
+
+
+def _has_event_file(folder: Path, written: Collection[Path] | None) -> bool:
+    """Return whether a folder has an event file, one of ``written`` if they are known. Raises OSError."""
+    files = folder.glob(_EVENT_FILES)
+    return any(written is None or file in written for file in files)
 
 
 def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:

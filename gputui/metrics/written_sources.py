@@ -6,7 +6,7 @@ import csv
 import fnmatch
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -44,12 +44,12 @@ def may_be_source(path: PurePath) -> bool:
     return is_known or _MLFLOW_METRICS in path.parts
 
 
-def recognised(path: Path) -> FoundSource | None:
-    """The source that a file belongs to; None if it is none, or if too few of its lines are written to tell.
-    Raises OSError."""
+def recognised(path: Path, written: Collection[Path] | None = None) -> FoundSource | None:
+    """The source that a file belongs to; None if it is none, or if too few of its lines are written to tell. An event
+    file has a place below those of ``written`` alone, if they are known. Raises OSError."""
     tracker = _tracker_of(path.name)
     if tracker == "tensorboard":
-        return FoundSource(tracker, str(path), Reading(place=subfolder_of_run(path.parent)))
+        return FoundSource(tracker, str(path), Reading(place=subfolder_of_run(path.parent, written)))
     if tracker is not None:
         return FoundSource(tracker, str(path))
     if (name := _mlflow_name(path)) is not None:

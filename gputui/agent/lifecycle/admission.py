@@ -14,6 +14,7 @@ from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
 from gputui.agent.lifecycle.run_files import living_attempt, policy_of
+from gputui.agent.lifecycle.source_search import lists_files_before
 from gputui.agent.lifecycle.start_conditions import check_before_start
 from gputui.core.units import bytes_text
 from gputui.recovery.actions import go_on_with_fewer
@@ -95,7 +96,7 @@ class Admission:
                 elif not self.parts.is_resting(run_id):
                     is_one_started = True
                     with self.parts.around(run_id):
-                        if self._knows_ends_of_files(outcome.run) and check_before_start(context, outcome.run):
+                        if self._may_start(outcome.run):
                             self._start(outcome)
             elif run_id in missed_long:
                 with self.parts.around(run_id):
@@ -171,6 +172,12 @@ class Admission:
             repository.set_gpu_count(connection, run.run_id, remaining)
             text = f"{reason}: {result.note}"
             self.context.note("gpus_reduced", text, run.run_id, severity="warning")
+
+    def _may_start(self, run: Run) -> bool:
+        """Return whether what a new attempt finds is known. Raises sqlite3.Error."""
+        if not self._knows_ends_of_files(run) or not lists_files_before(self.context, run):
+            return False
+        return check_before_start(self.context, run)
 
     def _knows_ends_of_files(self, run: Run) -> bool:
         """Return whether the ends of the run's metrics files are known, behind which the new

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from gputui.agent.context import AgentContext
-from gputui.agent.jobs import Job
+from gputui.agent.jobs import Job, JobKey, Purpose
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir, read_record, source_path
 from gputui.metrics.batch import SourceState
@@ -26,10 +26,12 @@ from gputui.metrics.written_sources import FoundSource, may_be_source, recognise
 from gputui.runs.command import in_run
 from gputui.runs.processes import processes_of
 from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import write_private
 from gputui.runs.written_files import files_below, held_files
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import ObservationRow, put_observation
+from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,10 @@ FIRST_SECONDS, FIRST_LOOKS, LATER_SECONDS = 2.0, 15, 15.0
 DEADLINE_SECONDS = 30.0
 # How long an attempt that has ended waits for the last look.
 LAST_SECONDS = 5.0
-# In an attempt's folder: the sizes of the files that were there before it, and the sources that it began to write.
+# How long an attempt waits for the list of the files before it, and how long that is good for.
+LISTED_SECONDS = 10.0
+# In an attempt's folder: the states of the files that were there before it, and the sources that it began to write. The
+# first lies in the run's folder until the attempt has one.
 BEFORE_FILE = "files_before.json"
 SOURCES_FILE = "sources.json"
 
@@ -100,25 +105,29 @@ class FileSearch:
         if self.new_sources is None:
             self.new_sources = _kept_sources(self.folder)
         already = len(self.new_sources)
-        for path, (size, modified_at) in sizes.items():
-            begin = before.get(path)
-            is_changed = modified_at >= self.begun_at or (begin is not None and begin.byte_offset != size)
+        changed = {path: size for path, (size, at) in sizes.items() if self._is_changed(before.get(path), size, at)}
+        written = frozenset(map(Path, changed))
+        for path, size in changed.items():
             is_own = path in held or path.startswith(f"{self.run_dir}/") or not rivals
             is_known = path in self.disputed and not is_own
-            if not is_changed or not size or is_known or size == self.looked_at.get((path, is_own)):
+            if not size or is_known or size == self.looked_at.get((path, is_own)):
                 continue
             self.looked_at[path, is_own] = size
             with suppress(OSError):
-                source = recognised(Path(path))
+                source = recognised(Path(path), written)
                 if source is None or any(source.path == earlier.source.path for earlier in self.new_sources):
                     continue
                 if is_own:
-                    self.new_sources.append(NewSource(source, begin))
+                    self.new_sources.append(NewSource(source, before.get(path)))
                 else:
                     self.disputed.append(path)
         if len(self.new_sources) > already:
             write_private(self.folder / SOURCES_FILE, {"sources": msgspec.to_builtins(self.new_sources)})
         return [*self.new_sources]
+
+    def _is_changed(self, before: SourceState | None, size: int, modified_at: float) -> bool:
+        """Return whether a file was written since the attempt was created."""
+        return modified_at >= self.begun_at or (before is not None and before.byte_offset != size)
 
     @property
     def folder(self) -> Path:
@@ -148,22 +157,93 @@ class FileSearch:
         return is_below and fnmatchcase(path.name, TRACKERS["tensorboard"].pattern)
 
     def _before(self, sizes: Mapping[str, tuple[int, float]]) -> Mapping[str, SourceState]:
-        """The states of the files before the attempt, none of an empty one: kept in its folder, for the next agent."""
+        """The states of the files before the attempt, none of an empty one: kept in its folder, for the next agent. If
+        nobody listed them before the attempt began, they are those of the files that did not change since."""
         if self.before is not None:
             return self.before
-        kept = read_record(self.folder / BEFORE_FILE)
-        if kept is not None:
-            self.before = msgspec.convert(kept, dict[str, SourceState])
-            return self.before
-        self.before = {}
-        for path, (size, modified_at) in sizes.items():
-            if modified_at < self.begun_at:
-                with suppress(OSError):
-                    state = state_at(Path(path), size)
-                    if state is not None:
-                        self.before[path] = state
-        write_private(self.folder / BEFORE_FILE, msgspec.to_builtins(self.before))
+        kept = FilesBefore.read(self.folder)
+        listed = kept or FilesBefore.read(self.run_dir)
+        if listed is None or not listed.is_for(self.number, self.begun_at):
+            unchanged = {path: size for path, (size, at) in sizes.items() if at < self.begun_at}
+            listed = FilesBefore(self.number, self.begun_at, _states(unchanged))
+        if kept is None:
+            write_private(self.folder / BEFORE_FILE, msgspec.to_builtins(listed))
+        self.before = listed.files
         return self.before
+
+    def list_before(self) -> None:
+        """List the files that are there before the attempt, in its run's folder, since it has none yet. Raises
+        OSError."""
+        sizes = {path: size for path, (size, _) in self._sizes(()).items()}
+        listed = FilesBefore(self.number, self.begun_at, _states(sizes))
+        write_private(self.run_dir / BEFORE_FILE, msgspec.to_builtins(listed))
+
+
+def _states(sizes: Mapping[str, int]) -> dict[str, SourceState]:
+    """The states of files at their sizes, without those that are empty or cannot be read."""
+    states = {}
+    for path, size in sizes.items():
+        with suppress(OSError):
+            state = state_at(Path(path), size)
+            if state is not None:
+                states[path] = state
+    return states
+
+
+class FilesBefore(msgspec.Struct, frozen=True):
+    """The files that were there ``at`` a time (UTC unix seconds) before an attempt, which is not created yet."""
+
+    attempt: int
+    at: float
+    files: dict[str, SourceState]
+
+    @classmethod
+    def read(cls, folder: Path) -> FilesBefore | None:
+        """The list in the folder of an attempt, or the newest of a run in its folder; None if there is none."""
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((folder / BEFORE_FILE).read_bytes(), type=cls)
+        return None
+
+    def is_for(self, attempt: int, now: float) -> bool:
+        """Return whether it shows what is there before an attempt that is created at a time (UTC unix seconds)."""
+        return self.attempt == attempt and now - self.at < LISTED_SECONDS
+
+
+def lists_files_before(context: AgentContext, run: Run) -> bool:
+    """List the files that are there before a run's next attempt in a job; True once that is done, or takes too long.
+    Until then the scheduler tries to start the run again, and calls this again."""
+    spec, number = spec_of(run), run.attempt + 1
+    if not is_searched(context, spec):
+        return True
+    run_dir = context.workspace.run_dir(run.run_id)
+    listed = FilesBefore.read(run_dir)
+    if listed is not None and listed.is_for(number, context.now()):
+        return True
+    search = search_of(context, spec, run.run_id, number, context.now())
+    key = JobKey(Purpose.FILES, run.run_id, number)
+    job = context.jobs.ask(key, search.list_before, deadline_seconds=LISTED_SECONDS)
+    if job is None:
+        return False
+    try:
+        job.result()
+    except OSError as error:
+        log.warning("%s: the files that are there before it cannot be listed: %s", run.run_id, error)
+    return True
+
+
+def is_searched(context: AgentContext, spec: RunSpec) -> bool:
+    """Return whether the files that a run writes are looked at."""
+    if spec.searched_events:
+        return True
+    return spec.learns_metrics and context.executors.of(spec.target).sees_checkpoints(spec.target or {})
+
+
+def search_of(context: AgentContext, spec: RunSpec, run_id: str, number: int, begun_at: float) -> FileSearch:
+    """The search of one attempt, which was created at a time (UTC unix seconds)."""
+    run_dir = context.workspace.run_dir(run_id)
+    folders = [source_path(source, spec, run_dir) for source in spec.searched_events]
+    workdir = in_run(spec.workdir, spec, run_dir)
+    return FileSearch(run_dir, number, workdir, context.workspace.state, begun_at, folders, spec.learns_metrics)
 
 
 @dataclass(slots=True)
@@ -191,7 +271,7 @@ class SourceSearches:
         """Register what finished looks have found, and start those that are due. Raises sqlite3.Error."""
         now = self.context.monotonic()
         for attempt in living:
-            if not self._is_wanted(attempt):
+            if not is_searched(self.context, attempt.resolved.spec):
                 continue
             watch = self._watch(attempt)
             self._register(watch, attempt.record)
@@ -208,7 +288,7 @@ class SourceSearches:
     def conclude(self, attempt: LiveAttempt) -> bool:
         """Look once more at the files of an attempt that has ended; True when that is done, or takes too long. Raises
         sqlite3.Error."""
-        if not self._is_wanted(attempt):
+        if not is_searched(self.context, attempt.resolved.spec):
             return True
         watch, now = self._watch(attempt), self.context.monotonic()
         was_last = watch.job is not None and watch.last_since is not None
@@ -225,28 +305,11 @@ class SourceSearches:
             return True
         return False
 
-    def _is_wanted(self, attempt: LiveAttempt) -> bool:
-        spec = attempt.resolved.spec
-        if spec.searched_events:
-            return True
-        return spec.learns_metrics and self.context.executors.of(spec.target).sees_checkpoints(spec.target or {})
-
     def _watch(self, attempt: LiveAttempt) -> _Watch:
         record, spec = attempt.record, attempt.resolved.spec
         key = (record.run_id, record.number)
         if key not in self._watches:
-            workspace = self.context.workspace
-            run_dir = workspace.run_dir(record.run_id)
-            folders = [source_path(source, spec, run_dir) for source in spec.searched_events]
-            search = FileSearch(
-                run_dir,
-                record.number,
-                self._workdir(attempt),
-                workspace.state,
-                record.created_at,
-                folders,
-                spec.learns_metrics,
-            )
+            search = search_of(self.context, spec, record.run_id, record.number, record.created_at)
             self._watches[key] = _Watch(search)
         return self._watches[key]
 

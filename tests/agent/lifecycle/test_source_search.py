@@ -110,3 +110,40 @@ def test_where_other_runs_write_too_only_open_files_count(
     assert looks.disputed == [str(tmp_path / "work/log.jsonl")] * (not is_held)
     monkeypatch.setattr(source_search, "held_files", lambda _: {str(tmp_path / "work/log.jsonl")})
     assert paths(looks.look(["b-1"])) == ["log.jsonl"]
+
+
+def test_lines_between_the_start_and_the_first_look_are_the_attempts(tmp_path: Path) -> None:
+    file = tmp_path / "work/log.jsonl"
+    write(file, LINES, BEGUN_AT - 9)
+    search(tmp_path).list_before()
+    write(file, LINES, BEGUN_AT + 1)
+    ((source, begin),) = search(tmp_path).look([])
+    assert source.path == str(file)
+    assert begin is not None
+    assert begin.byte_offset == len(LINES)
+    # A new agent reads the list in the attempt's folder, however old it is.
+    later = search(tmp_path)
+    later.begun_at += 3600
+    write(tmp_path / "work/another.jsonl", LINES, BEGUN_AT + 7200)
+    assert [new.begin for new in later.look([])] == [begin, None]
+
+
+def test_many_files_before_the_attempt_are_remembered(tmp_path: Path) -> None:
+    for number in range(700):
+        write(tmp_path / f"work/{'a' * 100}{number}.jsonl", LINES, BEGUN_AT - 9)
+    search(tmp_path).look([])
+    write(tmp_path / f"work/{'a' * 100}7.jsonl", LINES, BEGUN_AT + 1)
+    ((_, begin),) = search(tmp_path).look([])
+    assert begin is not None
+    assert begin.byte_offset == len(LINES)
+
+
+def test_event_files_of_others_give_no_prefix(tmp_path: Path) -> None:
+    event = "events.out.tfevents.1.host.1.0"
+    write(tmp_path / "work/runs" / event, LINES, BEGUN_AT - 9)
+    looks = search(tmp_path)
+    looks.look([])
+    for folder in ("exp", "exp/loss_val"):
+        write(tmp_path / "work/runs" / folder / event, LINES, BEGUN_AT + 1)
+    places = {Path(new.source.path).parent.name: new.source.reading.place for new in looks.look([])}
+    assert places == {"exp": "", "loss_val": "loss_val"}
