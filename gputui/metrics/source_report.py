@@ -17,11 +17,10 @@ from gputui.store.metrics.queries import NOT_METRICS
 
 
 class LearnedForm(Struct, frozen=True):
-    """A form of printed lines: one of them, the number of the first, the names of its metrics, and the pattern of a
+    """A form of printed lines: one of them, the names of its metrics, and the pattern of a
     profile that reads it, if one can."""
 
     example: str
-    since_line: int
     names: tuple[str, ...]
     pattern: str | None
 
@@ -72,12 +71,10 @@ def _learned(reading: Reading) -> tuple[tuple[LearnedForm, ...], tuple[str, ...]
 
 def learned_forms(learned: Learned) -> tuple[LearnedForm, ...]:
     """The forms of lines that were learned."""
-    return tuple(
-        LearnedForm(shape.example, shape.since_line, shape.names, profile_pattern(shape)) for shape in learned.shapes
-    )
+    return tuple(LearnedForm(shape.example, shape.names, profile_pattern(shape)) for shape in learned.shapes)
 
 
 def _names(connection: sqlite3.Connection, source_id: int) -> Iterator[str]:
     rows = connection.execute("SELECT data FROM metric_newest WHERE source_id = ?", (source_id,))
     names = {name: None for (data,) in rows for name in orjson.loads(data)}
-    return (name for name in names if name not in NOT_METRICS)
+    return (name for name in names if name not in NOT_METRICS | {"total_steps"})

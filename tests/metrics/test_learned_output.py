@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.metrics.source_report import source_reports
 from tests.metrics.conftest import RUN, Bench
 
 BEGUN_AT = 1_600_000_000.0
@@ -85,6 +86,19 @@ def test_the_next_attempt_knows_the_forms(printed: Bench, tmp_path: Path) -> Non
     printed.append(epoch(3)[0])
     printed.pump()
     assert stored(printed, "loss")[-1] == (2, 45)
+
+
+def test_the_report_of_an_output(printed: Bench, tmp_path: Path) -> None:
+    printed.append("".join([*epoch(1), *epoch(2)]))
+    printed.ingest.finish(RUN)
+    printed.connection.execute("UPDATE runs SET attempt = 1")
+    (report,) = source_reports(printed.connection, RUN)
+    assert (report.names, report.lines > 0) == (("epoch", "loss", "val/loss"), True)
+    assert [form.names for form in report.forms if form.names] == [("loss",), ("val/loss",)]
+    begin(printed, 2)
+    printed.connection.execute("UPDATE runs SET attempt = 2")
+    (report,) = source_reports(printed.connection, RUN)
+    assert (report.names, report.lines, len(report.forms)) == ((), 0, 2)
 
 
 def test_an_output_without_metrics(printed: Bench) -> None:

@@ -168,7 +168,7 @@ def test_secrets_and_what_was_learned() -> None:
     spec = RunSpec(
         **SCRIPT, **PYTHON, env={"TOKEN": REDACTED, "A": "1"}, args=("--key", "{key}"), params={"key": REDACTED}
     )
-    form = LearnedForm("step 1 loss \x1b[31m0.5", 3, ("loss",), r"step (?P<step>\d+) loss (?P<loss>\S+)")
+    form = LearnedForm("step 1 loss \x1b[31m0.5", ("loss",), r"step (?P<step>\d+) loss (?P<loss>\S+)")
     reports = [
         SourceReport("/log", "output", 9, ("loss",), None, (form,)),
         SourceReport("/w/a.csv", "csv", 5, ("acc",), "epoch"),

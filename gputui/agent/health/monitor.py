@@ -174,14 +174,14 @@ class _Check:
         connection, run_id = context.connection, self.record.run_id
         lines, watched.cursor = newest_lines(connection, run_id, watched.cursor, LINES_PER_LOOK)
         before = watch.progress_at
-        seen = [*watched.pending, *watch.take(lines, context.monotonic(), context.now())]
+        findings = [*watched.pending, *watch.take(lines, context.monotonic(), context.now())]
         watched.pending = []
         roles = metric_roles(connection, run_id)
         if roles != watch.metrics.roles:
             stored, _ = newest_lines(connection, run_id, {}, LINES_PER_LOOK)
-            seen = watch.begin_metrics(roles, stored)
-        for observation in seen:
-            self._act_on(observation)
+            findings += watch.begin_metrics(roles, stored)
+        for finding in findings:
+            self._act_on(finding)
         if watch.progress_at > before:
             watch.note_power(self.monitor.gpus())
 

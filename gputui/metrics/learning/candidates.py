@@ -38,7 +38,6 @@ class Candidate(Struct, frozen=True, array_like=True):
 
     text: str
     header: tuple[str, ...]
-    since_line: int
     lines: int = 0
     rows: tuple[Row, ...] = ()
     counted: int = 0

@@ -309,7 +309,6 @@ def _shape(
     return LearnedShape(
         line.text,
         columns,
-        candidate.since_line,
         is_held_out=evidence.counting.is_held_out,
         restarts=restarts,
         may_nest=step is not None and step.may_be_place,

@@ -22,7 +22,6 @@ class Running(Struct):
     next.
     """
 
-    lines: int = 0
     newest: int | None = None
     total: int | None = None
     epoch: int | None = None

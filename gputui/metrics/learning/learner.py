@@ -170,7 +170,7 @@ class Learner:
             counts[NEWEST] = running.newest
         if running.counted_epoch is not None:
             counts[_EPOCH] = running.counted_epoch
-        begun = Candidate(line.text, line.header, running.lines)
+        begun = Candidate(line.text, line.header)
         candidate = candidates.pop(key, begun).with_line(line, counts, running.part, rank)
         candidates[key] = candidate
         if len(candidates) > most:
@@ -210,7 +210,7 @@ def _note(texts: dict[str, str], text: str, key: str = "") -> None:
 def _remark(candidate: Candidate) -> str:
     """A sentence on a shape that was not learned, with the pattern of a profile that would read it."""
     text = candidate.text.strip()[:SHOWN_CHARACTERS]
-    often = f"{candidate.lines} lines like {text!r} (since line {candidate.since_line}) are not stored"
+    often = f"{candidate.lines} lines like {text!r} are not stored"
     key = f"metrics: {{source: output, patterns: ['{_pattern(candidate)}']}}"
     return f"{often}: nothing in them surely counts steps. A profile can say it: {key}"
 

@@ -90,7 +90,6 @@ class LearnedLines(LineFormat):
 
     def parse(self, line: bytes) -> Parsed:
         self._learned = None
-        self._running.lines += 1
         text = _text(line)
         was_cleared = self._running.is_cleared
         self._running.is_cleared = text.endswith(_CLEARED)

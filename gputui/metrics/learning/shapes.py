@@ -42,7 +42,6 @@ class LearnedShape(Struct, frozen=True):
 
     example: str
     columns: tuple[LearnedColumn, ...]
-    since_line: int
     is_held_out: bool = False
     restarts: bool = False
     may_nest: bool = False

@@ -212,8 +212,10 @@ def _source_facts(found: RunDetails) -> Iterator[tuple[str, str]]:
         more = len(report.names) - MOST_NAMES
         if report.lines:
             yield "metrics", f"{names}{f' and {more} more' if more > 0 else ''}, from {where}"
+        else:
+            yield "metrics", f"none from {where}, in attempt {found.row.run.attempt}"
         for form in report.forms:
-            yield "", f"since line {form.since_line}: {clip(clean(form.example.strip()), EXAMPLE_CHARACTERS)}"
+            yield "", f"lines like {clip(clean(form.example.strip()), EXAMPLE_CHARACTERS)}"
         for remark in report.remarks:
             yield "", clean(remark)
 

@@ -20,6 +20,7 @@ from gputui.core.redaction import BY_LOOK
 from gputui.recovery.driver_reports import Sighting
 from gputui.recovery.evidence import AttemptGpus
 from gputui.recovery.policies import POLICIES, Policy
+from gputui.recovery.watch.rules import Observation
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.store.metrics.roles import set_roles
 from gputui.store.series import GpuSample
@@ -112,6 +113,15 @@ def test_a_finding_is_shown_once_or_ends_the_attempt(
     machine.begin(policy)
     machine.look()
     assert machine.observed() == observed and machine.asked == asked * 2, "the next agent acts on it, and tells nothing"
+
+
+def test_a_finding_is_kept_where_another_metric_becomes_the_loss(machine: Machine) -> None:
+    watched = machine.live.watched
+    assert watched is not None
+    watched.pending.append(Observation("straggler", 2.0, text="rank 3 is slow", rank=3))
+    set_roles(machine.connection, "vit-1", "val/loss", None, None)
+    machine.look()
+    assert machine.observed() == [("straggler", None, 0)]
 
 
 def test_an_attempt_is_not_ended_for_what_was_asked_about_the_one_before(machine: Machine) -> None:
