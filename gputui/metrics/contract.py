@@ -78,6 +78,11 @@ class LineFormat:
         return self.learned
 
     @property
+    def remark(self) -> str | None:
+        """A sentence on how its steps were counted, for a person; None if they are as written."""
+        return None
+
+    @property
     def has_news(self) -> bool:
         """True if lines that were passed over are metrics after all: the caller reads the file again from its
         beginning, by `restarted`."""

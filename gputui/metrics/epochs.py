@@ -22,6 +22,9 @@ class EpochCount:
         self._first, self._length, self._is_sure = first, length, bool(is_sure)
         self._last: tuple[int, int] | None = None
         self._stride = 1
+        self._last_total: int | None = None
+        self.other_total: int | None = None
+        """The total of a whole epoch whose places were converted; None if there was none."""
 
     @property
     def learned(self) -> Sequence[int] | None:
@@ -32,6 +35,16 @@ class EpochCount:
     @property
     def state(self) -> tuple[int | None, ...]:
         return (self._first, self._length, int(self._is_sure), *(self._last or (None, None)), self._stride)
+
+    @property
+    def remark(self) -> str | None:
+        """A sentence on places that were converted."""
+        if self.other_total is None:
+            return None
+        return (
+            f"an epoch has {self.other_total} places instead of {self._length}, as after a change of the batch: its "
+            f"steps are converted to epochs of {self._length}, so that all attempts have one axis"
+        )
 
     @classmethod
     def of_state(cls, state: Sequence[int | None]) -> EpochCount:
@@ -48,7 +61,11 @@ class EpochCount:
         self._first = min(epoch, 1 if self._first is None else self._first)
         if not self._is_sure and self._last != (epoch, place):
             self._learn(epoch, place, total)
-        self._last = (epoch, place)
+        is_later = self._last is not None and epoch > self._last[0]
+        if total and self._length and total != self._length and total == self._last_total and is_later:
+            # A validation's total changes within its epoch.
+            self.other_total = total
+        self._last, self._last_total = (epoch, place), total
         if not self._length:
             return place
         if total:

@@ -61,6 +61,10 @@ class OutputPatterns(LineFormat):
         epochs = {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
         return epochs or None
 
+    @property
+    def remark(self) -> str | None:
+        return next((count.remark for count in self._epochs if count.remark is not None), None)
+
     def parse(self, line: bytes) -> Parsed:
         match = self._match(line)
         return match if match is None or isinstance(match, Rejected) else self._from_match(match)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.arrivals import Arrivals
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, MetricsNote, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.rewritten import EarlierLines, VersionComparison
@@ -208,6 +208,8 @@ class FileReader:
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
         if self._format.has_news:
             return self._read_again(state)
+        if self._format.remark is not None:
+            batch.notes["steps_converted"] = MetricsNote("steps_converted", None, self._format.remark)
         return batch if batch.state == state else self._with_learned(batch)
 
     def _follow(

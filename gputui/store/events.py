@@ -39,6 +39,7 @@ EventKind = Literal[
     "metrics_unanswered",  # [path]
     "metrics_doubtful",  # [path]
     "steps_restarted",
+    "steps_converted",
     "times_unknown",
     "loss_unknown",
     "loss_named",  # [metric]
@@ -93,7 +94,7 @@ Severity = Literal["info", "warning", "error"]
 KINDS: frozenset[str] = frozenset(get_args(EventKind))
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 DATA_KINDS: tuple[EventKind, ...] = (
-    *SINK_KINDS, "steps_restarted", "times_unknown", "metrics_unanswered", "metrics_doubtful",
+    *SINK_KINDS, "steps_restarted", "steps_converted", "times_unknown", "metrics_unanswered", "metrics_doubtful",
     "checkpoints_unmatched", "checkpoints_unreadable", "no_checkpoint_there",
 )  # fmt: skip
 """Lasting conditions of a run's metrics, checkpoints and sinks, and their ends."""

@@ -11,6 +11,7 @@ import pytest
 
 from gputui.metrics.contract import LineFormat, ParsedLine, Rejected
 from gputui.metrics.formats import CsvLines, JsonLines, MlflowLines, Reading
+from gputui.metrics.learning import LearnedLines
 from gputui.metrics.printed import MAX_TIMEOUTS, OutputPatterns
 from tests.tables import table
 from tests.texts import mentions
@@ -231,6 +232,35 @@ def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[s
             bench.pump()
         bench.ingest.finish(RUN)
     assert [step for _, step in bench.stored()] == steps
+
+
+@table(("places", "is_said"), [
+    ("e1 i50/100 e2 i50/100 e3 i50/100", False), ("e1 i50/100 e2 i25/50 e3 i25/50", True),
+    ("e1 i50/100 e1 i9/10 e2 i50/100 e2 i9/10 e3 i50/100 e3 i9/10", False),  # a validation
+])  # fmt: skip
+def test_converted_steps_are_said_once(tmp_path: Path, places: str, is_said: bool) -> None:
+    bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
+    bench.begin(1)
+    bench.file = tmp_path / "attempts/1/output.log"
+    bench.file.parent.mkdir(parents=True)
+    words = places.split()
+    bench.append("".join(f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)))
+    assert sum("instead of 100" in note for note in bench.notes()) == is_said
+
+
+def test_converted_steps_of_learned_lines_are_said() -> None:
+    lines = [
+        f"Epoch {epoch} [{place}/{total}] loss 0.{epoch}{place}"
+        for epoch, total in ((1, 100), (2, 50), (3, 50))
+        for place in (10, 20, 40)
+    ]
+    learning = LearnedLines()
+    for line in lines:
+        learning.parse(line.encode())
+    reader = learning.restarted()
+    for line in lines:
+        reader.parse(line.encode())
+    assert "instead of 100" in (reader.remark or "")
 
 
 def test_several_sources(tmp_path: Path) -> None:

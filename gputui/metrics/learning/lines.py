@@ -84,6 +84,10 @@ class LearnedLines(LineFormat):
         return LearnedLines(Learned(self._shapes), learns=self._learns)
 
     @property
+    def remark(self) -> str | None:
+        return next((count.remark for count in self._counts.values() if count.remark is not None), None)
+
+    @property
     def remarks(self) -> Sequence[str]:
         """Lines that look like metrics and are not stored, with the key of the profile that would."""
         return self._learner.remarks
