@@ -1,4 +1,8 @@
-"""The numbers of a line, with the names that the words around them, or the header of a table, give them."""
+"""The numbers of a line, with the names that the words around them, or the header of a table, give them.
+
+In: "Epoch 2 [20/100] loss: 0.51 (0.60), val acc 91.2%, 0.3 s/it". Out: an epoch, a place without a name, the metrics
+``loss`` and ``val/acc``; 0.60 is a detail of the loss and is left out, and a rate is no number here (see `tokens`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ _MASKED = frozenset({"text", "bar", "quantity", "id"})
 _SEPARATORS = frozenset(":=")
 _OPENING = frozenset("[({")
 _QUOTES = frozenset("'\"`*")
+# An opening bracket behind which a number is a detail; "[" opens a list or a place.
+_DETAIL_BRACKETS = _OPENING - {"["}
+_LINKS = frozenset({"±", ",", "+/-"})
 
 
 class PrintedNumber(NamedTuple):
@@ -91,9 +98,8 @@ def _masked(token: Token) -> str:
 
 
 def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
-    parts = [PARTS[token.text.lower()] for token in tokens if token.kind == "word" and token.text.lower() in PARTS]
-    is_mixed = "train" in parts and not HELD_OUT.isdisjoint(parts)
     columns: list[PrintedNumber] = []
+    is_mixed = _names_both_parts(tokens)
     part: str | None = None
     used: set[str] = set()
     for index, token in enumerate(tokens):
@@ -101,29 +107,58 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
             part = PARTS.get(token.text.lower(), part)
         if token.kind not in NUMBERS:
             continue
-        printed, is_detail = _words_before(tokens, index)
-        name = normal_name(tuple(printed))
-        sense = Sense.IGNORED if is_detail else meaning(name)
-        is_real = "." in token.text.removesuffix(".")
-        if name in PARTS and is_real:
-            sense = Sense.METRIC
-        if sense is Sense.METRIC and not is_real and token.kind == "number" and _names_more(tokens[index + 1 :]):
-            sense = Sense.IGNORED
-        if is_detail and tokens[index - 1].text == "," and columns[-1].meaning in (Sense.METRIC, Sense.UNKNOWN):
-            columns[-1] = columns[-1]._replace(meaning=Sense.IGNORED)  # Which of a list is meant is unknown.
-        if token.kind == "pair" and not name and _counts_steps(tokens[index + 1 : index + 2]):
-            sense = Sense.STEP
+        words, is_detail = _name_before(tokens, index)
+        name = normal_name(tuple(words))
+        sense = _sense(tokens, index, name, is_detail=is_detail)
+        if is_detail and tokens[index - 1].text == ",":
+            _ignore_metric(columns)
         is_metric = sense in (Sense.METRIC, Sense.UNKNOWN)
-        if is_metric and name.startswith("train/"):
-            is_mixed = True
-        if is_metric and name and not has_part(name) and (part in HELD_OUT or (part == "train" and is_mixed)):
-            name = f"{part}/{name}"
+        if is_metric:
+            is_mixed = is_mixed or name.startswith("train/")
+            name = _with_part(name, part, is_mixed=is_mixed)
         if name and name in used and (is_metric or sense is Sense.SETTING):
             sense = Sense.IGNORED
         used.add(name)
         is_bar = index > 0 and tokens[index - 1].kind == "bar"
         columns.append(PrintedNumber(index, name, sense, token.kind == "pair", is_bar, part))
     return tuple(columns)
+
+
+def _names_both_parts(tokens: Sequence[Token]) -> bool:
+    """Return whether a line is of the training and of other data: "train loss 0.5, val loss 0.6"."""
+    parts = {PARTS.get(token.text.lower()) for token in tokens if token.kind == "word"}
+    return "train" in parts and not HELD_OUT.isdisjoint(parts)
+
+
+def _sense(tokens: Sequence[Token], index: int, name: str, *, is_detail: bool) -> Sense:
+    """What a number is, by its name and by what stands behind it."""
+    token, behind = tokens[index], tokens[index + 1 : index + 2]
+    if token.kind == "pair" and not name and _counts_steps(behind):
+        return Sense.STEP
+    if is_detail:
+        return Sense.IGNORED
+    is_real = "." in token.text.removesuffix(".")
+    if is_real and name in PARTS:
+        return Sense.METRIC
+    sense = meaning(name)
+    if sense is Sense.METRIC and token.kind == "number" and not is_real and _names_more(behind):
+        return Sense.IGNORED
+    return sense
+
+
+def _with_part(name: str, part: str | None, *, is_mixed: bool) -> str:
+    """A metric's name with the part of the data that the words before it name: ``test/loss`` of "Test set: loss"."""
+    if not name or part is None or has_part(name):
+        return name
+    if part in HELD_OUT or (part == "train" and is_mixed):
+        return f"{part}/{name}"
+    return name
+
+
+def _ignore_metric(columns: list[PrintedNumber]) -> None:
+    """Leave out the first number of a list: which of them is meant is unknown."""
+    if columns[-1].meaning in (Sense.METRIC, Sense.UNKNOWN):
+        columns[-1] = columns[-1]._replace(meaning=Sense.IGNORED)
 
 
 def _counts_steps(after: Sequence[Token]) -> bool:
@@ -149,38 +184,59 @@ def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[Prin
     return tuple(columns)
 
 
-def _words_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]:
+def _name_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]:
     """The words that name a number, and whether it is a detail of the number before it: an average in brackets, a
-    deviation, the next of a list."""
+    deviation, the next of a list.
+
+    In "val loss: 0.51 (0.60)" they are ``val loss`` for 0.51, and none for 0.60, a detail.
+    """
     at = index - 1
     has_separator = False
     while at >= 0 and tokens[at].kind == "mark" and tokens[at].text in _SEPARATORS | _OPENING | _QUOTES:
         has_separator = has_separator or tokens[at].text in _SEPARATORS
         at -= 1
-    if at >= 0 and (tokens[at].kind in NUMBERS or tokens[at].text in ("±", ",", "+/-")) and not has_separator:
-        is_inside = at < index - 1 or tokens[at].text == "±"
-        is_detail = is_inside and tokens[index - 1].text in _OPENING - {"["} and tokens[at].text != ","
-        if tokens[at].text == ",":
-            is_detail = at > 0 and tokens[at - 1].kind in NUMBERS and _is_in_brackets(tokens, at)
-        return [], is_detail or tokens[at].text == "±"
-    if not has_separator and tokens[index - 1].text in _OPENING - {"["}:
+    if at < 0:
         return [], False
+    if not has_separator:
+        if tokens[at].kind in NUMBERS or tokens[at].text in _LINKS:
+            return [], _is_detail(tokens, at, index)
+        if tokens[index - 1].text in _DETAIL_BRACKETS:
+            return [], False
     if at >= 1 and tokens[at].kind == "bar":
         at -= 1
         while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:
             at -= 1
+    if _ends_in_brackets(tokens, at):
+        name, argument, at = tokens[at - 3], tokens[at - 1], at - 3
+        if len(name.text) == 1 and name.kind == "word" and not tokens[at + 1].gap:
+            return [f"{name.text}({argument.text})"], False
+    return _words_up_to(tokens, at), False
+
+
+def _is_detail(tokens: Sequence[Token], at: int, index: int) -> bool:
+    """Return whether a number is a detail of the one before it: "0.51 (0.60)", "0.51 ± 0.02", "[0.51, 0.60]". ``at`` is
+    that number, or the mark between the two."""
+    if tokens[at].text == "±":
+        return True
+    if tokens[at].text == ",":
+        return at > 0 and tokens[at - 1].kind in NUMBERS and _is_in_brackets(tokens, at)
+    return at < index - 1 and tokens[index - 1].text in _DETAIL_BRACKETS
+
+
+def _ends_in_brackets(tokens: Sequence[Token], at: int) -> bool:
+    """Return whether a word in brackets stands before a number: "D(x)", "iter time (s)"."""
+    return at >= 3 and tokens[at].text == ")" and tokens[at - 1].kind == "word" and tokens[at - 2].text == "("
+
+
+def _words_up_to(tokens: Sequence[Token], at: int) -> list[str]:
+    """The last words up to a token, of one cell: a tab or several blanks stand between cells."""
     words: list[str] = []
-    if at >= 3 and tokens[at].text == ")" and tokens[at - 1].kind == "word" and tokens[at - 2].text == "(":
-        is_call = tokens[at - 3].kind == "word" and not tokens[at - 2].gap and len(tokens[at - 3].text) == 1
-        at -= 3
-        if is_call:
-            return [f"{tokens[at].text}({tokens[at + 2].text})"], False
     while at >= 0 and tokens[at].kind == "word" and len(words) < _NAME_WORDS:
         words.insert(0, tokens[at].text)
         if len(tokens[at].gap) > 1 or "\t" in tokens[at].gap:
             break
         at -= 1
-    return words, False
+    return words
 
 
 def _is_in_brackets(tokens: Sequence[Token], at: int) -> bool:

@@ -1,4 +1,8 @@
-"""What several lines of one shape show: which number is the step, which are metrics, and whether that is sure."""
+"""What several lines of one shape show: which number is the step, which are metrics, and whether that is sure.
+
+In: the numbers of lines like "Epoch 2 [20/100] loss: 0.51 (0.60)". Out: the shape of all such lines, in which the
+first number is an epoch, the pair a place in it with its total, and the third a metric; None while that is not sure.
+"""
 
 from __future__ import annotations
 
@@ -53,38 +57,64 @@ def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> Lesson 
     """The shape of a candidate, if its lines are sure to hold metrics."""
     evidence = ShapeEvidence(line.columns, candidate.rows)
     counting = evidence.counting
-    is_whole_epoch = counting.epoch is not None and evidence.is_whole(counting.epoch)
-    has_place = counting.step is not None or is_whole_epoch
-    metrics = [column for column in line.columns if evidence.is_metric(column)]
-    unknown = [column for column in line.columns if evidence.is_unknown_metric(column)]
-    if metrics:
-        is_familiar = context.has_metrics or (context.is_over and has_place)
-        is_sure = is_familiar and (counting.is_named or not has_place)
-        least = LEAST_ROWS_BESIDE_OTHERS if is_sure else LEAST_ROWS
-    elif counting.is_named and any(map(evidence.is_real, unknown)):
-        least = LEAST_ROWS_UNKNOWN_NAMES
-    else:
+    least = _least_rows(evidence, context)
+    if least is None or len(evidence.rows) < least:
         return None
     if counting.is_held_out and not context.has_steps:
         return None
-    if len(evidence.rows) < least or (candidate.is_crowded and counting.step is None):
+    if candidate.is_crowded and counting.step is None:
         return None
     source = None
-    if not has_place:
-        if any(map(evidence.is_index, line.columns)):
+    if not evidence.has_place:
+        source = _source_of_steps(evidence, context)
+        if source is None:
             return None
-        source = NEWEST if context.has_steps else evidence.advancing_count()
-        if source is None or (source == NEWEST and not evidence.advances(NEWEST)):
-            return None
-    taken = _counters(evidence, is_whole_epoch=is_whole_epoch)
-    part = None if has_place else evidence.part_before
-    for column in line.columns:
-        if column.meaning in (Sense.METRIC, Sense.SETTING) or column in unknown:
-            share = (LearnedColumn(column.token, "value_total"),) if column.is_pair else ()
-            name = column.name if part is None or has_part(column.name) else f"{part}/{column.name}"
-            taken.setdefault(column, (LearnedColumn(column.token, "value", name), *share))
-    shape = _shape(line, candidate, taken, evidence)
+    shape = _shape(line, _counters(evidence) | _metrics(evidence), evidence)
     return Lesson(shape, None if source == NEWEST else source)
+
+
+def _least_rows(evidence: ShapeEvidence, context: LogSoFar) -> int | None:
+    """How many lines make sure what they say; None if they measure nothing."""
+    is_named = evidence.counting.is_named
+    if any(map(evidence.is_metric, evidence.columns)):
+        is_familiar = context.has_metrics or (context.is_over and evidence.has_place)
+        if is_familiar and (is_named or not evidence.has_place):
+            return LEAST_ROWS_BESIDE_OTHERS
+        return LEAST_ROWS
+    unknown = filter(evidence.is_unknown_metric, evidence.columns)
+    if is_named and any(map(evidence.is_real, unknown)):
+        return LEAST_ROWS_UNKNOWN_NAMES
+    return None
+
+
+def _source_of_steps(evidence: ShapeEvidence, context: LogSoFar) -> str | None:
+    """The count whose newest value is the step of lines that have none; None if there is none that rises."""
+    if any(map(evidence.is_index, evidence.columns)):
+        return None
+    if not context.has_steps:
+        return evidence.advancing_count()
+    if evidence.advances(NEWEST):
+        return NEWEST
+    return None
+
+
+def _metrics(evidence: ShapeEvidence) -> dict[PrintedNumber, tuple[LearnedColumn, ...]]:
+    """What the metrics and settings of a line are, but for its counters. A pair is a share, such as 9831/10000."""
+    part = None
+    if not evidence.has_place:
+        part = evidence.part_before
+    taken: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
+    for column in evidence.columns:
+        is_named = column.meaning in (Sense.METRIC, Sense.SETTING)
+        if column in evidence.counting[:2] or not (is_named or evidence.is_unknown_metric(column)):
+            continue
+        name = column.name
+        if part is not None and not has_part(name):
+            name = f"{part}/{name}"
+        taken[column] = (LearnedColumn(column.token, "value", name),)
+        if column.is_pair:
+            taken[column] += (LearnedColumn(column.token, "value_total"),)
+    return taken
 
 
 def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | None:
@@ -93,9 +123,11 @@ def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | Non
     column = counter_of(line)
     if column is None:
         return None
-    roles = _counter_roles(column, "epoch" if column.meaning is Sense.EPOCH else "step")
-    evidence.counting = _Counting(None if roles[0].role == "epoch" else column, None, True)
-    return _shape(line, candidate, {column: roles}, evidence)
+    if column.meaning is Sense.EPOCH:
+        evidence.counting = _Counting(None, None, True)
+        return _shape(line, {column: _counter_roles(column, "epoch")}, evidence)
+    evidence.counting = _Counting(column, None, True)
+    return _shape(line, {column: _counter_roles(column, "step")}, evidence)
 
 
 class ShapeEvidence:
@@ -113,6 +145,12 @@ class ShapeEvidence:
         """The numbers of a column, or of the totals of one."""
         index = self.columns.index(column)
         return [row.numbers[index][of_pair] for row in self.rows]
+
+    @property
+    def has_place(self) -> bool:
+        """Whether lines name a step, or an epoch that is a whole number."""
+        step, epoch, _ = self.counting
+        return step is not None or (epoch is not None and self.is_whole(epoch))
 
     def is_whole(self, column: PrintedNumber) -> bool:
         return all(type(number) is int and number >= 0 for number in self.numbers(column))
@@ -276,12 +314,13 @@ class ShapeEvidence:
         return len(steps) == 1
 
 
-def _counters(evidence: ShapeEvidence, *, is_whole_epoch: bool) -> dict[PrintedNumber, tuple[LearnedColumn, ...]]:
+def _counters(evidence: ShapeEvidence) -> dict[PrintedNumber, tuple[LearnedColumn, ...]]:
+    """What the numbers of a line that count are."""
     taken: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
     step, epoch, _ = evidence.counting
     if step is not None:
         taken[step] = _counter_roles(step, "step")
-    if epoch is not None and is_whole_epoch:
+    if epoch is not None and evidence.is_whole(epoch):
         taken[epoch] = _counter_roles(epoch, "epoch")
     elif epoch is not None:
         taken[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
@@ -294,14 +333,13 @@ def _counters(evidence: ShapeEvidence, *, is_whole_epoch: bool) -> dict[PrintedN
 def _counter_roles(column: PrintedNumber, role: Role) -> tuple[LearnedColumn, ...]:
     total: Mapping[Role, Role] = {"step": "step_total", "epoch": "epoch_total"}
     counter = LearnedColumn(column.token, role)
-    return (counter, LearnedColumn(column.token, total[role])) if column.is_pair else (counter,)
+    if not column.is_pair:
+        return (counter,)
+    return (counter, LearnedColumn(column.token, total[role]))
 
 
 def _shape(
-    line: PrintedLine,
-    candidate: Candidate,
-    taken: Mapping[PrintedNumber, tuple[LearnedColumn, ...]],
-    evidence: ShapeEvidence,
+    line: PrintedLine, taken: Mapping[PrintedNumber, tuple[LearnedColumn, ...]], evidence: ShapeEvidence
 ) -> LearnedShape:
     columns = tuple(role for column in line.columns for role in taken.get(column, ()))
     step, epoch, _ = evidence.counting
