@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
-from gputui.metrics.rewritten import VersionComparison
-from gputui.metrics.step_sources import NewSteps, note_steps
+from gputui.metrics.rewritten import Correction, VersionComparison
+from gputui.metrics.step_sources import NewSteps, forget_newest, note_steps
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
@@ -147,7 +147,7 @@ class Batch:
             if with_nan is not values:
                 data, values = orjson.dumps(with_nan).decode(), with_nan
         if self.comparison is not None:
-            new_part = self.comparison.take_new_part(rank, step, data, values)
+            new_part = self.comparison.take_new_part(offset, rank, step, data, values)
             if new_part is None:
                 return
             data, values = new_part
@@ -241,6 +241,10 @@ def store_batch(
             "UPDATE metric_sources SET rejected_count = rejected_count - ? WHERE source_id = ?",
             (forgotten.rowcount, source_id),
         )
+    corrections = () if batch.comparison is None else batch.comparison.corrections
+    if corrections:
+        _correct(connection, source_id, batch.attempt, corrections)
+        reducer.forget()
     reducer.add(connection, batch.to_reduce)
     if batch.rejected:
         _store_rejected(connection, source_id, batch, now)
@@ -249,10 +253,44 @@ def store_batch(
     names = {name for newest in batch.newest.values() for name in newest}
     if (text := take_names(connection, source_id, names)) is not None:
         batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
-    if batch.first_step is not None and batch.last_step is not None:
+    if batch.first_step is not None or corrections:
         is_again = after.first_generation < after.generation
-        note_steps(connection, NewSteps(source_id, batch.attempt, batch.first_step, batch.last_step, is_again, now))
+        new = NewSteps(
+            source_id,
+            batch.attempt,
+            batch.first_step,
+            batch.last_step,
+            now,
+            is_again=is_again,
+            is_corrected=bool(corrections),
+        )
+        note_steps(connection, new)
     return True
+
+
+def _correct(connection: sqlite3.Connection, source_id: int, attempt: int, corrections: Sequence[Correction]) -> None:
+    """Store what lines of an output are taken for now, and forget the names that none of them has any more. What
+    charts have reduced already stays as it was read first."""
+    key = "source_id = ? AND generation = ? AND byte_offset = ?"
+    read = f"SELECT data FROM metrics WHERE {key}"  # noqa: S608
+    former = [connection.execute(read, (source_id, *line.position)).fetchone() for line in corrections]
+    connection.executemany(
+        f"UPDATE metrics SET step = ?, data = ? WHERE {key}",  # noqa: S608
+        [(line.step, line.data, source_id, *line.position) for line in corrections if line.data is not None],
+    )
+    withdrawn = [(source_id, *line.position) for line in corrections if line.data is None]
+    connection.executemany(f"DELETE FROM metrics WHERE {key}", withdrawn)  # noqa: S608
+    connection.execute(
+        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?", (len(withdrawn), source_id)
+    )
+    names = {name for row in former if row is not None for name in orjson.loads(row[0])}
+    still = "SELECT 1 FROM metrics WHERE source_id = ? AND attempt = ? AND data ->> ? NOTNULL LIMIT 1"
+    gone = [
+        name
+        for name in names
+        if '"' not in name and connection.execute(still, (source_id, attempt, f'$."{name}"')).fetchone() is None
+    ]
+    forget_newest(connection, source_id, attempt, gone)
 
 
 def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:

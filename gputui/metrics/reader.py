@@ -200,6 +200,8 @@ class FileReader:
                 consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
             else:
                 consumed, skipping, complete = self._add_lines(self._format, batch, data, is_closed)
+            if comparison is not None:
+                comparison.withdraw(offset + consumed)
         batch.more = not complete or not at_end or at_boundary
         if batch.arrivals is not None and batch.arrived_at is not None:
             batch.arrivals.note(state.inode, offset + consumed, batch.arrived_at)
@@ -278,6 +280,9 @@ class FileReader:
         for line in lines:
             batch.add(self._source.source_id, position, line, line_format.parse(line))
             position += len(line) + 1
+            if line_format.has_news:
+                # The file is read again, before more is learned without it.
+                return position - offset, False, False
         is_long = len(rest) > MAX_LINE_BYTES
         if not (complete and rest and (is_closed or is_long)):
             return position - offset, False, complete

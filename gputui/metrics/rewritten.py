@@ -9,6 +9,9 @@ alone, or with some lines changed. Each version is a generation of the source, r
     {"step": 2, "loss": 0.4}      {"step": 2, "loss": 0.4, "val": 0.6}     {"step": 2, "val": 0.6}
     {"step": 3, "loss": 0.3}      {"step": 3, "loss": 0.2}                 the whole line
     {"step": 4, "a": 1, "b": 2}   {"step": 4, "a": 1, "b": 3}              {"step": 4, "b": 3}
+
+An output that is read again, because the form of its lines is known now, is the same file: there a line is known by its
+place, and what it is taken for now corrects what is stored of it.
 """
 
 from __future__ import annotations
@@ -48,15 +51,32 @@ class _StoredLine(NamedTuple):
     attempt: int
 
 
+class Correction(NamedTuple):
+    """What a stored line is taken for now: its new step and text; no text if it is no metrics line."""
+
+    position: FilePosition
+    step: int | None = None
+    data: str | None = None
+
+
 class EarlierLines:
     """The stored lines of the earlier versions of a source's file, loaded once for each version and
     attempt. ``unmatched`` are those, by key, that no line of the newest version has matched
     yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens the store for the
-    thread that reads."""
+    thread that reads. ``is_same_file``: the versions are readings of one file, so that ``at_places`` has each line by
+    its byte offset."""
 
-    def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
+    def __init__(
+        self,
+        source_id: int,
+        connect: Callable[[], AbstractContextManager[sqlite3.Connection]],
+        *,
+        is_same_file: bool = False,
+    ) -> None:
         self.source_id = source_id
         self._connect = connect
+        self.is_same_file = is_same_file
+        self.at_places: dict[int, _StoredLine] = {}
         self.unmatched: dict[_LineKey, list[_StoredLine]] = {}
         self.resumed_step: int | None = None
         # The first generation, the generation and the attempt that these two were loaded for.
@@ -71,7 +91,9 @@ class EarlierLines:
             if self._loaded != wanted:
                 self._load(connection, *wanted)
                 self._loaded = wanted
-            yield VersionComparison(connection, self, attempt)
+                # Those before were compared by a former agent.
+                self.at_places = {at: line for at, line in self.at_places.items() if at >= state.byte_offset}
+            yield VersionComparison(connection, self, attempt, [])
 
     def forget(self) -> None:
         """Load the lines again for the next comparison."""
@@ -94,7 +116,7 @@ class EarlierLines:
 
     def _load(self, connection: sqlite3.Connection, first_generation: int, generation: int, attempt: int) -> None:
         """Load the lines of the generations before ``generation``."""
-        self.unmatched = {}
+        self.unmatched, self.at_places = {}, {}
         rows = connection.execute(
             "SELECT generation, byte_offset, attempt, rank, step, data FROM metrics "
             "WHERE source_id = ? AND generation >= ? AND generation < ?",
@@ -102,24 +124,30 @@ class EarlierLines:
         )
         has_own = False
         for line_generation, offset, number, rank, step, data in rows:
-            key = _LineKey.of(rank, step, data, orjson.loads(data))
-            self.unmatched.setdefault(key, []).append(_StoredLine((line_generation, offset), number))
+            line = _StoredLine((line_generation, offset), number)
+            if self.is_same_file:
+                self.at_places[offset] = line
+            else:
+                key = _LineKey.of(rank, step, data, orjson.loads(data))
+                self.unmatched.setdefault(key, []).append(line)
             has_own = has_own or number == attempt
         # Nothing is stored of this attempt: all after its checkpoint is new, also if it is as before.
         self.resumed_step = None if has_own else self._checkpoint_of(connection, attempt)[1]
 
 
 class VersionComparison(NamedTuple):
-    """A comparison of lines, one after another, with the stored lines of earlier versions."""
+    """A comparison of lines, one after another, with the stored lines of earlier versions. ``corrections`` are to be
+    stored with the new lines."""
 
     connection: sqlite3.Connection
     earlier: EarlierLines
     attempt: int
+    corrections: list[Correction]
 
     def take_new_part(
-        self, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]
+        self, offset: int, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]] | None:
-        """The part of a line to store, encoded and decoded; None if all of it is stored already.
+        """The part of the line at a byte offset to store, encoded and decoded; None if all of it is stored already.
 
         - A stored line matches if its `_LineKey` is the same and all metrics that both have are
           equal. The line is stored without these metrics, but with its step, time and rank.
@@ -130,6 +158,13 @@ class VersionComparison(NamedTuple):
 
         Raises sqlite3.Error.
         """
+        if self.earlier.is_same_file:
+            line = self.earlier.at_places.pop(offset, None)
+            if line is None:
+                return data, values
+            if self._stored_values(line) != values:
+                self.corrections.append(Correction(line.position, step, data))
+            return None
         resumed_step = self.earlier.resumed_step
         if step is not None and resumed_step is not None and step > resumed_step:
             return data, values
@@ -143,6 +178,12 @@ class VersionComparison(NamedTuple):
             return data, values
         new = {name: value for name, value in values.items() if name not in known}
         return orjson.dumps(new).decode(), new
+
+    def withdraw(self, end: int) -> None:
+        """Withdraw the stored lines before a byte offset that the new reading has passed over."""
+        places = self.earlier.at_places
+        for offset in [offset for offset in places if offset < end]:
+            self.corrections.append(Correction(places.pop(offset).position))
 
     def _take_equal(self, unmatched: list[_StoredLine], values: Mapping[str, Any]) -> bool:
         """Match one equal line; False if there is none."""

@@ -268,7 +268,7 @@ class SourceTable:
                 ).fetchall()  # fmt: skip
             return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
 
-        earlier = EarlierLines(row.source_id, connect)
+        earlier = EarlierLines(row.source_id, connect, is_same_file=row.format == ATTEMPT_OUTPUT)
         nulls = NullReader(newest_lines)
         source = ReadSource(row.source_id, redactor, earlier, self._clock, nulls, refused, arrivals)
         if row.format == "hf":

@@ -7,6 +7,7 @@ of its source; what is told of the attempt as a whole, such as what a failure co
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from typing import NamedTuple
 
 import orjson
@@ -33,15 +34,16 @@ WHERE run_id = :run_id AND number = :attempt
 
 
 class NewSteps(NamedTuple):
-    """The first and last step of lines that a source has just stored of an attempt, at a time (UTC unix seconds).
-    ``is_again``: they may be older than what was stored."""
+    """The first and last step of lines that a source has just stored of an attempt, at a time (UTC unix seconds); None
+    without such a line. ``is_again``: they may be older than what was stored; ``is_corrected``: stored ones changed."""
 
     source_id: int
     attempt: int
-    first: int
-    last: int
-    is_again: bool
+    first: int | None
+    last: int | None
     now: float
+    is_again: bool = False
+    is_corrected: bool = False
 
 
 def note_steps(connection: sqlite3.Connection, new: NewSteps) -> None:
@@ -52,14 +54,17 @@ def note_steps(connection: sqlite3.Connection, new: NewSteps) -> None:
     loss = metric_roles(connection, run_id).loss
     with_loss = {source_id for source_id, names in newest.items() if loss in names}
     if with_loss and new.source_id not in with_loss:
-        _take_steps(connection, new.source_id, new.attempt)
+        forget_newest(connection, new.source_id, new.attempt, _OF_STEPS)
         return
-    connection.execute(_NOTE, new._asdict() | {"run_id": run_id})
-    strangers = [source_id for source_id, names in newest.items() if source_id not in with_loss and "step" in names]
-    if with_loss and strangers:
+    if new.first is not None:
+        connection.execute(_NOTE, new._asdict() | {"run_id": run_id})
+    strangers = [source_id for source_id in newest.keys() - with_loss if "step" in newest[source_id]]
+    is_replaced = bool(with_loss and strangers)
+    if is_replaced:
         for source_id in strangers:
-            _take_steps(connection, source_id, new.attempt)
-        sources = orjson.dumps([*with_loss]).decode()
+            forget_newest(connection, source_id, new.attempt, _OF_STEPS)
+    if is_replaced or new.is_corrected:
+        sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, {"sources": sources, "attempt": new.attempt, "run_id": run_id})
 
 
@@ -76,13 +81,13 @@ def _newest_names(connection: sqlite3.Connection, run_id: str, attempt: int) -> 
     return names
 
 
-def _take_steps(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:
-    """Take the steps from the newest values of a source."""
+def forget_newest(connection: sqlite3.Connection, source_id: int, attempt: int, names: Collection[str]) -> None:
+    """Take some names from the newest values of a source. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT rank, data FROM metric_newest WHERE source_id = ? AND attempt = ?", (source_id, attempt)
     )
     for rank, data in rows.fetchall():
-        values = {name: value for name, value in orjson.loads(data).items() if name not in _OF_STEPS}
+        values = {name: value for name, value in orjson.loads(data).items() if name not in names}
         connection.execute(
             "UPDATE metric_newest SET data = ? WHERE source_id = ? AND attempt = ? AND rank = ?",
             (orjson.dumps(values).decode(), source_id, attempt, rank),

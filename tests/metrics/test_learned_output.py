@@ -10,6 +10,8 @@ import pytest
 
 from gputui.metrics.source_report import source_reports
 from tests.metrics.conftest import RUN, Bench
+from tests.metrics.learning.forms import FORMS
+from tests.metrics.learning.watching import output
 
 BEGUN_AT = 1_600_000_000.0
 
@@ -66,6 +68,28 @@ def test_lines_keep_the_times_at_which_they_came(printed: Bench) -> None:
         printed.pump()
     rows = printed.connection.execute("SELECT at FROM metrics ORDER BY generation, byte_offset").fetchall()
     assert {at for (at,) in rows} == {BEGUN_AT + second for second in range(1, len(lines))}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_output_is_read_as_one_whatever_was_known_when(tmp_path: Path, form: str) -> None:
+    text = output(FORMS[form]())
+    assert read_in(tmp_path / "slowly", text, size=700) == read_in(tmp_path / "at once", text, size=len(text))
+
+
+def read_in(folder: Path, text: str, *, size: int) -> list[tuple[int, str, float]]:
+    """Each step with its metrics, in no order, of an output that is read in pieces of a size."""
+    bench = Bench(folder, kind="output", name="attempts/1/output.log", in_memory=True)
+    bench.file.parent.mkdir(parents=True)
+    begin(bench, 1)
+    for start in range(0, len(text), size):
+        bench.append(text[start : start + size])
+        bench.pump()
+    bench.ingest.finish(RUN)
+    query = "SELECT step, pair.key, pair.value FROM metrics, json_each(data) AS pair ORDER BY 1, 2, 3"
+    rows = bench.connection.execute(query).fetchall()
+    bench.ingest.close()
+    bench.connection.close()
+    return rows
 
 
 def test_a_whole_output_at_once(printed: Bench) -> None:
