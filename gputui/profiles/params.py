@@ -16,6 +16,8 @@ from gputui.runs.spec import Scalar
 Kind = Literal["bool", "int", "float", "str", "any"]
 
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
+RUN_DIR = "{run_dir}"
+"""The placeholder of the run's folder."""
 RESERVED_NAMES = ("run_dir", "checkpoint", "checkpoint_step")
 """Placeholders that are not parameters."""
 

@@ -18,7 +18,7 @@ from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import nearest, nearest_file
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
 from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter, other_interpreter
-from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
+from gputui.profiles.params import RESERVED_NAMES, RUN_DIR, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
@@ -29,7 +29,6 @@ from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.gpu_use import PastPeak
 
-_RUN_DIR = "{run_dir}"
 RESUME_REMEDY = (
     'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes, or let it load '
     "$GPUTUI_CHECKPOINT where that is set"
@@ -104,7 +103,7 @@ def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
         results.append(CheckResult("phases", "fail", "a phase begins at a checkpoint that is seen from here", remedy))
     workdir = Path(spec.workdir)
     is_checkout = any((folder / ".git").exists() for folder in (workdir, *workdir.parents))
-    if not (shares_files or is_checkout or spec.workdir.startswith(_RUN_DIR)):
+    if not (shares_files or is_checkout or spec.workdir.startswith(RUN_DIR)):
         remedy = "git init && git add . there, so that gputui knows what to copy"
         results.append(CheckResult("code", "fail", f"{workdir} is no git checkout to copy from", remedy))
     return [*results, *executor.checks(spec)]
@@ -113,7 +112,7 @@ def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
 def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     first = spec.program[0]
     if LAUNCHERS[spec.launcher].takes_command:
-        base = spec.workdir if not spec.workdir.startswith(_RUN_DIR) else "/"
+        base = spec.workdir if not spec.workdir.startswith(RUN_DIR) else "/"
         path = spec.env.get("PATH") or environ.get("PATH")
         found = shutil.which(str(Path(base) / first) if "/" in first else first, path=path)
         if found is None:
@@ -145,7 +144,7 @@ def _interpreter(spec: RunSpec) -> CheckResult:
 
 
 def _workdir(spec: RunSpec) -> CheckResult:
-    if spec.workdir.startswith(_RUN_DIR):
+    if spec.workdir.startswith(RUN_DIR):
         return CheckResult("workdir", "pass", "the run's own folder")
     path = Path(spec.workdir)
     usable = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
@@ -209,7 +208,7 @@ def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     shown = redact_params({name: spec.params[name] for name in missing})
     details = [
         f"{name}: {path} is not there"
-        if path.is_absolute() or not spec.workdir.startswith(_RUN_DIR)
+        if path.is_absolute() or not spec.workdir.startswith(RUN_DIR)
         else f"{name}: {shown[name]}, relative to the run's own folder, is not there"
         for name, path in missing.items()
     ]
@@ -250,14 +249,14 @@ def _metrics(spec: RunSpec) -> CheckResult:
     paths = [source.path for source in spec.metrics if source.path is not None]
     if not paths:
         return CheckResult("metrics", "skip", "the profile names no file")
-    shared = [path for path in paths if _RUN_DIR not in path and not spec.workdir.startswith(_RUN_DIR)]
+    shared = [path for path in paths if RUN_DIR not in path and not spec.workdir.startswith(RUN_DIR)]
     if not shared:
         return CheckResult("metrics", "pass", "in the run's own folder")
     detail = (
         f"{', '.join(shared)} is the file of every run of this profile: while two of them live, it is read "
         "only if gputui sees whose it is"
     )
-    remedy = 'write metrics: {path: "{run_dir}/…"}, and let the script write there ($GPUTUI_RUN_DIR)'
+    remedy = 'write metrics: {path: "{run_dir}/…"}, and let the script write there ($GPUTUIRUN_DIR)'
     return CheckResult("metrics", "warn", detail, remedy)
 
 
@@ -265,7 +264,7 @@ def _checkpoints(spec: RunSpec) -> CheckResult:
     """Check that runs do not share a checkpoint folder, which would hide whose a checkpoint is."""
     if spec.checkpoints is None:
         return CheckResult("checkpoints", "skip", "the profile names none; those below the working directory are seen")
-    if _RUN_DIR in spec.checkpoints.directory:
+    if RUN_DIR in spec.checkpoints.directory:
         return CheckResult("checkpoints", "pass", f"{spec.checkpoints.pattern} in the run's own folder")
     if spec.checkpoints.pattern == LEARNED:
         detail = f"what is written below {spec.checkpoints.directory} is recognised by its content"
@@ -274,7 +273,7 @@ def _checkpoints(spec: RunSpec) -> CheckResult:
         f"{spec.checkpoints.directory} is the folder of every run of this profile: what lies there before a run "
         "begins is not resumed from, nor what is written while another run has it too"
     )
-    remedy = 'write checkpoints: {dir: "{run_dir}/checkpoints"}, and let the script save there ($GPUTUI_RUN_DIR)'
+    remedy = 'write checkpoints: {dir: "{run_dir}/checkpoints"}, and let the script save there ($GPUTUIRUN_DIR)'
     return CheckResult("checkpoints", "warn", detail, remedy)
 
 

@@ -19,7 +19,7 @@ from gputui.core.config import shipped_profiles
 from gputui.core.yaml_forms.problems import nearest, shown_path
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus, shell_selection
-from gputui.profiles.params import ParameterError, apply, unknown_parameter
+from gputui.profiles.params import RUN_DIR, ParameterError, apply, unknown_parameter
 from gputui.profiles.profile_file import Profile
 from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.formats import FORMATS, is_format
@@ -38,7 +38,6 @@ from gputui.runs.spec import (
     Scalar,
 )
 
-RUN_DIR = "{run_dir}"
 INSTALLED = Path(__file__).resolve().parents[2]
 OWN_PACKAGE = "trainer"
 
@@ -73,7 +72,9 @@ def resolve(
 
     Raises ResolveError with every problem.
     """
-    env = os.environ if environ is None else environ
+    env = environ
+    if env is None:
+        env = os.environ
     form = profile.form
     problems: list[str] = []
     is_refusal = True
@@ -97,27 +98,21 @@ def resolve(
         is_refusal = is_refusal and error.is_refusal
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
-    workdir, best = working_directory(profile, env), form.metrics.best
-    python = _python(profile, workdir, env, target)
-    return RunSpec(
+    workdir = working_directory(profile, env)
+    spec = RunSpec(
         name=profile.name,
         launcher=form.launcher,
         program=_program(profile, env),
         workdir=workdir,
-        python=None if python is None else python.path,
-        python_origin=None if python is None or target is not None else python.origin,
-        profile_path=None if profile.path is None else str(profile.folder / profile.path.resolve().name),
         typed=profile.typed,
         nproc=_processes(form, gpus, is_overridden=source != "gpus"),
         gpus=gpus,
         visible=form.visible,
         disk_bytes=form.requires.disk,
         params=params,
-        args=None if form.args is None and form.command is None else tuple(form.args or ()),
         env=dict(form.env),
         metrics=tuple(_metrics(source, workdir, params) for source in form.metrics.sources),
         loss=form.metrics.loss,
-        best=None if best is None else BestMetric(best.name, best.mode),
         checkpoints=_checkpoints(form, workdir, params),
         roles=dict(form.roles),
         multiples={name: param.multiple_of for name, param in form.params.items() if param.multiple_of is not None},
@@ -131,19 +126,38 @@ def resolve(
         phases=phases,
         target=target,
     )
+    if form.args is not None or form.command is not None:
+        spec = replace(spec, args=tuple(form.args or ()))
+    if form.metrics.best is not None:
+        spec = replace(spec, best=BestMetric(form.metrics.best.name, form.metrics.best.mode))
+    if profile.path is not None:
+        spec = replace(spec, profile_path=str(profile.folder / profile.path.resolve().name))
+    if target is not None and target.get("python"):
+        return replace(spec, python=target["python"])
+    if LAUNCHERS[form.launcher].takes_command:
+        return spec
+    python = interpreter_of(profile, workdir, env)
+    if target is not None:
+        return replace(spec, python=python.path)
+    return replace(spec, python=python.path, python_origin=python.origin)
 
 
 def _parameters(profile: Profile, overrides: Mapping[str, Scalar]) -> tuple[tuple[Phase, ...], dict[str, Scalar]]:
     """The phases of a run, and the parameters of the first one. Raises ParameterError."""
-    known = profile.parameters
-    unknown = [f"{name}: {_unknown(profile, name, value)}" for name, value in overrides.items() if name not in known]
-    given = {name: value for name, value in overrides.items() if name in known}
+    parameters = profile.parameters
+    unknown = [
+        f"{name}: {_unknown(profile, name, value)}" for name, value in overrides.items() if name not in parameters
+    ]
     phases: list[Phase] = []
+    changes: dict[str, Scalar] = {}
     try:
         for phase in profile.form.phases:
-            values = apply(known, phase.params)
+            values = apply(parameters, phase.params)
             phases.append(Phase(phase.until, {name: values[name] for name in phase.params}))
-        params = apply(known, {**(phases[0].params if phases else {}), **given})
+        if phases:
+            changes |= phases[0].params
+        changes |= {name: value for name, value in overrides.items() if name in parameters}
+        params = apply(parameters, changes)
     except ParameterError as error:
         raise ParameterError([*unknown, *error.problems]) from error
     if unknown:
@@ -151,7 +165,7 @@ def _parameters(profile: Profile, overrides: Mapping[str, Scalar]) -> tuple[tupl
     return tuple(phases), params
 
 
-def _unknown(profile: Profile, name: str, given: Scalar) -> str:
+def _unknown(profile: Profile, name: str, value: Scalar) -> str:
     """The message for an unknown parameter, with the lines that would add it to the profile."""
     if profile.path is None:
         return (
@@ -166,10 +180,16 @@ def _unknown(profile: Profile, name: str, given: Scalar) -> str:
     option = script_option(command, profile.folder, name)
     if option is None and nearest(name, profile.parameters) is not None:
         return unknown_parameter(name, profile.parameters)
-    default, argument = option if option is not None else (None, f"--{name} {{{name}}}")
-    line = f'"{name}: {format_value(given if default is None else default)}" to params:'
-    if launcher.takes_command or form.args is not None:
-        line += f' and "{argument}" to {"command" if launcher.takes_command else "args"}:'
+    argument = f"--{name} {{{name}}}"
+    if option is not None:
+        default, argument = option
+        if default is not None:
+            value = default
+    line = f'"{name}: {format_value(value)}" to params:'
+    if launcher.takes_command:
+        line += f' and "{argument}" to command:'
+    elif form.args is not None:
+        line += f' and "{argument}" to args:'
     where = f"add {line} of {shown_path(profile.path)}"
     if option is not None:
         return f"no parameter of the profile, but an option of the script: {where}"
@@ -227,17 +247,6 @@ class ChosenPython(NamedTuple):
     origin: PythonOrigin
 
 
-def _python(
-    profile: Profile, workdir: str, environ: Mapping[str, str], target: Mapping[str, Any] | None
-) -> ChosenPython | None:
-    """The interpreter of the run; None where the command names its own program."""
-    if target is not None and target.get("python"):
-        return ChosenPython(target["python"], "profile")
-    if LAUNCHERS[profile.form.launcher].takes_command:
-        return None
-    return interpreter_of(profile, workdir, environ)
-
-
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
     """Return whether the run may ask for GPUs, so that resolving it needs the machine's inventory.
     False for an invalid override."""
@@ -259,12 +268,16 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
     form, folder = profile.form, profile.folder
     if form.python is None:
         return shell_interpreter(environ, is_own_program=_is_own_program(profile))
-    origin: PythonOrigin = "command" if profile.path is None else "profile"
+    origin: PythonOrigin = "profile"
+    if profile.path is None:
+        origin = "command"
     path = _home(form.python, environ)
     if "/" not in path:
         path = shutil.which(path, path=environ.get("PATH")) or path
     elif not path.startswith("/"):
-        bases = [str(folder)] if workdir.startswith(RUN_DIR) else [workdir, str(folder)]
+        bases = [str(folder)]
+        if not workdir.startswith(RUN_DIR):
+            bases.insert(0, workdir)
         candidates = [os.path.normpath(Path(base) / path) for base in bases]
         path = next((candidate for candidate in candidates if Path(candidate).exists()), candidates[0])
     return ChosenPython(path, origin)
@@ -312,7 +325,9 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
     form, folder = profile.form, profile.folder
     if form.workdir is not None:
         path = _home(form.workdir, environ)
-        return path if path.startswith(RUN_DIR) else os.path.normpath(folder / path)
+        if path.startswith(RUN_DIR):
+            return path
+        return os.path.normpath(folder / path)
     is_shipped = folder == shipped_profiles().resolve()
     if form.module is not None:
         for root in _module_roots(folder):
@@ -321,11 +336,15 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
         is_foreign = interpreter_of(profile, RUN_DIR, environ).path != sys.executable
         if is_shipped and is_foreign and _holds_module(INSTALLED, form.module):
             return str(INSTALLED)
-    return RUN_DIR if is_shipped else str(folder)
+    if is_shipped:
+        return RUN_DIR
+    return str(folder)
 
 
 def _module_roots(folder: Path) -> list[Path]:
-    return [folder, folder.parent] if folder.name == "profiles" else [folder]
+    if folder.name == "profiles":
+        return [folder, folder.parent]
+    return [folder]
 
 
 def _holds_module(root: Path, module: str) -> bool:
@@ -337,42 +356,46 @@ def _metrics(source: Metrics, workdir: str, params: Mapping[str, Scalar]) -> Met
     path = source.path
     if path is None and source.source == "jsonl":
         path = f"{RUN_DIR}/metrics.jsonl"
-    return MetricsSpec(
-        source.source,
-        None if path is None else _rooted(workdir, path, params),
-        tuple(source.patterns or ()),
-        source.step,
-        dict(source.units),
-    )
+    if path is not None:
+        path = _rooted(workdir, path, params)
+    return MetricsSpec(source.source, path, tuple(source.patterns or ()), source.step, dict(source.units))
 
 
 def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) -> CheckpointSpec | None:
     if form.checkpoints is None:
         return None
     checkpoints = form.checkpoints
-    usual = workdir if checkpoints.pattern == LEARNED else f"{RUN_DIR}/checkpoints"
+    usual = f"{RUN_DIR}/checkpoints"
+    if checkpoints.pattern == LEARNED:
+        usual = workdir
     directory = _rooted(workdir, checkpoints.dir or usual, params)
     return CheckpointSpec(directory, checkpoints.pattern, tuple(checkpoints.resume))
 
 
 def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], environ: Mapping[str, str]) -> dict[str, str]:
     sinks: dict[str, str] = {}
-    for name, given in form.sinks.items():
-        facts = FORMATS[name] if is_format(name) else None
-        target = given or (None if facts is None else facts.place)
-        if target is not None:
-            is_address = facts is not None and facts.is_address
-            sinks[name] = target if is_address else _rooted(workdir, _home(target, environ), params)
+    for name, place in form.sinks.items():
+        if not is_format(name):
+            continue  # which no valid profile has
+        target = place or FORMATS[name].place
+        if target is not None and FORMATS[name].is_address:
+            sinks[name] = target
+        elif target is not None:
+            sinks[name] = _rooted(workdir, _home(target, environ), params)
     return sinks
 
 
 def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:
     """A path relative to the working directory as a whole one. It remains a template."""
     is_absolute = substitute(path, values_for(params, "/run", None)).startswith("/")
-    return path if is_absolute else f"{workdir}/{path}"
+    if is_absolute:
+        return path
+    return f"{workdir}/{path}"
 
 
 def _home(path: str, environ: Mapping[str, str]) -> str:
     """Expand ``~`` to the home of the person who launches."""
     home = environ.get("HOME")
-    return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path
+    if home and (path == "~" or path.startswith("~/")):
+        return home + path[1:]
+    return path

@@ -15,7 +15,7 @@ import yaml
 
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.resolve import RUN_DIR
+from gputui.profiles.params import RUN_DIR
 from gputui.profiles.schema import is_literal
 from gputui.runs.spec import Phase, RunSpec, Scalar, SpecError
 from gputui.runs.submission import read_spec

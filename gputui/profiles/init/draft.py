@@ -26,13 +26,13 @@ from typing import Any
 from gputui.metrics.log_trial import Trial
 from gputui.metrics.source_report import learned_forms
 from gputui.profiles.init.command_profile import command_keys, run_name
-from gputui.profiles.init.draft_arguments import RUN_DIR, DraftArguments, option_words
+from gputui.profiles.init.draft_arguments import DraftArguments, option_words
 from gputui.profiles.init.draft_subject import DraftSubject, examine
 from gputui.profiles.init.presets import Preset
 from gputui.profiles.init.resuming import resume_form
 from gputui.profiles.init.script_options import Option
 from gputui.profiles.init.typed_command import split_command
-from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
+from gputui.profiles.params import RESERVED_NAMES, RUN_DIR, UNDECIDED
 from gputui.profiles.profile_text import form_remarks, profile_text
 from gputui.runs.launchers import FOR_SCRIPT
 

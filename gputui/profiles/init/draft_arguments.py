@@ -14,12 +14,9 @@ from gputui.profiles.init.draft_subject import DraftSubject
 from gputui.profiles.init.roles import NUMBER_ROLES, RESUME, Meaning, meaning_of
 from gputui.profiles.init.script_options import Option
 from gputui.profiles.init.typed_command import number_or_text
-from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
+from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES, RUN_DIR
 from gputui.runs.command import PIECE_START, PLACEHOLDER, format_value
 from gputui.runs.spec import ROLE_NAMES, Scalar, Scope
-
-RUN_DIR = "{run_dir}"
-"""The only placeholder that a typed word may have."""
 
 # What a framework has by default, whatever trains with it.
 _FRAMEWORK_ROLES = ("batch_size", "grad_accum")
@@ -174,7 +171,7 @@ class DraftArguments:
         optional piece, becomes a parameter's value."""
 
         def stand_in(match: re.Match[str]) -> str:
-            if match[0] == RUN_DIR:
+            if match[0] == RUN_DIR:  # the only placeholder that a typed word may have
                 return RUN_DIR
             name = self._free_name("literal")
             self.params[name] = match[0]
