@@ -148,7 +148,11 @@ def _workdir(spec: RunSpec) -> CheckResult:
         return CheckResult("workdir", "pass", "the run's own folder")
     path = Path(spec.workdir)
     usable = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-    state = "" if usable else " is no folder that can be entered" if path.exists() else " does not exist"
+    state = ""
+    if not path.exists():
+        state = " does not exist"
+    elif not usable:
+        state = " is no folder that can be entered"
     return graded("workdir", f"{path}{state}", "workdir: is relative to the profile's folder", fails=not usable)
 
 

@@ -32,10 +32,10 @@ class _TemplateWord(Struct, frozen=True):
         return _ONLY_PLACEHOLDER.sub("", self.text)
 
 
-def _template_words(words: Sequence[str]) -> list[_TemplateWord]:
+def _template_words(argv: Sequence[str]) -> list[_TemplateWord]:
     """The words of a command line with placeholders."""
     templates: list[_TemplateWord] = []
-    for word in words:
+    for word in argv:
         opening = closing = ""
         if PIECE_START.match(word):
             opening = "["
@@ -46,9 +46,9 @@ def _template_words(words: Sequence[str]) -> list[_TemplateWord]:
     return templates
 
 
-def _redact_template(redactor: Redactor, words: Sequence[str]) -> tuple[str, ...]:
+def _redact_template(redactor: Redactor, argv: Sequence[str]) -> tuple[str, ...]:
     """A command line with placeholders as it may be stored and shown."""
-    templates = _template_words(words)
+    templates = _template_words(argv)
     searched = [template.without_placeholder for template in templates]
     redacted: list[str] = []
     for template, before, after in zip(templates, searched, redactor.argv(searched), strict=True):
@@ -66,7 +66,7 @@ def secrets_of(spec: RunSpec) -> set[str]:
     templates = [spec.program, spec.args or ()]
     if spec.checkpoints is not None:
         templates.append(spec.checkpoints.resume)
-    argvs += [tuple(word.without_placeholder for word in _template_words(words)) for words in templates]
+    argvs += [tuple(word.without_placeholder for word in _template_words(argv)) for argv in templates]
     notify = spec.recovery.get("notify")
     if isinstance(notify, Mapping) and isinstance(notify.get("command"), list | tuple):
         argvs.append(tuple(str(word) for word in notify["command"]))

@@ -97,7 +97,7 @@ def command(
         spec = replace(spec, priority=priority)
     if predecessors:
         with closing(session.reader()) as connection:
-            after = [session.find_run(connection, each, only=True).run_id for each in predecessors]
+            after = [session.find_run(connection, run, only=True).run_id for run in predecessors]
         spec = replace(spec, after=tuple(after))
     run_id = submit(session, spec, name)
     if spec.gpus.shell is not None and not as_json:
