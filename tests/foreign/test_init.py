@@ -163,6 +163,7 @@ p.add_argument("--loaders", dest="workers")
         ("--batch=8", "-j {workers} --batch={batch_size}"),
         ("--batch-size 8 --loaders 2", "--batch-size {batch_size} --loaders {workers}"),
         ("--learning-rate 1e-3 -j 2", "--batch-size {batch_size} --learning-rate {rate} -j {workers}"),
+        ("-b 8 -j 2 -- x --y", "-b {batch_size} -j {workers} -- x --y"),
         ("-b 8 -j 2 --other 3", "-b {batch_size} -j {workers} --other {other}"),
     ],
 )
@@ -182,6 +183,7 @@ def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args:
         ("'--save_path'", "", "--save_path {run_dir}/out"),
         ("'--save_path'", "--save_path a/b.pth", "--save_path {save_path}"),
         ("'out'", "", "{run_dir}/out"),
+        ("'--out'", "-- x", "--out {run_dir}/out -- x"),
         ("'data', default='x'", "", "{data}"),
     ],
 )

@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.init.typed_command import DraftError
@@ -164,6 +166,34 @@ def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     assert all(
         check.status != "fail" for check in quick_checks(spec, state=scripts, gpus=None) if "place" in check.name
     )
+
+
+ATOMS = (
+    "{",
+    "}",
+    "[",
+    "]",
+    "-",
+    "--",
+    "=",
+    "a",
+    "{lr}",
+    "{literal}",
+    "{checkpoint}",
+    "[--x",
+    "amp",
+    " ",
+    "'",
+    "\n",
+    "é",
+)
+TYPED_WORDS = st.lists(st.sampled_from(ATOMS), max_size=4).map("".join) | st.sampled_from(("--lr", "-b3", "--a=x"))
+
+
+@given(st.lists(TYPED_WORDS, max_size=6))
+def test_any_words_reach_the_program(words: list[str]) -> None:
+    spec = resolve(command_profile(["bash", "-c", *words], Path("/")), inventory=[], environ={})
+    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *words]
 
 
 @table(

@@ -117,6 +117,10 @@ def _complete(arguments: DraftArguments, profile: Draft) -> list[str]:
     places of the outputs."""
     places: list[str] = []
     unchanged: list[str] = []
+    behind: list[str] = []
+    if "--" in arguments.args:  # behind which nothing is an option
+        end = arguments.args.index("--")
+        arguments.args, behind = arguments.args[:end], arguments.args[end:]
     for option in arguments.untyped:
         if option.name in arguments.params:
             continue
@@ -130,6 +134,7 @@ def _complete(arguments: DraftArguments, profile: Draft) -> list[str]:
             profile.open_points.append(f"the script requires {flag}: give it as params: {option.name}")
         elif option.flag and option is not arguments.resume and option.name in arguments.subject.survey.options:
             unchanged.append(option.flag)
+    arguments.args += behind
     if unchanged:
         remark = f"with the script's own defaults: {' '.join(unchanged[:MAX_NAMED])}"
         if len(unchanged) > MAX_NAMED:
