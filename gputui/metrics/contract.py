@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -137,6 +138,11 @@ def parse_line(line: bytes) -> Parsed:
 
 def parse_values(values: Mapping[str, Any]) -> ParsedLine | Rejected:
     """The same for a decoded line of another format."""
+    is_numeric = NUMBERS.issuperset(map(type, values.values())) and len(values) <= MAX_VALUES
+    if is_numeric and all(-MAX_INTEGER <= value <= MAX_INTEGER for value in values.values()):
+        # Finite numbers of 64 bits, as in most lines. A name may be no text in UTF-8.
+        with suppress(TypeError):
+            return _accept(values, orjson.dumps(values).decode())
     if (refusal := _refusal(values)) is not None:
         return refusal
     standard = _standard(values)

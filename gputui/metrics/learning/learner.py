@@ -63,7 +63,7 @@ class Learner:
         if not self._has_sign(text):
             return []
         digitless = _DIGITS.sub("0", text)
-        if digitless in self._dull or self._rests(digitless) or self._is_new(digitless):
+        if digitless in self._dull or self._rests(digitless, context) or self._is_new(digitless):
             return []
         self._characters += len(text)
         line = self._read(text)
@@ -75,12 +75,13 @@ class Learner:
         is_metrics, is_count = is_promising(line), is_counter(line) and not has_metric(line)
         if is_metrics:
             _note(self._keys, digitless, key)
-            if self._rests(digitless):
+            if self._rests(digitless, context):
                 return []
             candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line, rank, running)
             running.part = line.columns[-1].part or running.part
             shapes = self._judge(key, line, candidate, context)
         if is_count and not shapes:
+            _note(self._keys, digitless, key)
             self._collect(self._counters, MAX_COUNTERS, key, line, rank, running)
             if names_epoch(line) and self.lacks_epoch:
                 shapes = self._take_counter(key)
@@ -104,14 +105,17 @@ class Learner:
             return True
         return _BAR.search(text) is not None or (bool(self._headers) and text.lstrip()[:1].isdigit())
 
-    def _rests(self, digitless: str) -> bool:
-        """Number a line of a candidate that rests."""
+    def _rests(self, digitless: str, context: LogSoFar) -> bool:
+        """Number a line of a candidate that rests. Lines that only count do so once others have steps."""
         key = self._keys.get(digitless, "")
-        candidate = self._candidates.get(key)
+        candidates = self._candidates
+        if context.has_steps and not self.lacks_epoch and key in self._counters:
+            candidates = self._counters
+        candidate = candidates.get(key)
         if candidate is None or not candidate.is_resting:
             return False
-        del self._candidates[key]
-        self._candidates[key] = replace(candidate, lines=candidate.lines + 1)
+        del candidates[key]
+        candidates[key] = replace(candidate, lines=candidate.lines + 1)
         return True
 
     def _is_new(self, digitless: str) -> bool:

@@ -118,7 +118,7 @@ class LearnedLines(LineFormat):
                 self._running.held = (index, *whole)
                 return earlier
             record = self._record(index, match, whole.rank)
-            return self._release() if reader.shape.is_source else record
+            return self._release() if reader.is_source else record
         if self._learns and len(self._readers) < MAX_SHAPES:
             for shape in self._learner.add(*whole, self._running, self._context()):
                 self._confirm(shape)
@@ -180,9 +180,10 @@ class LearnedLines(LineFormat):
         if counters is None or not self._is_first_rank(index, counters.rank if rank is None else rank):
             return None
         step = self._step(index, counters)
-        if not shape.is_source:
-            self._running.part = shape.part
-        if shape.is_source or step is None:
+        if reader.is_source:
+            return None
+        self._running.part = shape.part
+        if step is None:
             return None
         values = reader.values(match)
         stored = self._running.recent.setdefault(step, [])
@@ -215,14 +216,14 @@ class LearnedLines(LineFormat):
             return self._running.newest if counters.step == counters.step_total else None
         if counters.step is not None:
             step = self._place(index, counters)
-            if step is not None and not (shape.is_source and self._has_steps):
+            if step is not None and not (self._readers[index].is_source and self._has_steps):
                 self._running.newest = step
                 has_epochs = shape.restarts or counters.epoch is not None
                 self._running.total = None if has_epochs else self._total_steps(index, counters)
             return step
         if counters.epoch is None:
             return self._running.newest if self._counts_steps else self._running.counted_epoch
-        if shape.is_source:
+        if self._readers[index].is_source:
             self._note_header(self._positions[index], counters)
             return None
         return self._step_of_epoch(index, counters.epoch, counters.epoch_total)
@@ -242,7 +243,7 @@ class LearnedLines(LineFormat):
         if step is None or step > MAX_STEP:
             return None
         is_end = place == total and counters.epoch == counters.epoch_total
-        step = self._steps.count(position, step, is_end=is_end, repeats=self._repeats(shape))
+        step = self._steps.count(position, step, is_end=is_end, repeats=self._repeats(position, shape))
         return step if step <= MAX_STEP else None
 
     def _step_of_epoch(self, index: int, epoch: int, epochs: int | None) -> int | None:
@@ -250,7 +251,7 @@ class LearnedLines(LineFormat):
         the last such line, the epochs are a training of their own behind it."""
         shape, position, newest = self._readers[index].shape, self._positions[index], self._running.newest
         if not self._counts_steps or newest is None:
-            step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(shape))
+            step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(position, shape))
             return step if step <= MAX_STEP else None
         if position.summarised is None:
             newest += shape.is_apart
@@ -270,9 +271,11 @@ class LearnedLines(LineFormat):
         self._headers.count(position, epoch, is_end=epoch == epochs)
         self._running.epoch, self._running.epochs, self._running.epochs_before = epoch, epochs, position.base
 
-    def _repeats(self, shape: LearnedShape) -> bool:
-        """Return whether a line just before had a metric of a shape."""
-        return any(name in names for names in self._running.recent.values() for name in shape.names if name != _EPOCH)
+    def _repeats(self, position: Position, shape: LearnedShape) -> bool:
+        """Return whether a line just before the first one of a shape had a metric of it."""
+        return position.last is None and any(
+            name in names for names in self._running.recent.values() for name in shape.names if name != _EPOCH
+        )
 
     def _epoch_of(self, shape: LearnedShape, counters: Counters) -> int | None:
         """The epoch that a line names, or a header before it if its lines are of epochs."""
@@ -323,7 +326,9 @@ def _text(line: bytes) -> str:
     number."""
     if len(line) > _MAX_BYTES_OF_CHARACTER * MAX_CHARACTERS:
         return ""
-    text = SEQUENCE.sub("", line.decode("utf-8", "replace"))
+    text = line.decode("utf-8", "replace")
+    if "\x1b" in text or not text.isascii():
+        text = SEQUENCE.sub("", text)
     if len(text) > MAX_CHARACTERS:
         return ""
     return _BACKSPACES.sub("", text) if "\x08" in text else text

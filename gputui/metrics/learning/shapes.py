@@ -102,7 +102,7 @@ class ShapeReader:
     """Reads the lines of a shape."""
 
     def __init__(self, shape: LearnedShape) -> None:
-        self.shape = shape
+        self.shape, self.is_source = shape, shape.is_source
         self.match = re.compile(_expression(shape)).fullmatch
         self._counters = {column.role: index for index, column in enumerate(shape.columns, 1) if column.name == ""}
         self._values = [

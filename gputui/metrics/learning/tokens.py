@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from gputui.metrics.contract import MAX_STEP
 from gputui.metrics.values import UNITS, number_in_text
 
 MAX_TOKENS = 256
+_PLAIN_CHARACTERS = 16
 
 # No digit is given back, nor a part of a text: a long run of them is read once.
 _REAL = r"(?:\d++\.?\d*+|\.\d+)(?:[eE][-+]?\d+)?"
@@ -148,6 +150,10 @@ def whole(text: str) -> int | None:
 
 def read_number(text: str) -> float | int | None:
     """A number as programs print it, with a factor or a percent sign behind it, or a comma before its decimals."""
+    if text[-1:].isdecimal() and "," not in text and len(text) <= _PLAIN_CHARACTERS:
+        # Most are plain: no unit follows.
+        with suppress(ValueError):
+            return int(text) if text.isdecimal() else float(text)
     text = text.rstrip("% ").removesuffix(".")
     if "," in text and re.fullmatch(f"[-+]?{_COMMA}", text) and not re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", text):
         text = text.replace(",", ".")

@@ -38,7 +38,7 @@ _PREFIX = re.compile(
 )
 
 # The end of a bar of tqdm: "| 10/10 [00:01<00:00, 9.1it/s]", "12it [00:01, 9.1it/s]".
-_BAR_END = re.compile(r"(?<=\w) \[\d{1,4}:\d\d(?::\d\d)?[<,][^\[\]]*\]")
+_BAR_END = re.compile(r" \[\d{1,4}:\d\d(?::\d\d)?[<,][^\[\]]*\]")
 # As skorch marks them, in a column of its own or behind a number.
 _MARK_OF_BEST = re.compile(r"(?<=[\d\s])[+*](?=\s|$)")
 _NAMED_COUNT = re.compile(r"([^\W\d_]+)\W{0,3}\d")
@@ -139,7 +139,7 @@ def split_bar(text: str) -> tuple[str, str]:
     ('50%|█████     | 5/10 [00:01<00:01]', 'Epoch 1 loss 0.3')
     """
     bar = _BAR_END.search(text)
-    if bar is None:
+    if bar is None or not text[bar.start() - 1].isalnum():
         return "", text
     behind = text[bar.end() :]
     first = behind.lstrip()
