@@ -14,7 +14,7 @@ from gputui.metrics.learning.tokens import numbers_of
 from gputui.metrics.learning.words import Sense
 
 MAX_ROWS = 6
-_TRIED_LINES = 48
+_TRIED_LINES = 24
 _RESTING_PERIOD = 64
 _HEADER_WORDS = 4
 

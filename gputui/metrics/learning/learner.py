@@ -106,10 +106,12 @@ class Learner:
         return _BAR.search(text) is not None or (bool(self._headers) and text.lstrip()[:1].isdigit())
 
     def _rests(self, digitless: str, context: LogSoFar) -> bool:
-        """Number a line of a candidate that rests. Lines that only count do so once others have steps."""
+        """Number a line of a candidate that rests. Lines that only count do so while nobody needs their count: there is
+        no other candidate, or learned lines have steps."""
         key = self._keys.get(digitless, "")
         candidates = self._candidates
-        if context.has_steps and not self.lacks_epoch and key in self._counters:
+        is_needed = self.lacks_epoch or (bool(self._candidates) and not context.has_steps)
+        if key in self._counters and not is_needed:
             candidates = self._counters
         candidate = candidates.get(key)
         if candidate is None or not candidate.is_resting:

@@ -60,7 +60,8 @@ _OF_LETTERS = {
 }
 _OF_DIGITS = {
     "percent_bar": r"\d+(?:\.\d+)?%\s?\|[^|]*\|",
-    "quantity": _QUANTITY,
+    # What begins no quantity is told apart at once.
+    "quantity": rf"(?=[\d.,]++\s?[A-Za-zµ\d:/-])(?:{_QUANTITY})",
     "id": r"\d+\.\d+\.\d+[\w.+:-]*|0x[0-9a-fA-F]+|(?=\d+[a-f])[0-9a-f]{7,}\b",
     "pair": rf"{_WHOLE}{PAIR_SEPARATOR}{_WHOLE}(?!\.?\d|[A-Za-z])",
     "comma": rf"(?<=[ :=|]){_COMMA}",
@@ -125,7 +126,7 @@ def tokenize(text: str) -> tuple[Token, ...]:
         name = match.lastgroup or "mark"
         start = match.start(name)
         kind, part = _KINDS.get(name, name), text[start : match.end()]
-        if kind == "word" and _IS_NO_WORD(part):
+        if kind == "word" and not part.isalpha() and _IS_NO_WORD(part):
             kind = "id"
         tokens.append(Token(kind, part, text[end:start]))
         end = match.end()
