@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection
 from enum import IntEnum
+from functools import partial
 
 import orjson
 
@@ -126,24 +127,14 @@ def _line_count(connection: sqlite3.Connection, source_id: int) -> int:
 
 def _remove(connection: sqlite3.Connection, source_id: int, names: set[str]) -> None:
     """Remove the values of some names from all stored lines of a source."""
-    lines = connection.execute(
-        "SELECT generation, byte_offset, data FROM metrics WHERE source_id = ?", (source_id,)
-    ).fetchall()
-    connection.executemany(
-        "UPDATE metrics SET data = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-        [(_without(data, names), source_id, generation, offset) for generation, offset, data in lines],
-    )
-    newest = connection.execute(
-        "SELECT attempt, rank, data FROM metric_newest WHERE source_id = ?", (source_id,)
-    ).fetchall()
-    connection.executemany(
-        "UPDATE metric_newest SET data = ? WHERE source_id = ? AND attempt = ? AND rank = ?",
-        [(_without(data, names), source_id, attempt, rank) for attempt, rank, data in newest],
-    )
+    # SQLite's json_remove cannot name a key that contains a quotation mark.
+    connection.create_function("without_names", 1, partial(_without, names))
+    connection.execute("UPDATE metrics SET data = without_names(data) WHERE source_id = ?", (source_id,))
+    connection.execute("UPDATE metric_newest SET data = without_names(data) WHERE source_id = ?", (source_id,))
     connection.executemany(
         "DELETE FROM metric_envelopes WHERE source_id = ? AND name = ?", [(source_id, name) for name in names]
     )
 
 
-def _without(data: str, names: set[str]) -> str:
+def _without(names: Collection[str], data: str) -> str:
     return orjson.dumps({name: value for name, value in orjson.loads(data).items() if name not in names}).decode()

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,10 @@ from gputui.store.metrics.queries import FilePosition
 
 HEADER_BYTES = 64 << 10
 MAX_HISTORY_BYTES = 256 << 20
+
+# Learned, learning, its candidates, one of them.
+_LEARNED_DEPTH = 3
+_MAX_LEARNED_PARTS = 512
 
 _ANY_ATTEMPT = 2**63
 
@@ -90,6 +94,7 @@ class FileReader:
         self._source = source
         self._file = FollowedFile(path, is_pattern=is_pattern)
         self._format = file_format
+        self._learned, self._inherited = LearnedTexts(source.redactor), LearnedTexts(source.redactor)
         # The generation whose header the format knows.
         self._begun: int | None = None
 
@@ -146,9 +151,8 @@ class FileReader:
 
     def _with_learned(self, batch: Batch) -> Batch:
         # Lines are kept in it as they were printed.
-        redactor = self._source.redactor
-        batch.learned = redactor.value(msgspec.to_builtins(self._format.learned, str_keys=True))
-        batch.inherited = redactor.value(msgspec.to_builtins(self._format.inherited, str_keys=True))
+        batch.learned = self._learned.redacted(msgspec.to_builtins(self._format.learned, str_keys=True))
+        batch.inherited = self._inherited.redacted(msgspec.to_builtins(self._format.inherited, str_keys=True))
         return batch
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
@@ -314,6 +318,29 @@ class FileReader:
             batch.add(self._source.source_id, offset + consumed, b"", Rejected(str(error)))
             consumed = len(data)
         return len(data) if is_closed else consumed, False, True
+
+
+class LearnedTexts:
+    """Redacts what a format has learned. Little of it changes from one batch to the next: only that is looked at."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        # By the names that lead to it, each part as it was, and redacted.
+        self._parts: dict[tuple[str, ...], tuple[Any, Any]] = {}
+
+    def redacted(self, part: Any, path: tuple[str, ...] = ()) -> Any:
+        """Plain data, with every text in it redacted."""
+        earlier = self._parts.get(path)
+        if earlier is not None and earlier[0] == part:
+            return earlier[1]
+        if isinstance(part, dict) and len(path) < _LEARNED_DEPTH:
+            shown: Any = {name: self.redacted(item, (*path, name)) for name, item in part.items()}
+        else:
+            shown = self._redactor.named("".join(path[-1:]), part)
+        if len(self._parts) >= _MAX_LEARNED_PARTS:
+            self._parts.clear()
+        self._parts[path] = (part, shown)
+        return shown
 
 
 def comparison_with_earlier(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gputui.core.redaction import Redactor
+from gputui.metrics.reader import LearnedTexts
 from gputui.metrics.source_report import source_reports
 from tests.metrics.conftest import RUN, Bench
 from tests.metrics.learning.forms import FORMS
@@ -129,3 +131,15 @@ def test_an_output_without_metrics(printed: Bench) -> None:
     printed.append("".join(f"Downloading 12.{number}/45.6 MB at 3.2 MB/s\n" for number in range(9)))
     printed.ingest.finish(RUN)
     assert printed.counts() == (0, 0)
+
+
+def test_what_is_learned_is_redacted_as_it_changes() -> None:
+    texts = LearnedTexts(Redactor(["hunter2"]))
+    learned = {
+        "shapes": ["a hunter2"],
+        "learning": {"candidates": {"1": {"text": "b hunter2", "lines": 1}}},
+        "lines": 1,
+    }
+    assert "hunter2" not in str(texts.redacted(learned))
+    learned = {**learned, "learning": {"candidates": {"2": {"text": "c hunter2 d"}}, "token": "abc"}}
+    assert texts.redacted(learned) == Redactor(["hunter2"]).value(learned)

@@ -12,7 +12,8 @@ from gputui.metrics.learning.candidates import NEWEST, Candidate, has_metric, is
 from gputui.metrics.learning.columns import PrintedLine, header_cells, leading_cells, read_line
 from gputui.metrics.learning.evidence import LogSoFar, learn, learn_counter
 from gputui.metrics.learning.learned import Learning, Running
-from gputui.metrics.learning.shapes import LearnedShape
+from gputui.metrics.learning.patterns import pattern_of
+from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
 from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece, meaning, normal_name
 
 MAX_CANDIDATES = 24
@@ -222,15 +223,18 @@ def _remark(candidate: Candidate) -> str:
 
 
 def _pattern(candidate: Candidate) -> str:
-    """An expression with a group for the step, which the person may have to move, and one for each metric."""
+    """An expression with a group for each metric and one for the step."""
     line = read_line(candidate.text, candidate.header)
-    pieces: list[str] = []
-    for column in line.columns if line is not None else ():
-        name = re.sub(r"\W", "_", column.name)
-        if column.meaning in (Sense.STEP, Sense.EPOCH):
-            pieces.append(rf"{re.escape(column.name)}\D*(?P<step>\d+)")
-        elif column.meaning is Sense.METRIC and name.isidentifier():
-            pieces.append(rf"{re.escape(column.name.rsplit('/', 1)[-1])}\W*(?P<{name}>[-+.\w]+)")
-    if not any("<step>" in piece for piece in pieces):
-        pieces.insert(0, r"(?P<step>\d+)")
-    return ".*".join(pieces).replace("'", ".")
+    printed = () if line is None else line.columns
+    meanings = {column.meaning for column in printed}
+    roles: dict[Sense, Role] = {Sense.METRIC: "value", Sense.STEP: "step", Sense.EPOCH: "step"}
+    if Sense.STEP in meanings:
+        roles[Sense.EPOCH] = "epoch"
+    columns = [
+        LearnedColumn(column.token, roles[column.meaning], column.name) for column in printed if column.meaning in roles
+    ]
+    pattern = pattern_of(candidate.text, columns).replace("'", ".")
+    if meanings.isdisjoint({Sense.STEP, Sense.EPOCH}):
+        # The person has to move it.
+        return rf"(?P<step>\d+).*{pattern}"
+    return pattern

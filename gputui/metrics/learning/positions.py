@@ -43,8 +43,10 @@ class Position:
 
     def has_restarted(self, place: int, total: int | None) -> bool:
         """Return whether a place begins again."""
-        is_nested = total is not None and self._total is not None and total < self._total
-        return self.place is not None and place < self.place and not is_nested
+        return self.place is not None and place < self.place and not self._is_nested(total)
+
+    def _is_nested(self, total: int | None) -> bool:
+        return total is not None and self._total is not None and total < self._total
 
     def step(self, counters: Counters, header_epoch: int | None, *, restarts: bool, may_nest: bool) -> int | None:
         """The step of a line with a place; None if it is that of something else."""
@@ -54,7 +56,7 @@ class Position:
             # A validation may print lines of the same form within its epoch.
             self.is_other_kind = epoch == self._epoch and total != self._total
         else:
-            if may_nest and total is not None and self._total is not None and total < self._total:
+            if may_nest and self._is_nested(total):
                 return None
             if restarts:
                 begins_again = self.has_restarted(place, total) and total == self._total

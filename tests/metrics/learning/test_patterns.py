@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gputui.metrics.contract import ParsedLine
 from gputui.metrics.learning.patterns import profile_pattern
 from gputui.metrics.printed import OutputPatterns
@@ -60,3 +62,18 @@ def test_a_rate_beside_a_loss(line: str, total: int | None) -> None:
     records = watch(text).records
     assert [(record["step"], record.get("total_steps")) for record in records] == [(s, total) for s in range(1, 30)]
     assert records[-1]["loss"] == 0.0345 and len(records[-1]) == (3 if total else 2)
+
+
+@table(
+    ("line", "groups"),
+    [
+        ("loss {v} acc 0.{s}", {"step", "loss", "acc"}),
+        ("epoch 3 test acc {v}", {"step", "test_acc"}),
+        ("epoch 3 iter 7 layer {s} loss {v}", {"epoch", "iter", "loss"}),
+    ],
+)
+def test_the_pattern_of_lines_that_are_not_stored(line: str, groups: set[str]) -> None:
+    watched = watch("\n".join(line.format(s=step, v=round(1 / step, 4)) for step in range(1, 20)))
+    (remark,) = watched.reader.remarks
+    pattern = remark.partition("patterns: ['")[2].removesuffix("']}")
+    assert OutputPatterns([pattern]) and set(re.compile(pattern).groupindex) == groups
