@@ -1,9 +1,13 @@
-"""Read the metric lines of a program by shapes that are learned while it prints them."""
+"""Read the metric lines of a program by shapes that are learned while it prints them.
+
+In: "Epoch 2 [20/100] loss: 0.51", as bytes. Out: ``{"step": 120, "epoch": 2, "loss": 0.51}``, once two or three such
+lines have shown what is what; the lines before are read again.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -174,33 +178,45 @@ class LearnedLines(LineFormat):
         return None if match is None else self._record(index, match, rank)
 
     def _record(self, index: int, match: re.Match[str], rank: int | None) -> Parsed:
+        """The record of a line: its step, the epoch and the total if they are known, and what is new at that step.
+        ``rank`` stands before the line. None for a line that only counts, or of another rank."""
         reader = self._readers[index]
-        shape = reader.shape
         counters = reader.counters(match)
-        if counters is None or not self._is_first_rank(index, counters.rank if rank is None else rank):
+        if counters is None:
+            return None
+        if rank is None:
+            rank = counters.rank
+        if not self._is_first_rank(index, rank):
             return None
         step = self._step(index, counters)
         if reader.is_source:
             return None
-        self._running.part = shape.part
+        self._running.part = reader.shape.part
         if step is None:
             return None
-        values = reader.values(match)
-        stored = self._running.recent.setdefault(step, [])
-        values = {name: value for name, value in values.items() if name == _EPOCH or name not in stored}
-        if not values.keys() - {_EPOCH}:
+        values = self._new_values(step, reader.values(match))
+        if not values:
             return None
-        stored += values
-        while len(self._running.recent) > _RECENT_STEPS:
-            del self._running.recent[next(iter(self._running.recent))]
-        epoch = self._epoch_of(shape, counters)
-        named: dict[str, int | float] = {"step": step}
+        record: dict[str, int | float] = {"step": step}
+        epoch, total = self._epoch_of(reader.shape, counters), self._total_steps(index, counters)
         if epoch is not None:
-            named[_EPOCH] = epoch
-        total = self._total_steps(index, counters)
+            record[_EPOCH] = epoch
         if total is not None:
-            named["total_steps"] = total
-        return parse_values({**named, **values})
+            record["total_steps"] = total
+        return parse_values(record | values)
+
+    def _new_values(self, step: int, values: Mapping[str, int | float]) -> dict[str, int | float]:
+        """The values of a line without those of names that have one at its step already; none if only an epoch is
+        left."""
+        recent = self._running.recent
+        names = recent.setdefault(step, [])
+        while len(recent) > _RECENT_STEPS:
+            del recent[next(iter(recent))]
+        new = {name: value for name, value in values.items() if name == _EPOCH or name not in names}
+        if not new.keys() - {_EPOCH}:
+            return {}
+        names += new
+        return new
 
     def _is_first_rank(self, index: int, rank: int | None) -> bool:
         """Return whether a line is of the lowest rank that prints lines of its shape."""
