@@ -159,9 +159,9 @@ def _cost(
     steps = _lost_steps(attempt, kept, clock)
     begin = _lost_since(attempt, kept, clock, had_predecessor)
     end = _first_step_at(following, clock)
-    if end is None:
-        # Of one that worked all the same, the metrics say nothing.
-        end = following.started_at if following.state == "succeeded" else following.ended_at
+    if end is None and following.state == "succeeded":
+        return Cost(None, None, None)  # it worked without steps: where it went on cannot be seen
+    end = following.ended_at if end is None else end
     if begin is None or end is None:
         return Cost(steps, None, None)
     # After a stop the GPUs were free until a person asked for the next attempt.

@@ -94,6 +94,24 @@ def read_in(folder: Path, text: str, *, size: int) -> list[tuple[int, str, float
     return rows
 
 
+def test_a_resumed_attempt_counts_as_before_although_its_output_is_read_again(printed: Bench) -> None:
+    """Epochs count from 0, which the second attempt does not print; its test lines are new."""
+    lines = [
+        f"Epoch: [{epoch}][{place}/20] Loss {1 / (epoch * 20 + place):.4f}\n" for epoch in (0, 1) for place in (5, 15)
+    ]
+    printed.append("".join(lines))
+    printed.pump()
+    printed.file = printed.folder / "attempts/2/output.log"
+    printed.file.parent.mkdir()
+    begin(printed, 2)
+    for epoch in (1, 2, 3):
+        printed.append(f"Epoch: [{epoch}][10/20] Loss 0.5{epoch}\n * Acc@1 7{epoch}.5 Acc@5 9{epoch}.25\n")
+        printed.pump()
+    printed.ingest.finish(RUN)
+    assert stored(printed, "loss") == [(1, 5), (1, 15), (1, 25), (1, 35), (2, 30), (2, 50), (2, 70)]
+    assert [step for _, step in stored(printed, "acc@1")] == [30, 50, 70]
+
+
 def test_a_whole_output_at_once(printed: Bench) -> None:
     printed.append("".join([*epoch(1), *epoch(2), *epoch(3)]))
     printed.pump()

@@ -120,6 +120,8 @@ RESUMES = [
     # the options that are declared, the typed words, and what a new attempt is given
     ("p.add_argument('--resume')", "", "--resume {checkpoint}"),
     ("p.add_argument('--resume', default='')", "--resume old.pt", "--resume {checkpoint}"),
+    # Options that are declared in a loop, as pytorch-template's.
+    ("p.add_argument('--resume')\nfor o in O: p.add_argument(*o.flags)", "--bs 8", "--resume {checkpoint}"),
     ("p.add_argument('-r', '--resume', action='store_true')", "", "--resume"),
     ("p.add_argument('--load', '-f', type=str, default=False, help='Load model from a .pth file')", "",
      "--load {checkpoint}"),

@@ -240,9 +240,9 @@ def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -
     assert (unnamed.lost_steps, unnamed.is_about) == (9, True)
 
 
-def test_a_restart_without_steps_that_succeeded_is_no_cost() -> None:
+def test_what_a_restart_without_steps_costs_is_unknown_where_it_succeeded() -> None:
     silent = second(last=None, first_step=None, started_at=61.0, ended_at=900.0, state="succeeded")
-    assert one([FIRST, silent], Clock(line(1, 1, 39, 11.0))).lost_seconds == 61.0 - 40.0
+    assert one([FIRST, silent], Clock(line(1, 1, 39, 11.0))) == Cost(None, None, None)
 
 
 def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None:

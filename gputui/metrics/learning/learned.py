@@ -56,13 +56,21 @@ class Learning(Struct, frozen=True):
 
 
 class Learned(Struct, frozen=True):
-    """What the next reader of an output goes on with."""
+    """What the next reader of an output goes on with. ``earlier_counts`` are the ``counts`` of the attempt before, with
+    which the output begins."""
 
     shapes: tuple[LearnedShape, ...] = ()
     running: Running = field(default_factory=Running)
     learning: Learning = Learning()
+    earlier_counts: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+
+    @property
+    def at_the_beginning(self) -> Learned:
+        """What the same output is read with again."""
+        return Learned(self.shapes, Running(counts={**self.earlier_counts}), earlier_counts=self.earlier_counts)
 
     @property
     def for_next_attempt(self) -> Learned:
         """What the output of the next attempt is read with: it counts on the same scale, and may repeat steps."""
-        return Learned(self.shapes, Running(counts=self.running.counts))
+        counts = self.running.counts
+        return Learned(self.shapes, Running(counts=counts), earlier_counts=counts)

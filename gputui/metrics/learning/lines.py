@@ -48,6 +48,7 @@ class LearnedLines(LineFormat):
         self._has_news = False
         self._learns = learns
         self._learned: Learned | None = learned
+        self._earlier_counts = learned.earlier_counts
         running = learned.running
         self._running = replace(running, recent={**running.recent}, ranks={**running.ranks})
         self._whole_lines = WholeLines(running.records)
@@ -73,7 +74,7 @@ class LearnedLines(LineFormat):
                 counts={scale: count.state for scale, count in self._counts.items()},
                 records=self._whole_lines.state,
             )
-            self._learned = Learned(self._shapes, running, self._learner.learning)
+            self._learned = Learned(self._shapes, running, self._learner.learning, self._earlier_counts)
         return self._learned
 
     @property
@@ -85,7 +86,8 @@ class LearnedLines(LineFormat):
         return self._has_news
 
     def restarted(self) -> LearnedLines:
-        return LearnedLines(Learned(self._shapes), learns=self._learns)
+        again = Learned(self._shapes, earlier_counts=self._earlier_counts).at_the_beginning
+        return LearnedLines(again, learns=self._learns)
 
     @property
     def remark(self) -> str | None:

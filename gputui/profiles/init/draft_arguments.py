@@ -68,9 +68,14 @@ class DraftArguments:
         ]
         for option in self.untyped:
             meaning = _meaning(option.name, option)
-            if meaning is not None and meaning.role == RESUME and self._is_whole:
+            if meaning is not None and meaning.role == RESUME and self._has_options:
                 self._note_resume(option, meaning)
         self._offer()
+
+    @property
+    def _has_options(self) -> bool:
+        """True if the script has the options that were read, perhaps with others: of argparse's only parser it has."""
+        return self._is_whole or (self.subject.survey.is_certain and self.subject.survey.style == "argparse")
 
     @property
     def _is_whole(self) -> bool:
