@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from gputui.metrics.learning.columns import PrintedLine, header_cells, leading_c
 from gputui.metrics.learning.evidence import LogSoFar, learn, learn_counter
 from gputui.metrics.learning.learned import Learning, Running
 from gputui.metrics.learning.patterns import pattern_of
-from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
+from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape
 from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece, meaning, normal_name
 
 MAX_CANDIDATES = 24
@@ -31,6 +32,8 @@ _DIGITS = re.compile(r"\d+")
 _WORDS = re.compile(r"[A-Za-z#]+")
 _BAR = re.compile(r"\d%\s?\|")
 _EPOCH = "epoch"
+# What the number that counts is called, the best first.
+_COUNTING = {Sense.STEP: 0, Sense.EPOCH: 1}
 
 
 class Learner:
@@ -57,7 +60,8 @@ class Learner:
         """Lines that look like metrics and are not stored, with the key of the profile that would."""
         candidates = [candidate for candidate in self._candidates.values() if candidate.lines > 1]
         candidates.sort(key=lambda candidate: -candidate.lines)
-        return [_remark(candidate) for candidate in candidates[:MAX_REMARKS]]
+        remarks = (_remark(candidate) for candidate in candidates)
+        return [remark for remark in remarks if remark is not None][:MAX_REMARKS]
 
     def add(self, text: str, rank: int | None, running: Running, context: LogSoFar) -> list[LearnedShape]:
         """Take a line, and return the shapes that it makes sure."""
@@ -214,27 +218,33 @@ def _note(texts: dict[str, str], text: str, key: str = "") -> None:
         del texts[next(iter(texts))]
 
 
-def _remark(candidate: Candidate) -> str:
-    """A sentence on a shape that was not learned, with the pattern of a profile that would read it."""
-    text = candidate.text.strip()[:SHOWN_CHARACTERS]
-    often = f"{candidate.lines} lines like {text!r} are not stored"
-    key = f"metrics: {{source: output, patterns: ['{_pattern(candidate)}']}}"
-    return f"{often}: nothing in them surely counts steps. A profile can say it: {key}"
-
-
-def _pattern(candidate: Candidate) -> str:
-    """An expression with a group for each metric and one for the step."""
+def _remark(candidate: Candidate) -> str | None:
+    """A sentence on a shape that was not learned, and how it would be; None without a metric in it."""
     line = read_line(candidate.text, candidate.header)
-    printed = () if line is None else line.columns
-    meanings = {column.meaning for column in printed}
-    roles: dict[Sense, Role] = {Sense.METRIC: "value", Sense.STEP: "step", Sense.EPOCH: "step"}
-    if Sense.STEP in meanings:
-        roles[Sense.EPOCH] = "epoch"
-    columns = [
-        LearnedColumn(column.token, roles[column.meaning], column.name) for column in printed if column.meaning in roles
-    ]
-    pattern = pattern_of(candidate.text, columns).replace("'", ".")
-    if meanings.isdisjoint({Sense.STEP, Sense.EPOCH}):
-        # The person has to move it.
-        return rf"(?P<step>\d+).*{pattern}"
-    return pattern
+    if line is None or not has_metric(line):
+        return None
+    text = candidate.text.strip()[:SHOWN_CHARACTERS]
+    often = f"{candidate.lines} lines like {text!r} are not stored: nothing in them surely counts steps"
+    pattern = _pattern(candidate, line)
+    if pattern is None:
+        return f"{often}. Print the step in them, such as step=10"
+    return f"{often}. A profile can say it: metrics: {{source: output, patterns: ['{pattern}']}}"
+
+
+def _pattern(candidate: Candidate, line: PrintedLine) -> str | None:
+    """An expression with a group for each metric and one for the number that grows; None if none does."""
+    growing = [column for index, column in enumerate(line.columns) if _grows(candidate, index)]
+    if not growing:
+        return None
+    step = min(growing, key=lambda column: _COUNTING.get(column.meaning, len(_COUNTING)))
+    columns = [LearnedColumn(step.token, "step", "")]
+    metrics = (column for column in line.columns if column.meaning is Sense.METRIC and column is not step)
+    columns += [LearnedColumn(column.token, "value", column.name) for column in metrics]
+    return pattern_of(candidate.text, columns).replace("'", ".")
+
+
+def _grows(candidate: Candidate, index: int) -> bool:
+    """Return whether a column of a candidate's lines is a whole number that grows with each."""
+    numbers = [row.numbers[index][0] for row in candidate.rows]
+    pairs = list(pairwise(numbers))
+    return bool(pairs) and all(type(a) is int and type(b) is int and b > a for a, b in pairs)

@@ -209,7 +209,7 @@ def test_what_is_not_sure_is_said() -> None:
     watched = watch("\n".join(f"loss {1 / step:.4f} acc 0.{step}" for step in range(1, 20)))
     assert watched.records == []
     (remark,) = watched.reader.remarks
-    assert "19 lines" in remark and "(?P<loss>" in remark
+    assert "19 lines" in remark
 
 
 WORDS = ["loss", "step", "acc", "val", "a", "b", "c", "d", "e", "1", "0.5", "3/4"]
