@@ -19,10 +19,11 @@ class Running(Struct):
     metric line names, ``recent`` the names that are stored of the newest steps, ``ranks`` the lowest of each shape. A
     rank may repeat ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line
     overwrote a bar with blanks; ``held`` is the shape, text and rank of a line written above the bar that is drawn
-    next.
+    next. ``nested`` is the place of a bar with fewer steps than the last one, since that was drawn.
     """
 
     newest: int | None = None
+    nested: int | None = None
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None

@@ -20,6 +20,7 @@ from gputui.metrics.learning.learner import Learner
 from gputui.metrics.learning.positions import Course, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
 from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_bar, split_prefix
+from gputui.metrics.learning.words import HELD_OUT
 from gputui.metrics.printed import CUT_OFF
 
 MAX_SHAPES = 32
@@ -196,6 +197,8 @@ class LearnedLines(LineFormat):
         self._running.part = reader.shape.part
         if step is None:
             return None
+        if reader.shape.lacks_step:
+            step = self._behind_training(index, step)
         values = self._new_values(step, reader.values(match))
         if not values:
             return None
@@ -203,9 +206,20 @@ class LearnedLines(LineFormat):
         epoch, total = self._epoch_of(reader.shape, counters), self._total_steps(index, counters)
         if epoch is not None:
             record[_EPOCH] = epoch
-        if total is not None:
+        if total is not None and step <= total:
             record["total_steps"] = total
         return parse_values(record | values)
+
+    def _behind_training(self, index: int, step: int) -> int:
+        """The step of a line without one of its own: where the training has made all its steps, and such a line was
+        there at the last, a bar with fewer steps is that of another training behind it."""
+        shape, position, nested = self._readers[index].shape, self._positions[index], self._running.nested
+        is_over = step == self._running.total and position.summarised is not None and position.summarised >= step
+        is_held_out = any(part in name for name in shape.names for part in HELD_OUT)
+        if nested is not None and is_over and not is_held_out:
+            step += nested
+        position.summarised = step
+        return step
 
     def _new_values(self, step: int, values: Mapping[str, int | float]) -> dict[str, int | float]:
         """The values of a line without those of names that have one at its step already; none if only an epoch is
@@ -258,6 +272,7 @@ class LearnedLines(LineFormat):
             self._readers[index] = ShapeReader(replace(shape, restarts=True))
             self._has_news = True
         step = position.step(counters, self._running.counted_epoch, restarts=shape.restarts, may_nest=shape.may_nest)
+        self._running.nested = place if step is None else None
         if step is None or step > MAX_STEP:
             return None
         is_end = place == total and counters.epoch == counters.epoch_total

@@ -18,7 +18,7 @@ class Position:
     it. Where places have no name of their own, smaller totals than before are those of something within the epoch, as a
     validation's bar of the same form. ``count`` is shared by the shapes that count alike, see `LearnedShape.scale`;
     ``place`` is the newest. ``first``, ``last``, ``was_end`` and ``base`` are those of `Course`, and ``summarised`` is
-    the step of its newest line that had only an epoch.
+    the step of its newest line that had none of its own.
     """
 
     def __init__(self, count: EpochCount, state: Sequence[int | None] = ()) -> None:
@@ -56,7 +56,8 @@ class Position:
             # A validation may print lines of the same form within its epoch.
             self.is_other_kind = epoch == self._epoch and total != self._total
         else:
-            if may_nest and self._is_nested(total):
+            is_next_epoch = (header_epoch or 0) > (self._epoch or 0)
+            if may_nest and self._is_nested(total) and not is_next_epoch:
                 return None
             if restarts:
                 begins_again = self.has_restarted(place, total) and total == self._total

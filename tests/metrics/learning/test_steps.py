@@ -118,3 +118,38 @@ def test_a_test_line_has_names_and_the_step_of_the_training() -> None:
     assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
         (3, 0.5, 0.11), (6, 0.333, 0.21), (9, 0.25, 0.31)
     ]  # fmt: skip
+
+
+def bars(total: int, line: str = "") -> str:
+    """A bar of a training, with a line above it each ten steps."""
+    text = ""
+    for place in range(1, total + 1):
+        drawn = f"\r{100 * place // total}%|###  | {place}/{total} [00:{place % 60:02d}<00:09, 9.1it/s]"
+        text += drawn
+        if line and place % 10 == 0:
+            text += f"\r{' ' * 40}\r{line.format(v=round(1 / place, 4), e=place / 50)}\n{drawn}"
+    return text + "\n"
+
+
+LOSS, EVALUATED = "{{'loss': {v}, 'epoch': {e}}}", "{{'eval_loss': {v}}}"
+
+
+@table(("text", "expected"), [
+    (bars(100, LOSS) + bars(50, LOSS), [*range(10, 151, 10)]),
+    (bars(100, LOSS) + bars(100, LOSS), [*range(10, 201, 10)]),
+    (bars(100, LOSS) + bars(200, LOSS), [*range(10, 301, 10)]),
+    # An evaluation at the end, once more.
+    (bars(100, f"{LOSS}\n{EVALUATED}") + bars(8) + "{'eval_loss': 0.6}\n",
+     [step for step in range(10, 101, 10) for _ in (LOSS, EVALUATED)]),
+])  # fmt: skip
+def test_bars_of_trainings_behind_each_other(text: str, expected: list[int]) -> None:
+    assert [record["step"] for record in watch(text).records] == expected
+
+
+def test_epochs_of_another_length_behind_a_training() -> None:
+    lines = [
+        f"Epoch {epoch}/4\n{total}/{total} - 1s - loss: 0.{begin - epoch}"
+        for total, begin in ((36, 90), (18, 70))
+        for epoch in range(1, 5)
+    ]
+    assert steps(lines) == [*range(36, 289, 36)]
