@@ -81,6 +81,14 @@ def _least_rows(evidence: ShapeEvidence, context: LogSoFar) -> int | None:
         if is_familiar and (is_named or not evidence.has_place):
             return LEAST_ROWS_BESIDE_OTHERS
         return LEAST_ROWS
+    if (
+        is_named
+        and evidence.has_place
+        and context.has_metrics
+        and any(map(evidence.is_constant_metric, evidence.columns))
+    ):
+        # Beside a training, a validation that stands still.
+        return LEAST_ROWS
     unknown = filter(evidence.is_unknown_metric, evidence.columns)
     if is_named and any(map(evidence.is_real, unknown)):
         return LEAST_ROWS_UNKNOWN_NAMES
@@ -164,6 +172,10 @@ class ShapeEvidence:
     def is_metric(self, column: PrintedNumber) -> bool:
         """Return whether a column with the name of a metric measures something: it varies, or is not finite."""
         return column.meaning is Sense.METRIC and (self.varies(column) or None in self.numbers(column))
+
+    def is_constant_metric(self, column: PrintedNumber) -> bool:
+        """Return whether a column with the name of a metric has the same real number in all lines."""
+        return column.meaning is Sense.METRIC and self.is_real(column) and not self.varies(column)
 
     def is_unknown_metric(self, column: PrintedNumber) -> bool:
         """Return whether a column with an unknown name measures something: it varies, and is no other counter."""

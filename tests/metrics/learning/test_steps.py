@@ -112,11 +112,11 @@ def test_places_in_samples_are_counted_in_batches(
 
 def test_a_test_line_has_names_and_the_step_of_the_training() -> None:
     form = "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1"
-    test = "Test set: Epoch: {e}, Average loss: {v}, Accuracy: 0.{e}1"
+    test = "Test set: Epoch: {e}, Average loss: {v}, Accuracy: 0.01"
     lines = [line for e in (1, 2, 3) for line in [*places(form, (e,), (64, 128, 192)), *epochs(test, (e,))]]
     records = [record for record in watch("\n".join(lines)).records if "loss" not in record]
     assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
-        (3, 0.5, 0.11), (6, 0.333, 0.21), (9, 0.25, 0.31)
+        (3, 0.5, 0.01), (6, 0.333, 0.01), (9, 0.25, 0.01)
     ]  # fmt: skip
 
 
@@ -153,3 +153,14 @@ def test_epochs_of_another_length_behind_a_training() -> None:
         for epoch in range(1, 5)
     ]
     assert steps(lines) == [*range(36, 289, 36)]
+
+
+def test_a_validation_that_stands_still_is_stored_beside_a_training() -> None:
+    test = "Test set: Epoch: {e}, Average loss: 0.0719, Accuracy: 0.0100"
+    training = "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1"
+    lines = [line for e in (1, 2, 3) for line in [*places(training, (e,), (64, 128, 192)), *epochs(test, (e,))]]
+    records = [record for record in watch("\n".join(lines)).records if "test/loss" in record]
+    assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
+        (step, 0.0719, 0.01) for step in (3, 6, 9)
+    ]
+    assert watch("\n".join(epochs(test, (1, 2, 3)))).records == []
