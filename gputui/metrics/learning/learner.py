@@ -46,8 +46,8 @@ class Learner:
         self._headers = list(learning.headers)
         self._characters = learning.characters
         self.lacks_epoch = False
-        # Texts without their digits: lines without metrics, the candidates of lines, and beginnings of lines.
-        self._dull: dict[str, str] = {}
+        # By texts without their digits: the candidate of each line, "" of one that says nothing; then the beginnings of
+        # lines.
         self._keys: dict[str, str] = {}
         self._beginnings: dict[str, str] = {}
 
@@ -68,19 +68,20 @@ class Learner:
         if not self._has_sign(text):
             return []
         digitless = _DIGITS.sub("0", text)
-        if digitless in self._dull or self._rests(digitless, context) or self._is_new(digitless):
+        last_key = self._keys.get(digitless)
+        if last_key == "" or self._rests(last_key, context) or self._is_new(digitless):
             return []
         self._characters += len(text)
         line = self._read(text)
         if line is None:
-            _note(self._dull, digitless)
+            _note(self._keys, digitless)
             return []
         shapes: list[LearnedShape] = []
         key = f"{crc32(line.shape.encode()):08x}"
         is_metrics, is_count = is_promising(line), is_counter(line) and not has_metric(line)
         if is_metrics:
             _note(self._keys, digitless, key)
-            if self._rests(digitless, context):
+            if self._rests(key, context):
                 return []
             candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line, rank, running)
             running.part = line.columns[-1].part or running.part
@@ -91,7 +92,7 @@ class Learner:
             if names_epoch(line) and self.lacks_epoch:
                 shapes = self._take_counter(key)
         if not (is_metrics or is_count):
-            _note(self._dull, digitless)
+            _note(self._keys, digitless)
         return shapes
 
     def conclude(self, context: LogSoFar) -> list[LearnedShape]:
@@ -110,10 +111,11 @@ class Learner:
             return True
         return _BAR.search(text) is not None or (bool(self._headers) and text.lstrip()[:1].isdigit())
 
-    def _rests(self, digitless: str, context: LogSoFar) -> bool:
+    def _rests(self, key: str | None, context: LogSoFar) -> bool:
         """Number a line of a candidate that rests. Lines that only count do so while nobody needs their count: there is
         no other candidate, or learned lines have steps."""
-        key = self._keys.get(digitless, "")
+        if key is None:
+            return False
         candidates = self._candidates
         is_needed = self.lacks_epoch or (bool(self._candidates) and not context.has_steps)
         if key in self._counters and not is_needed:
