@@ -27,7 +27,8 @@ class Reading(Struct, frozen=True):
     """The way in which a profile reads lines: ``patterns`` for printed lines, the name of an
     unusual ``step``, factors of values by name, the outputs of a rank to search, the ``place``
     of a tracker's file below the folder of its run, which names its metrics, and what earlier readers have ``learned``
-    (`LineFormat.learned`). Printed lines without patterns are learned."""
+    (`LineFormat.learned`). Printed lines without patterns are learned; ``batch_size`` are the samples of a batch of the
+    attempt that prints them."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
@@ -35,6 +36,7 @@ class Reading(Struct, frozen=True):
     streams: tuple[str, ...] = ("stdout",)
     place: str = ""
     learned: Any = None
+    batch_size: int | None = None
 
 
 DEFAULT_READING = Reading()
@@ -143,7 +145,8 @@ def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
         return MlflowLines(reading.place)
     if name == "stdout":
         if not reading.patterns:
-            return LearnedLines(msgspec.convert(reading.learned or {}, Learned, strict=False))
+            learned = msgspec.convert(reading.learned or {}, Learned, strict=False)
+            return LearnedLines(learned, batch_size=reading.batch_size)
         return OutputPatterns(reading.patterns, reading.step, reading.units, reading.learned)
     raise ValueError(f"unknown metrics source {name!r}; known are jsonl, csv, stdout and hf")
 

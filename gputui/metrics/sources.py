@@ -30,6 +30,7 @@ from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource
+from gputui.runs.spec import SpecError, parse_spec
 from gputui.store.metrics.queries import END, START, rows_between
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
@@ -174,12 +175,32 @@ class SourceTable:
         for printed in self._rows(f"s.run_id = ? AND s.format = '{PRINTED}'", run_id):
             output = f"{glob.escape(printed.path)}/attempts/{attempt}/{rank_output}"
             streams = printed.how.streams
+            with_batch = replace(printed.how, batch_size=self._batch_size(run_id, attempt))
+            reading = msgspec.json.encode(with_batch).decode()
             for path in dict.fromkeys(output.replace("{stream}", stream) for stream in streams):
-                self._insert(run_id, path, ATTEMPT_OUTPUT, printed.reading)
+                self._insert(run_id, path, ATTEMPT_OUTPUT, reading)
                 (source,) = self._rows("s.run_id = ? AND s.path = ?", run_id, path)
                 self._add_boundary(source.source_id, (0, 0), attempt)
         for source_id, end in ends.items():
             self._begin_at(source_id, end, attempt)
+
+    def _batch_size(self, run_id: str, attempt: int) -> int | None:
+        """The samples of a rank's batch in an attempt; None if no parameter says so."""
+        row = self._connection.execute(
+            "SELECT spec, a.params FROM runs JOIN attempts AS a USING (run_id) WHERE run_id = ? AND number = ?",
+            (run_id, attempt),
+        ).fetchone()
+        if row is None:
+            return None
+        try:
+            spec, params = parse_spec(row[0]), orjson.loads(row[1])
+        except SpecError:
+            return None
+        name = spec.role("batch_size", params)
+        size = params.get(name)
+        if type(size) is not int or size < 1:
+            return None
+        return size // spec.nproc if spec.scopes.get(name or "") == "global" else size
 
     def _begin_at(self, source_id: int, end: SourceState, attempt: int) -> None:
         _, boundaries = self.position(source_id)

@@ -6,6 +6,7 @@ first number is an epoch, the pair a place in it with its total, and the third a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
@@ -18,8 +19,6 @@ from gputui.metrics.learning.words import HELD_OUT, PARTS, Sense, has_part
 LEAST_ROWS = 3
 LEAST_ROWS_UNKNOWN_NAMES = 4
 LEAST_ROWS_BESIDE_OTHERS = 2
-# Intervals of logging are round numbers, as 50 and 100.
-_LEAST_BATCH = 32
 # The tokens between an epoch and the place in it: "3 [ 150/1251".
 _NEAR_TOKENS = 4
 
@@ -201,14 +200,14 @@ class ShapeEvidence:
         return all(a is not None and b is not None and b > a for a, b in pairwise(values))
 
     @property
-    def batch(self) -> int:
-        """The samples between two places of ``Epoch 2 [128/60000]``, if they are a batch: a power of two; else 1."""
+    def stride(self) -> int:
+        """What the places of ``Epoch 2 [128/60000]`` have in common, as samples would; 0 if they surely count steps."""
         step, epoch, _ = self.counting
         if step is None or epoch is None or step.meaning is Sense.STEP or not step.is_pair or step.is_bar:
-            return 1
-        strides = [later - earlier for earlier, later in pairwise(self._known(step)) if later > earlier]
-        stride = int(strides[0]) if len(strides) > 1 and len(set(strides)) == 1 else 0
-        return stride if stride >= _LEAST_BATCH and stride.bit_count() == 1 else 1
+            return 0
+        ends = self.numbers(step, 1)
+        places = [place for place, end in zip(self.numbers(step), ends, strict=True) if place != end]
+        return math.gcd(*(place for place in places if type(place) is int))
 
     def stands(self, count: str) -> bool:
         """Return whether a count was there and the same at all lines."""
@@ -362,7 +361,7 @@ def _shape(
         is_held_out=evidence.counting.is_held_out,
         restarts=restarts,
         may_nest=step is not None and step.may_be_place,
-        batch=evidence.batch,
+        stride=evidence.stride,
         is_apart=step is None and epoch is not None and evidence.stands(NEWEST),
         part=line.columns[-1].part,
     )

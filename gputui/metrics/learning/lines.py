@@ -32,6 +32,8 @@ _END_OF_EPOCH = 0.75
 _MAX_BYTES_OF_CHARACTER = 4
 _BACKSPACES = re.compile("\x08+")
 _EPOCH = "epoch"
+_ROUND = ("1", "2", "25", "5")
+_LEAST_BATCH = 2
 # tqdm.write overwrites its bar with blanks, writes, and draws it again.
 _CLEARED = " " * 10
 
@@ -39,15 +41,23 @@ _CLEARED = " " * 10
 class LearnedLines(LineFormat):
     """Metrics in the output of a program, by the shapes that were learned, and those that are learned meanwhile.
 
-    It has news where a shape was learned whose earlier lines were passed over.
+    It has news where a shape was learned whose earlier lines were passed over. ``batch_size`` are the samples of a
+    batch of the attempt, if they are known.
     """
 
     breaks_at_return = True
     learns = True
 
-    def __init__(self, learned: Learned = Learned(), *, learns: bool = True) -> None:  # noqa: B008
+    def __init__(
+        self,
+        learned: Learned = Learned(),  # noqa: B008
+        *,
+        batch_size: int | None = None,
+        learns: bool = True,
+    ) -> None:
         self._has_news = False
         self._learns = learns
+        self._batch_size = batch_size
         self._learned: Learned | None = learned
         self._earlier_counts = learned.earlier_counts
         running = learned.running
@@ -88,7 +98,7 @@ class LearnedLines(LineFormat):
 
     def restarted(self) -> LearnedLines:
         again = Learned(self._shapes, earlier_counts=self._earlier_counts).at_the_beginning
-        return LearnedLines(again, learns=self._learns)
+        return LearnedLines(again, batch_size=self._batch_size, learns=self._learns)
 
     @property
     def remark(self) -> str | None:
@@ -157,7 +167,7 @@ class LearnedLines(LineFormat):
     def _confirm(self, shape: LearnedShape) -> None:
         if len(self._readers) < MAX_SHAPES and ShapeReader(shape).match(shape.example) is not None:
             self._learned = None
-            self._use(shape)
+            self._use(replace(shape, counts_samples=_counts_samples(shape.stride, self._batch_size)))
             self._has_news = True
 
     def _use(self, shape: LearnedShape, position: Sequence[int | None] = ()) -> None:
@@ -263,7 +273,8 @@ class LearnedLines(LineFormat):
     def _place(self, index: int, counters: Counters) -> int | None:
         """The step of a line with a place: 120 of ``Epoch 2 [20/100]``."""
         shape, position = self._readers[index].shape, self._positions[index]
-        counters = counters.in_batches(shape.batch)
+        if shape.counts_samples and self._batch_size is not None:
+            counters = counters.in_batches(self._batch_size)
         place, total = counters.step, counters.step_total
         assert place is not None
         is_nameless = counters.epoch is None and not shape.restarts
@@ -365,3 +376,11 @@ def _text(line: bytes) -> str:
     if len(text) > MAX_CHARACTERS:
         return ""
     return _BACKSPACES.sub("", text) if "\x08" in text else text
+
+
+def _counts_samples(stride: int, batch_size: int | None) -> bool:
+    """Return whether places count samples, and not steps: they are multiples of the batch, and not of a round number,
+    as people choose for the steps between two lines."""
+    if batch_size is None or batch_size < _LEAST_BATCH or not stride:
+        return False
+    return stride % batch_size == 0 and str(stride).rstrip("0") not in _ROUND

@@ -36,8 +36,9 @@ class LearnedShape(Struct, frozen=True):
 
     ``is_held_out``: its places are those of a validation, of which the last line counts. ``restarts``: its places
     begin again though it names no epoch. ``may_nest``: its places have no name, so that those of a smaller total may be
-    a validation's. ``batch``: the samples of a step, where its places count samples. ``is_apart``: its lines name an
-    epoch alone, and come while no step is made. ``part`` is that of the data which its lines name.
+    a validation's. ``stride``: what its places have in common, as `ShapeEvidence.stride`; ``counts_samples``: they
+    count samples. ``is_apart``: its lines name an epoch alone, and come while no step is made. ``part`` is that of the
+    data which its lines name.
     """
 
     example: str
@@ -45,7 +46,8 @@ class LearnedShape(Struct, frozen=True):
     is_held_out: bool = False
     restarts: bool = False
     may_nest: bool = False
-    batch: int = 1
+    stride: int = 0
+    counts_samples: bool = False
     is_apart: bool = False
     part: str | None = None
 
@@ -92,8 +94,8 @@ class Counters(NamedTuple):
     rank: int | None
 
     def in_batches(self, batch: int) -> Counters:
-        """The counters with a place in batches, of one that counts samples."""
-        if batch == 1 or self.step is None or self.step_total is None:
+        """The counters with a place in batches of so many samples, of one that counts samples."""
+        if self.step is None or self.step_total is None:
             return self
         return self._replace(step=-(-self.step // batch), step_total=-(-self.step_total // batch))
 

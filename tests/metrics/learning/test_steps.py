@@ -91,30 +91,32 @@ def test_a_training_that_goes_on_does_not_begin_again(lines: list[str], expected
     assert steps(lines) == expected
 
 
-@table(("form", "within", "expected"), [
-    # After pytorch-cifar100: a place in samples, a batch apart.
-    ("Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1", (64, 128, 192), (1, 2, 3)),
-    ("Train Epoch: {e} [{b}/500 (1%)] Loss: {v}", (128, 256, 384, 500), (1, 2, 3, 4)),
-    ("Epoch: [{e}][{b}/1000] Loss {v}", (0, 32, 64, 96, 992), (0, 1, 2, 3, 31)),
-    # Between two lines are several batches, whose size is unknown.
-    ("Train Epoch: {e} [{b}/6000 (1%)] Loss: {v}", (0, 640, 1280, 1920), (0, 640, 1280, 1920)),
-    # Batches, and steps of the training.
-    ("Epoch {e} [{b}/1000] loss {v}", (100, 200, 300), (100, 200, 300)),
-    ("Epoch {e} [{b}/100] loss {v}", (16, 32, 48), (16, 32, 48)),
-    ("epoch {e} | {b}/1000 batches | loss {v}", (64, 128, 192), (64, 128, 192)),
-    ("epoch {e} step {b}/1000 loss {v}", (64, 128, 192), (64, 128, 192)),
+@table(("batch", "form", "within", "expected"), [
+    (64, "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1", (64, 128, 192), (1, 2, 3)),
+    (128, "Train Epoch: {e} [{b}/500 (1%)] Loss: {v}", (128, 256, 384, 500), (1, 2, 3, 4)),
+    (64, "Train Epoch: {e} [{b}/6000 (1%)] Loss: {v}", (0, 640, 1280, 1920), (0, 10, 20, 30)),
+    # What a batch is must be known.
+    (None, "Train Epoch: {e} [{b}/6000 (1%)] Loss: {v}", (0, 640, 1280, 1920), (0, 640, 1280, 1920)),
+    (48, "Train Epoch: {e} [{b}/6000 (1%)] Loss: {v}", (0, 640, 1280, 1920), (0, 640, 1280, 1920)),
+    # Batches, every 100th of which has a line, and steps.
+    (100, "Epoch {e} [{b}/1000] loss {v}", (100, 200, 300), (100, 200, 300)),
+    (50, "Epoch {e} [{b}/1000] loss {v}", (100, 200, 300), (100, 200, 300)),
+    (1, "Epoch {e} [{b}/100] loss {v}", (16, 32, 48), (16, 32, 48)),
+    (64, "epoch {e} | {b}/1000 batches | loss {v}", (64, 128, 192), (64, 128, 192)),
+    (64, "epoch {e} step {b}/1000 loss {v}", (64, 128, 192), (64, 128, 192)),
 ])  # fmt: skip
 def test_places_in_samples_are_counted_in_batches(
-    form: str, within: tuple[int, ...], expected: tuple[int, ...]
+    batch: int | None, form: str, within: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    assert steps(places(form, (1, 2), within))[: len(within)] == [*expected]
+    records = watch("\n".join(places(form, (1, 2), within)), batch_size=batch).records
+    assert [record["step"] for record in records][: len(within)] == [*expected]
 
 
 def test_a_test_line_has_names_and_the_step_of_the_training() -> None:
     form = "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1"
     test = "Test set: Epoch: {e}, Average loss: {v}, Accuracy: 0.01"
     lines = [line for e in (1, 2, 3) for line in [*places(form, (e,), (64, 128, 192)), *epochs(test, (e,))]]
-    records = [record for record in watch("\n".join(lines)).records if "loss" not in record]
+    records = [record for record in watch("\n".join(lines), batch_size=64).records if "loss" not in record]
     assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
         (3, 0.5, 0.01), (6, 0.333, 0.01), (9, 0.25, 0.01)
     ]  # fmt: skip
@@ -159,7 +161,7 @@ def test_a_validation_that_stands_still_is_stored_beside_a_training() -> None:
     test = "Test set: Epoch: {e}, Average loss: 0.0719, Accuracy: 0.0100"
     training = "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1"
     lines = [line for e in (1, 2, 3) for line in [*places(training, (e,), (64, 128, 192)), *epochs(test, (e,))]]
-    records = [record for record in watch("\n".join(lines)).records if "test/loss" in record]
+    records = [record for record in watch("\n".join(lines), batch_size=64).records if "test/loss" in record]
     assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
         (step, 0.0719, 0.01) for step in (3, 6, 9)
     ]

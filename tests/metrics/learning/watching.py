@@ -34,19 +34,22 @@ def lines_of(text: str) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def watch(text: str, learned: Learned | None = None, *, restart_every: int | None = None) -> Watched:
-    """Read an output to its end. ``restart_every``: a new reader, with what is stored, after so many lines."""
+def watch(
+    text: str, learned: Learned | None = None, *, restart_every: int | None = None, batch_size: int | None = None
+) -> Watched:
+    """Read an output to its end. ``restart_every``: a new reader, with what is stored, after so many lines;
+    ``batch_size``: the samples of a batch, if they are known."""
     lines: Sequence[bytes] = [line.encode() for line in lines_of(text)]
     begin = learned or Learned()
     for _ in range(100):
-        reader, records = LearnedLines(begin), []
+        reader, records = LearnedLines(begin, batch_size=batch_size), []
         for number, line in enumerate(lines, 1):
             records += _record(reader.parse(line))
             if reader.has_news:
                 break
             if restart_every and number % restart_every == 0:
                 stored = msgspec.json.encode(reader.learned)
-                reader = LearnedLines(msgspec.json.decode(stored, type=Learned))
+                reader = LearnedLines(msgspec.json.decode(stored, type=Learned), batch_size=batch_size)
         else:
             reader.conclude()
             if not reader.has_news:
