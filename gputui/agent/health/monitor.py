@@ -174,13 +174,14 @@ class _Check:
         connection, run_id = context.connection, self.record.run_id
         lines, watched.cursor = newest_lines(connection, run_id, watched.cursor, LINES_PER_LOOK)
         before = watch.progress_at
-        findings = [*watched.pending, *watch.take(lines, context.monotonic(), context.now())]
-        watched.pending = []
+        findings, watched.pending = watched.pending, []
+        new_findings = watch.take(lines, context.monotonic(), context.now())
         roles = metric_roles(connection, run_id)
         if roles != watch.metrics.roles:
             stored, _ = newest_lines(connection, run_id, {}, LINES_PER_LOOK)
+            # Of the new lines too: these know the name of the loss.
             findings += watch.begin_metrics(roles, stored)
-        for finding in findings:
+        for finding in (*findings, *new_findings):
             self._act_on(finding)
         if watch.progress_at > before:
             watch.note_power(self.monitor.gpus())
