@@ -189,6 +189,18 @@ def test_an_attempt_that_ended_far_below_its_steps(
     assert short_of(bench.connection, RUN, 1) == known
 
 
+def test_learned_steps_do_not_say_that_an_attempt_ended_early(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.begin()
+    bench.append('{"step": 4, "loss": 1.0, "total_steps": 100}\n')
+    bench.pump()
+    columns = "run_id, number, state, params, gpus, launch, created_at, last_step"
+    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, 4)", (RUN,))
+    assert short_of(bench.connection, RUN, 1) == (4, 100)
+    bench.ingest.open_source(RUN, str(tmp_path), "stdout")
+    assert short_of(bench.connection, RUN, 1) is None
+
+
 def test_what_a_person_is_told_of_an_early_end(bench: Bench) -> None:
     columns = "run_id, number, state, params, gpus, launch, created_at, exit"
     values = "(?, 1, 'stopped', '', '', '', 0, '{\"short_of\": [4, 100]}')"

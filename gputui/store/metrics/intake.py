@@ -33,10 +33,9 @@ class Intake(Struct, frozen=True):
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
     """The statistics of one run. Raises sqlite3.Error."""
-    taken, rejected, has_printed, learns = connection.execute(
+    taken, rejected, has_printed = connection.execute(
         "SELECT coalesce(sum(line_count), 0), coalesce(sum(rejected_count), 0), "
-        "coalesce(max(format IN ('stdout', 'output') AND byte_offset > 0), 0), "
-        "coalesce(max(format = 'stdout' AND json_array_length(reading, '$.patterns') = 0), 0) "
+        "coalesce(max(format IN ('stdout', 'output') AND byte_offset > 0), 0) "
         "FROM metric_sources WHERE run_id = ?",
         (run_id,),
     ).fetchone()
@@ -56,7 +55,7 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         reason,
         example,
         bool(has_printed),
-        bool(learns),
+        _learns(connection, run_id),
         no_metrics=None if taken else without_metrics(connection).get(run_id),
         is_over=bool(is_over),
         short_of=None if step is None or total is None else (int(step), int(total)),
@@ -66,7 +65,8 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
 def short_of(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[int, int] | None:
     """The last step of an attempt and the steps in all, if it ended far below them: before half of
     them, or with a ``stop`` event. None otherwise, as after an ``end`` event, or if they are
-    unknown. Raises sqlite3.Error."""
+    unknown. Of steps that are learned from what it prints the event alone tells: a bar may show the
+    last ones late or not at all. Raises sqlite3.Error."""
     total = latest(connection, run_id).get("total_steps", math.nan)
     (step,) = connection.execute(
         "SELECT last_step FROM attempts WHERE run_id = ? AND number = ?", (run_id, attempt)
@@ -79,8 +79,19 @@ def short_of(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple
         "ORDER BY m.source_id, m.generation DESC, m.byte_offset DESC LIMIT 1",
         (run_id, attempt),
     ).fetchone() or (None,)
-    is_short = event == "stop" or (event != "end" and 2 * step < total)
+    is_short = event == "stop"
+    if event not in ("stop", "end") and not _learns(connection, run_id):
+        is_short = 2 * step < total
     return (step, int(total)) if is_short else None
+
+
+def _learns(connection: sqlite3.Connection, run_id: str) -> bool:
+    """Return whether a run's output is searched without the patterns of a profile."""
+    query = (
+        "SELECT 1 FROM metric_sources WHERE run_id = ? AND format = 'stdout' "
+        "AND json_array_length(reading, '$.patterns') = 0"
+    )
+    return connection.execute(query, (run_id,)).fetchone() is not None
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
