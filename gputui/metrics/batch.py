@@ -264,7 +264,7 @@ def store_batch(
             is_again=is_again,
             is_corrected=bool(corrections),
         )
-        note_steps(connection, new)
+        note_steps(connection, new, ((row[5], row[7]) for row in batch.rows if not row[4]))
     return True
 
 

@@ -1,13 +1,14 @@
 """The sources whose steps are those of an attempt: where several count differently, the ones with its loss.
 
-A script may print the samples of an epoch and write its optimizer's steps to TensorBoard. Each metric keeps the steps
-of its source; what is told of the attempt as a whole, such as what a failure cost, has one measure.
+A script may print the samples of an epoch and write its optimizer's steps to TensorBoard, and there the epochs with the
+accuracy. Each metric keeps the steps of its lines; what is told of the attempt as a whole, such as what a failure cost,
+has one measure.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import orjson
@@ -28,7 +29,9 @@ _REPLACE = """
 UPDATE attempts SET (first_step, last_step) = (
     SELECT min(step), max(step) FROM metrics
     WHERE source_id IN (SELECT value FROM json_each(:sources)) AND attempt = :attempt
-    AND step IS NOT NULL AND data ->> '$.event' IS NULL)
+    AND step IS NOT NULL AND data ->> '$.event' IS NULL
+    AND (:path IS NULL OR data ->> :path IS NOT NULL OR source_id NOT IN (
+        SELECT source_id FROM metric_sources WHERE format = 'tensorboard')))
 WHERE run_id = :run_id AND number = :attempt
 """
 
@@ -46,16 +49,23 @@ class NewSteps(NamedTuple):
     is_corrected: bool = False
 
 
-def note_steps(connection: sqlite3.Connection, new: NewSteps) -> None:
-    """Store an attempt's first and last step, with the lines, so that no reader scans all lines of an attempt. Works
-    inside the caller's transaction, after the newest values and the roles were stored. Raises sqlite3.Error."""
-    (run_id,) = connection.execute("SELECT run_id FROM metric_sources WHERE source_id = ?", (new.source_id,)).fetchone()
+def note_steps(connection: sqlite3.Connection, new: NewSteps, lines: Iterable[tuple[int | None, str]]) -> None:
+    """Store an attempt's first and last step, with the lines, so that no reader scans all lines of an attempt.
+    ``lines`` are the new ones, each with its step and text. Works inside the caller's transaction, after the newest
+    values and the roles were stored. Raises sqlite3.Error."""
+    run_id, kind = connection.execute(
+        "SELECT run_id, format FROM metric_sources WHERE source_id = ?", (new.source_id,)
+    ).fetchone()
     newest = _newest_names(connection, run_id, new.attempt)
     loss = metric_roles(connection, run_id).loss
     with_loss = {source_id for source_id, names in newest.items() if loss in names}
     if with_loss and new.source_id not in with_loss:
         forget_newest(connection, new.source_id, new.attempt, _OF_STEPS)
         return
+    if with_loss and kind == "tensorboard":
+        # Each of its lines has one metric, with steps of its own.
+        steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
+        new = new._replace(first=next(iter(steps), None), last=max(steps, default=None))
     if new.first is not None:
         connection.execute(_NOTE, new._asdict() | {"run_id": run_id})
     strangers = [source_id for source_id in newest.keys() - with_loss if "step" in newest[source_id]]
@@ -64,8 +74,9 @@ def note_steps(connection: sqlite3.Connection, new: NewSteps) -> None:
         for source_id in strangers:
             forget_newest(connection, source_id, new.attempt, _OF_STEPS)
     if is_replaced or new.is_corrected:
+        place = {"attempt": new.attempt, "run_id": run_id, "path": f'$."{loss}"' if with_loss else None}
         sources = orjson.dumps([*(with_loss or newest)]).decode()
-        connection.execute(_REPLACE, {"sources": sources, "attempt": new.attempt, "run_id": run_id})
+        connection.execute(_REPLACE, {"sources": sources} | place)
 
 
 def _newest_names(connection: sqlite3.Connection, run_id: str, attempt: int) -> dict[int, set[str]]:

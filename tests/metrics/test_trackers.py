@@ -21,10 +21,12 @@ from gputui.metrics.trackers import (
     subfolder_of_run,
     wandb_frames,
 )
+from gputui.store.attempts import read_attempts
+from gputui.store.metrics.step_times import StepTimes
 from tests.conftest import wait_until
 from tests.tables import table
 
-from .conftest import Bench
+from .conftest import RUN, Bench
 
 Frames = Callable[[bytes, int], Iterator[tuple[int, bytes]]]
 
@@ -343,3 +345,19 @@ def test_an_offline_run_of_wandb(tmp_path: Path) -> None:
         bench.restart()
     assert bench.stored() == [(1, step) for step in range(500)]
     assert bench.data()[3] == {"loss": 0.5, "step": 3, "time": 1.6e9 + 3}
+
+
+def test_an_attempt_counts_by_the_loss_of_its_board(bench: Bench, tmp_path: Path) -> None:
+    """The accuracy and the learning rate have steps of their own."""
+    columns = "run_id, number, state, params, gpus, launch, created_at"
+    row = (RUN, 1, "running", "{}", "[]", "{}", 0)
+    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    bench.begin()
+    board = events_of(tmp_path / "logs/version_0")
+    append(board, event(1, **{"loss/train": 0.5}) + event(2, **{"loss/train": 0.5}) + event(90, lr=0.5))
+    bench.pump()
+    append(board, event(3, **{"loss/train": 0.5}) + event(0, **{"accuracy/valid": 0.5}) + event(91, lr=0.5))
+    bench.pump()
+    (attempt,) = read_attempts(bench.connection, RUN)
+    assert (attempt.first_step, attempt.last_step) == (1, 3)
+    assert StepTimes(bench.connection, RUN).newest_at(1, 4e9, 0.0) == 3

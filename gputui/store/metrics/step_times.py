@@ -21,6 +21,12 @@ _LOSS_PATH = (
     """(SELECT '$."' || coalesce(o.training, o.validation) || '"' FROM metric_sources AS s """
     "JOIN metric_roles AS o USING (run_id) WHERE s.source_id = metrics.source_id)"
 )
+# Each line of TensorBoard has one metric, with steps of its own: those of the loss count, if it is there.
+_IS_TAGGED = """
+SELECT 1 FROM metric_sources AS s JOIN metric_newest AS n USING (source_id) JOIN metric_roles AS o USING (run_id)
+WHERE s.source_id = ? AND s.format = 'tensorboard'
+AND json_type(n.data, '$."' || coalesce(o.training, o.validation) || '"') NOTNULL LIMIT 1
+"""
 _LOSS = f"json_extract(data, {_LOSS_PATH})"
 _LOSS_IS_FINITE = f"json_type(data, {_LOSS_PATH}) IN ('real', 'integer')"
 _WORDS = ", ".join(f"'{word}'" for word in NON_FINITE)
@@ -217,6 +223,8 @@ class StepTimes(Struct, frozen=True):
     ) -> sqlite3.Cursor:
         source, begin, end = section
         is_step = "AND attempt = ? AND step IS NOT NULL AND at IS NOT NULL AND data ->> '$.event' IS NULL"
+        if self.connection.execute(_IS_TAGGED, (source,)).fetchone() is not None:
+            where = f"AND json_type(data, {_LOSS_PATH}) NOTNULL {where}"
         return rows_between(
             self.connection, source, begin, end, attempt, *values,
             columns=columns, where=f"{is_step} {where}", is_newest_first=is_newest,
