@@ -70,8 +70,9 @@ def _learned(reading: Reading) -> tuple[tuple[LearnedForm, ...], tuple[str, ...]
 
 
 def learned_forms(learned: Learned) -> tuple[LearnedForm, ...]:
-    """The forms of lines that were learned."""
-    return tuple(LearnedForm(shape.example, shape.names, profile_pattern(shape)) for shape in learned.shapes)
+    """The forms of lines that were learned, but for those that only count."""
+    shapes = (shape for shape in learned.shapes if shape.names)
+    return tuple(LearnedForm(shape.example, shape.names, profile_pattern(shape)) for shape in shapes)
 
 
 def _names(connection: sqlite3.Connection, source_id: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ class Running(Struct):
     ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
     ``epochs_before`` those of the trainings before. ``steps`` and ``headers`` are the states of each `Course`,
     ``positions`` and ``counts`` those of each `Position` and `EpochCount`. ``part`` is that of the data which the last
-    metric line names, ``recent`` the names that are stored of the newest steps, ``ranks`` the lowest of each shape. A
+    metric line names, ``recent`` the names that are stored at the newest places, ``ranks`` the lowest of each shape. A
     rank may repeat ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line
     overwrote a bar with blanks; ``held`` is the shape, text and rank of a line written above the bar that is drawn
     next. ``nested`` is the place of a bar with fewer steps than the last one, since that was drawn.
@@ -31,7 +31,7 @@ class Running(Struct):
     steps: tuple[int | None, ...] = ()
     headers: tuple[int | None, ...] = ()
     part: str | None = None
-    recent: dict[int, list[str]] = field(default_factory=dict)
+    recent: dict[str, list[str]] = field(default_factory=dict)
     ranks: dict[int, int] = field(default_factory=dict)
     positions: tuple[tuple[int | None, ...], ...] = ()
     counts: dict[str, tuple[int | None, ...]] = field(default_factory=dict)

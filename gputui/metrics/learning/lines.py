@@ -77,7 +77,7 @@ class LearnedLines(LineFormat):
         if self._learned is None:
             running = replace(
                 self._running,
-                recent={step: [*names] for step, names in self._running.recent.items()},
+                recent={place: [*names] for place, names in self._running.recent.items()},
                 ranks={**self._running.ranks},
                 steps=self._steps.state,
                 headers=self._headers.state,
@@ -209,7 +209,7 @@ class LearnedLines(LineFormat):
             return None
         if reader.shape.lacks_step:
             step = self._behind_training(index, step)
-        values = self._new_values(step, reader.values(match))
+        values = self._new_values(self._place_key(index, step, counters), reader.values(match))
         if not values:
             return None
         record: dict[str, int | float] = {"step": step}
@@ -231,11 +231,19 @@ class LearnedLines(LineFormat):
         position.summarised = step
         return step
 
-    def _new_values(self, step: int, values: Mapping[str, int | float]) -> dict[str, int | float]:
-        """The values of a line without those of names that have one at its step already; none if only an epoch is
+    def _place_key(self, index: int, step: int, counters: Counters) -> str:
+        """A step, with its place in the epoch where several places are one step. A line without a place is at the
+        newest one."""
+        if counters.step is not None and self._positions[index].is_converted:
+            return f"{step} {counters.epoch} {counters.step}"
+        newest = next(reversed(self._running.recent), "")
+        return newest if newest.startswith(f"{step} ") else f"{step}"
+
+    def _new_values(self, place: str, values: Mapping[str, int | float]) -> dict[str, int | float]:
+        """The values of a line without those of names that have one at its place already; none if only an epoch is
         left."""
         recent = self._running.recent
-        names = recent.setdefault(step, [])
+        names = recent.setdefault(place, [])
         while len(recent) > _RECENT_STEPS:
             del recent[next(iter(recent))]
         new = {name: value for name, value in values.items() if name == _EPOCH or name not in names}

@@ -41,6 +41,11 @@ class Position:
         """The steps of an epoch, once they are known."""
         return (*(self.count.learned or ()), None, None)[1]
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether places of the newest epoch are converted to the length of others, so that several may be one step."""
+        return bool(self._total and self.epoch_length) and self._total != self.epoch_length
+
     def has_restarted(self, place: int, total: int | None) -> bool:
         """Return whether a place begins again."""
         return self.place is not None and place < self.place and not self._is_nested(total)
