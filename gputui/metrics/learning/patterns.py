@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape
 from gputui.metrics.learning.tokens import Token, tokenize
 
-_COUNT, _NUMBER, _ANYTHING = r"[\d,]+", r"[-+.,\w]+", ".*?"
+_COUNT, _NUMBER, _ANYTHING = r"[\d,]+", r"[-+.,%\w]+", ".*?"
 _COUNTERS = ("step", "iter", "epoch")
 
 
 def profile_pattern(shape: LearnedShape) -> str | None:
     """The regular expression of a shape's lines, with named groups; None where a profile cannot say it: its lines only
-    count, or their step is that of other lines."""
+    count, their step is that of other lines, or their form is no regular one."""
     has_own_step = shape.has("step") or shape.has("epoch")
     if shape.is_source or shape.restarts or shape.is_held_out or not has_own_step:
         return None
-    return pattern_of(shape.example, shape.columns)
+    pattern = pattern_of(shape.example, shape.columns)
+    return pattern if re.search(pattern, shape.example) is not None else None
 
 
 def pattern_of(example: str, columns: Sequence[LearnedColumn]) -> str:
@@ -30,6 +31,8 @@ def pattern_of(example: str, columns: Sequence[LearnedColumn]) -> str:
     groups = {"step": "step", "step_total": "total_steps", "epoch": "epoch"}
     if {"step", "epoch"} <= roles:
         groups = {"step": "iter", "step_total": "total", "epoch": "epoch"}
+    elif "epoch" in roles:
+        groups = {"epoch": "step", "epoch_total": "total_steps"}
     values = {column.token: column for column in reversed(columns) if not column.role.endswith("_total")}
     totals = {column.token: groups.get(column.role) for column in columns if column.role.endswith("_total")}
     taken: set[str] = set()

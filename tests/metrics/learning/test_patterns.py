@@ -6,8 +6,11 @@ import re
 
 from gputui.metrics.contract import ParsedLine
 from gputui.metrics.learning.patterns import profile_pattern
+from gputui.metrics.learning.shapes import ShapeReader
+from gputui.metrics.learning.whole_lines import split_prefix
 from gputui.metrics.printed import OutputPatterns
-from tests.metrics.learning.watching import watch
+from tests.metrics.learning.forms import FORMS
+from tests.metrics.learning.watching import lines_of, output, watch
 from tests.tables import table
 
 
@@ -81,3 +84,15 @@ def test_what_is_said_of_lines_that_are_not_stored(line: str, groups: set[str] |
         expression = re.compile(pattern.removesuffix("']}"))
         assert set(expression.groupindex) == groups and OutputPatterns([expression.pattern])
         assert all(expression.search(text) for text in lines)
+
+
+@table("form", FORMS)
+def test_a_pattern_that_is_offered_reads_the_lines_of_its_form(form: str) -> None:
+    text = output(FORMS[form]())
+    for shape in watch(text).reader.learned.shapes:
+        pattern = profile_pattern(shape)
+        if pattern is not None:
+            reader, format_of = ShapeReader(shape), OutputPatterns([pattern])
+            lines = [line for line in lines_of(text) if reader.match(split_prefix(line)[0]) is not None]
+            read_lines = [line for line in lines if isinstance(format_of.parse(line.encode()), ParsedLine)]
+            assert len(read_lines) >= 0.9 * len(lines), pattern
