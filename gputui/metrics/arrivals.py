@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-# Of more, every other one is left out.
+# Of more, every other one is left out, but not the newest.
 _MOST_MARKS = 512
 
 
@@ -25,7 +25,7 @@ class Arrivals:
         self._ends.append(end)
         self._times.append(at)
         if len(self._ends) > _MOST_MARKS:
-            self._ends, self._times = self._ends[1::2], self._times[1::2]
+            self._ends, self._times = self._ends[::2], self._times[::2]
 
     def at(self, offset: int) -> float | None:
         """The time at which the line at a byte offset was first read; None if it was not."""

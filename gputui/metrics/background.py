@@ -53,6 +53,7 @@ class BackgroundReader:
         if not job.done() or (self._is_final and not ended):
             return None
         self._job, self._due_at = None, time.monotonic() + INTERVAL_SECONDS
+        self._is_over = self._is_final
         batch = job.result()
         self._is_over = batch is None and self._is_final
         if batch is None and ended and not self._is_final:

@@ -122,7 +122,9 @@ def _is_beyond(step: int, attempt: Attempt, attempts: Sequence[Attempt], lines: 
     first = attempt.first_step
     if lines is None or first is None or first <= step + 1:
         return False
-    near = range(attempt.number - _MOST_ATTEMPTS, attempt.number + 1)
+    own = lines.widest_gap(attempt.number)
+    if own is None:
+        return False
+    near = range(attempt.number - _MOST_ATTEMPTS, attempt.number)
     gaps = (lines.widest_gap(row.number) for row in attempts if row.number in near)
-    widest = max((gap for gap in gaps if gap is not None), default=first)
-    return first > step + widest
+    return first > step + max(own, *(gap for gap in gaps if gap is not None), 0)

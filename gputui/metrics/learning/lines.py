@@ -34,6 +34,7 @@ _BACKSPACES = re.compile("\x08+")
 _EPOCH = "epoch"
 _ROUND = ("1", "2", "25", "5")
 _LEAST_BATCH = 2
+_SHARE = re.compile(r"\d+/\d+ \(\s*\d+(?:\.\d+)?%\)")
 # tqdm.write overwrites its bar with blanks, writes, and draws it again.
 _CLEARED = " " * 10
 
@@ -167,7 +168,7 @@ class LearnedLines(LineFormat):
     def _confirm(self, shape: LearnedShape) -> None:
         if len(self._readers) < MAX_SHAPES and ShapeReader(shape).match(shape.example) is not None:
             self._learned = None
-            self._use(replace(shape, counts_samples=_counts_samples(shape.stride, self._batch_size)))
+            self._use(replace(shape, counts_samples=_counts_samples(shape, self._batch_size)))
             self._has_news = True
 
     def _use(self, shape: LearnedShape, position: Sequence[int | None] = ()) -> None:
@@ -386,9 +387,10 @@ def _text(line: bytes) -> str:
     return _BACKSPACES.sub("", text) if "\x08" in text else text
 
 
-def _counts_samples(stride: int, batch_size: int | None) -> bool:
-    """Return whether places count samples, and not steps: they are multiples of the batch, and not of a round number,
-    as people choose for the steps between two lines."""
-    if batch_size is None or batch_size < _LEAST_BATCH or not stride:
+def _counts_samples(shape: LearnedShape, batch_size: int | None) -> bool:
+    """Return whether places count samples, and not steps: they stand with their share of the epoch, as the examples of
+    PyTorch print it, are multiples of the batch, and not of a round number, as people choose for the steps between two
+    lines."""
+    if batch_size is None or batch_size < _LEAST_BATCH or not shape.stride or _SHARE.search(shape.example) is None:
         return False
-    return stride % batch_size == 0 and str(stride).rstrip("0") not in _ROUND
+    return shape.stride % batch_size == 0 and str(shape.stride).rstrip("0") not in _ROUND

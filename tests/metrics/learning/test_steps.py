@@ -92,7 +92,10 @@ def test_a_training_that_goes_on_does_not_begin_again(lines: list[str], expected
 
 
 @table(("batch", "form", "within", "expected"), [
-    (64, "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1", (64, 128, 192), (1, 2, 3)),
+    (64, "Training Epoch: {e} [{b}/192 ({b}.5%)]\tLoss: {v}\tLR: 0.1", (64, 128, 192), (1, 2, 3)),
+    # Without its share, it may be the steps.
+    (64, "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1", (64, 128, 192), (64, 128, 192)),
+    (32, "Epoch: {e} [{b}/5004] Loss {v}", (64, 128, 192), (64, 128, 192)),
     (128, "Train Epoch: {e} [{b}/500 (1%)] Loss: {v}", (128, 256, 384, 500), (1, 2, 3, 4)),
     (64, "Train Epoch: {e} [{b}/6000 (1%)] Loss: {v}", (0, 640, 1280, 1920), (0, 10, 20, 30)),
     # What a batch is must be known.
@@ -122,7 +125,7 @@ def test_no_value_is_lost_where_places_of_longer_epochs_are_converted() -> None:
 
 
 def test_a_test_line_has_names_and_the_step_of_the_training() -> None:
-    form = "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1"
+    form = "Training Epoch: {e} [{b}/192 (1%)]\tLoss: {v}\tLR: 0.1"
     test = "Test set: Epoch: {e}, Average loss: {v}, Accuracy: 0.01"
     lines = [line for e in (1, 2, 3) for line in [*places(form, (e,), (64, 128, 192)), *epochs(test, (e,))]]
     records = [record for record in watch("\n".join(lines), batch_size=64).records if "loss" not in record]
@@ -168,7 +171,7 @@ def test_epochs_of_another_length_behind_a_training() -> None:
 
 def test_a_validation_that_stands_still_is_stored_beside_a_training() -> None:
     test = "Test set: Epoch: {e}, Average loss: 0.0719, Accuracy: 0.0100"
-    training = "Training Epoch: {e} [{b}/192]\tLoss: {v}\tLR: 0.1"
+    training = "Training Epoch: {e} [{b}/192 (1%)]\tLoss: {v}\tLR: 0.1"
     lines = [line for e in (1, 2, 3) for line in [*places(training, (e,), (64, 128, 192)), *epochs(test, (e,))]]
     records = [record for record in watch("\n".join(lines), batch_size=64).records if "test/loss" in record]
     assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
