@@ -238,13 +238,17 @@ class MetricsIngest:
             for source in list(queue):
                 if time.monotonic() >= until:
                     break
-                batch = self._read(source, ended=ended)
+                try:
+                    batch = self._read(source, ended=ended)
+                except sqlite3.Error:
+                    self._reopen(source)
+                    raise
                 queue.popleft()
                 if batch is None:
                     continue
+                stored.append((source, batch))
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
-                stored.append((source, batch))
                 source_id, now = source.row.source_id, self._clock()
                 if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
                     stored.pop()
@@ -263,9 +267,7 @@ class MetricsIngest:
                 if source.row.run_id in self._owners:
                     self._owners[source.row.run_id].forget()
                 if batch.learned is not None:
-                    # Its reader is ahead of what is stored.
-                    source.close()
-                    self._sources.pop(source.row.source_id, None)
+                    self._reopen(source)
                 if batch.comparison is not None:
                     batch.comparison.earlier.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.
@@ -276,6 +278,11 @@ class MetricsIngest:
             self._note_stored(source, batch, ended=ended)
             if batch.more and source.background is None:
                 queue.append(source)
+
+    def _reopen(self, source: OpenSource) -> None:
+        """Open a source again from what is stored: its reader is ahead of that."""
+        source.close()
+        self._sources.pop(source.row.source_id, None)
 
     def _note_names(self, source: OpenSource, batch: Batch) -> None:
         """Take in the names of a stored batch, inside its transaction."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,24 @@ def test_lines_before_their_form_was_known(printed: Bench, *, restarts: bool) ->
         if restarts:
             printed.restart()
     printed.ingest.finish(RUN)
+    assert stored(printed, "loss") == STEPS
+    assert stored(printed, "val/loss") == ENDS
+
+
+def test_lines_that_came_while_the_database_was_locked_are_read_again(printed: Bench) -> None:
+    lines = epoch(1) + epoch(2) + epoch(3)
+    other = sqlite3.connect(printed.folder / "gputui.db", isolation_level=None)
+    printed.connection.execute("PRAGMA busy_timeout = 1")
+    for number, line in enumerate(lines):
+        printed.append(line)
+        if number % 2:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(sqlite3.OperationalError):
+                printed.ingest.pump()
+            other.execute("ROLLBACK")
+        printed.pump()
+    printed.ingest.finish(RUN)
+    other.close()
     assert stored(printed, "loss") == STEPS
     assert stored(printed, "val/loss") == ENDS
 
