@@ -216,8 +216,8 @@ def store_batch(
     now: float,
     reducer: Reducer | None = None,
 ) -> bool:
-    """Store the batch that was read after ``before``, its steps, and complete stretches for charts,
-    inside the caller's transaction. Returns False without a change if the source has another
+    """Store the batch that was read after ``before``, and complete stretches for charts, inside the
+    caller's transaction; call `store_steps` then. Returns False without a change if the source has another
     position: another process stored these lines, or the run is gone.
 
     Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Raises
@@ -241,9 +241,8 @@ def store_batch(
             "UPDATE metric_sources SET rejected_count = rejected_count - ? WHERE source_id = ?",
             (forgotten.rowcount, source_id),
         )
-    corrections = () if batch.comparison is None else batch.comparison.corrections
-    if corrections:
-        _correct(connection, source_id, batch.attempt, corrections)
+    if batch.comparison is not None and batch.comparison.corrections:
+        _correct(connection, source_id, batch.comparison.corrections)
         reducer.forget()
     reducer.add(connection, batch.to_reduce)
     if batch.rejected:
@@ -253,27 +252,31 @@ def store_batch(
     names = {name for newest in batch.newest.values() for name in newest}
     if (text := take_names(connection, source_id, names)) is not None:
         batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
-    if batch.first_step is not None or corrections:
-        is_again = after.first_generation < after.generation
+    return True
+
+
+def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+    """Store the steps of a stored batch, in the same transaction, once it is known whose its names are. Raises
+    sqlite3.Error."""
+    is_corrected = batch.comparison is not None and batch.comparison.take_end()
+    if is_corrected:
+        _forget_gone_names(connection, source_id, batch.attempt)
+    if batch.first_step is not None or is_corrected:
         new = NewSteps(
             source_id,
             batch.attempt,
             batch.first_step,
             batch.last_step,
             now,
-            is_again=is_again,
-            is_corrected=bool(corrections),
+            is_again=batch.state.first_generation < batch.state.generation,
+            is_corrected=is_corrected,
         )
         note_steps(connection, new, ((row[5], row[7]) for row in batch.rows if not row[4]))
-    return True
 
 
-def _correct(connection: sqlite3.Connection, source_id: int, attempt: int, corrections: Sequence[Correction]) -> None:
-    """Store what lines of an output are taken for now, and forget the names that none of them has any more. What
-    charts have reduced already stays as it was read first."""
+def _correct(connection: sqlite3.Connection, source_id: int, corrections: Sequence[Correction]) -> None:
+    """Store what lines of an output are taken for now. What charts have reduced already stays as it was read first."""
     key = "source_id = ? AND generation = ? AND byte_offset = ?"
-    read = f"SELECT data FROM metrics WHERE {key}"  # noqa: S608
-    former = [connection.execute(read, (source_id, *line.position)).fetchone() for line in corrections]
     connection.executemany(
         f"UPDATE metrics SET step = ?, data = ? WHERE {key}",  # noqa: S608
         [(line.step, line.data, source_id, *line.position) for line in corrections if line.data is not None],
@@ -283,7 +286,14 @@ def _correct(connection: sqlite3.Connection, source_id: int, attempt: int, corre
     connection.execute(
         "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?", (len(withdrawn), source_id)
     )
-    names = {name for row in former if row is not None for name in orjson.loads(row[0])}
+
+
+def _forget_gone_names(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:
+    """Take the names that no line has any more from the newest values of a source."""
+    newest = connection.execute(
+        "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ?", (source_id, attempt)
+    )
+    names = {name for (data,) in newest.fetchall() for name in orjson.loads(data)} - NOT_METRICS
     still = "SELECT 1 FROM metrics WHERE source_id = ? AND attempt = ? AND data ->> ? NOTNULL LIMIT 1"
     gone = [
         name

@@ -17,7 +17,7 @@ from typing import Any
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.background import BackgroundReader
-from gputui.metrics.batch import Batch, MetricsNote, SourceState, store_batch
+from gputui.metrics.batch import Batch, MetricsNote, SourceState, store_batch, store_steps
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.name_owners import NameOwners
@@ -255,6 +255,7 @@ class MetricsIngest:
                     self.forget(source.row.run_id)
                     continue
                 self._note_names(source, batch)
+                store_steps(self._connection, source_id, batch, now)
                 if batch.learned is not None and batch.learned != source.learned:
                     source.row = source.row.with_learned(batch.learned)
                     self._table.learn(source.row, batch.inherited)

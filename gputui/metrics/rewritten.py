@@ -64,7 +64,7 @@ class EarlierLines:
     attempt. ``unmatched`` are those, by key, that no line of the newest version has matched
     yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens the store for the
     thread that reads. ``is_same_file``: the versions are readings of one file, so that ``at_places`` has each line by
-    its byte offset."""
+    its byte offset that the new reading has not reached; ``is_corrected``: some were other lines than was thought."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class EarlierLines:
         self._connect = connect
         self.is_same_file = is_same_file
         self.at_places: dict[int, _StoredLine] = {}
+        self.is_corrected = False
         self.unmatched: dict[_LineKey, list[_StoredLine]] = {}
         self.resumed_step: int | None = None
         # The first generation, the generation and the attempt that these two were loaded for.
@@ -163,7 +164,7 @@ class VersionComparison(NamedTuple):
             if line is None:
                 return data, values
             if self._stored_values(line) != values:
-                self.corrections.append(Correction(line.position, step, data))
+                self._correct(Correction(line.position, step, data))
             return None
         resumed_step = self.earlier.resumed_step
         if step is not None and resumed_step is not None and step > resumed_step:
@@ -183,7 +184,17 @@ class VersionComparison(NamedTuple):
         """Withdraw the stored lines before a byte offset that the new reading has passed over."""
         places = self.earlier.at_places
         for offset in [offset for offset in places if offset < end]:
-            self.corrections.append(Correction(places.pop(offset).position))
+            self._correct(Correction(places.pop(offset).position))
+
+    def _correct(self, correction: Correction) -> None:
+        self.corrections.append(correction)
+        self.earlier.is_corrected = True
+
+    def take_end(self) -> bool:
+        """Return whether the new reading has passed all stored lines, of which some were corrected: True once."""
+        is_end = self.earlier.is_corrected and not self.earlier.at_places
+        self.earlier.is_corrected = self.earlier.is_corrected and not is_end
+        return is_end
 
     def _take_equal(self, unmatched: list[_StoredLine], values: Mapping[str, Any]) -> bool:
         """Match one equal line; False if there is none."""

@@ -170,7 +170,10 @@ def test_a_rewritten_file_is_compared_in_another_thread(home: Home, monkeypatch:
     assert threads and threading.current_thread() not in threads
 
 
-def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(
+    tmp_path: Path, *, is_failing: bool
+) -> None:
     pending: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def start(_: str, work: Callable[[], Any]) -> Future[Any]:
@@ -179,7 +182,10 @@ def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(tmp_
 
     def answer_oldest() -> None:
         future, work = pending.pop(0)
-        future.set_result(work())
+        if is_failing:
+            future.set_exception(OSError("stale"))
+        else:
+            future.set_result(work())
 
     home = Home(tmp_path)
     for name in ("x.jsonl", "y.jsonl"):
@@ -196,7 +202,7 @@ def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(tmp_
             answer_oldest()
     else:
         pytest.fail("the sources await each other's reads")
-    assert home.steps("x") == [1, 1]
+    assert home.steps("x") == ([] if is_failing else [1, 1])
     for made in (ingest, home.ingest, home.connection):
         made.close()
 

@@ -67,3 +67,11 @@ def test_what_comes_later_counts_in_the_same_way(bench: Bench, tmp_path: Path) -
         file.write('{"step": 999, "train/lr": 0.1}\n')
     bench.pump()
     assert steps(bench) == (32, 96, 512.0, 96)
+
+
+def test_a_file_that_takes_the_loss_takes_the_steps(bench: Bench, tmp_path: Path) -> None:
+    bench.append(PRINTED)
+    bench.pump()
+    (tmp_path / "log.jsonl").write_text(WRITTEN.replace("train/lr", "loss"))
+    bench.pump()
+    assert steps(bench) == (1, 2, 16.0, 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import sqlite3
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from msgspec import Struct
@@ -68,13 +70,14 @@ class StepTimes(Struct, frozen=True):
             "AND EXISTS (SELECT 1 FROM metrics AS later WHERE later.source_id = again.source_id "
             "AND later.attempt = again.attempt AND later.step > again.step AND "
             "coalesce(later.rank, 0) = 0 AND later.data ->> '$.event' IS NULL AND "
-            "(later.generation, later.byte_offset) < (again.generation, again.byte_offset)) LIMIT "
-            "1"
+            "(iif(?, 0, later.generation), later.byte_offset) < (iif(?, 0, again.generation), again.byte_offset)) "
+            "LIMIT 1"
         )
-        return any(
-            self.connection.execute(query, (source, attempt, step)).fetchone() is not None
-            for source, _, _ in self._sections(attempt)
-        )
+        for source, _, _ in self._sections(attempt):
+            is_one_file = len(self._readings(source)) > 1
+            if self.connection.execute(query, (source, attempt, step, is_one_file, is_one_file)).fetchone() is not None:
+                return True
+        return False
 
     def start_again(self, attempt: int) -> bool:
         """Return whether the attempt's steps went back to its first one, as when they are counted
@@ -220,15 +223,31 @@ class StepTimes(Struct, frozen=True):
 
     def _lines(
         self, columns: str, attempt: int, section: Section, where: str, *values: Any, is_newest: bool
-    ) -> sqlite3.Cursor:
+    ) -> Iterator[Any]:
+        """Lines of a section in the order of the file, also where that was read several times."""
         source, begin, end = section
         is_step = "AND attempt = ? AND step IS NOT NULL AND at IS NOT NULL AND data ->> '$.event' IS NULL"
         if self.connection.execute(_IS_TAGGED, (source,)).fetchone() is not None:
             where = f"AND json_type(data, {_LOSS_PATH}) NOTNULL {where}"
-        return rows_between(
-            self.connection, source, begin, end, attempt, *values,
-            columns=columns, where=f"{is_step} {where}", is_newest_first=is_newest,
-        )  # fmt: skip
+
+        def rows(begin: FilePosition, end: FilePosition) -> sqlite3.Cursor:
+            return rows_between(
+                self.connection, source, begin, end, attempt, *values,
+                columns=f"{columns}, byte_offset", where=f"{is_step} {where}", is_newest_first=is_newest,
+            )  # fmt: skip
+
+        readings = self._readings(source) or [(START, END)]
+        parts = (rows(max(begin, first), min(end, last)) for first, last in readings)
+        for row in heapq.merge(*parts, key=itemgetter(-1), reverse=is_newest):
+            yield row[:-1]
+
+    def _readings(self, source: int) -> list[tuple[FilePosition, FilePosition]]:
+        """The begin and end of each reading of an output that was read again; empty for other sources."""
+        row = self.connection.execute(
+            "SELECT first_generation, generation FROM metric_sources WHERE source_id = ? AND format = 'output'",
+            (source,),
+        ).fetchone()
+        return [] if row is None else [((number, 0), (number + 1, 0)) for number in range(row[0], row[1] + 1)]
 
     def _stretch(self, source: int, attempt: int, at: float) -> FilePosition | None:
         """The begin of the stretch with the lines of a moment: a few hundred of millions of lines."""

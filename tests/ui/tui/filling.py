@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from gputui.core.config import Workspace
-from gputui.metrics.batch import Batch, SourceState, store_batch
+from gputui.metrics.batch import Batch, SourceState, store_batch, store_steps
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.repository import transaction
@@ -383,6 +383,7 @@ class Filler:
         batch.state = SourceState(byte_offset=offset)
         with transaction(connection):
             assert store_batch(connection, source, before, batch, self.now)
+            store_steps(connection, source, batch, self.now)
 
     def curve(
         self,
