@@ -96,8 +96,8 @@ class Batch:
     ``nulls`` belong to the source; ``refused`` are the names that it leaves to a better source; ``arrivals``, if
     there are any, tell when a line that is read again was first read.
     ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
-    beginning of each rejected line, ``newest`` the last number of each name by rank. The steps are
-    those of lines without an event.
+    beginning of each rejected line, ``newest`` the last number of each name by rank, ``new_names`` those that the
+    source had not in this attempt, once it is stored. The steps are those of lines without an event.
     """
 
     state: SourceState
@@ -112,6 +112,7 @@ class Batch:
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
+    new_names: set[str] = field(default_factory=set)
     first_step: int | None = None
     last_step: int | None = None
     more: bool = False
@@ -248,7 +249,8 @@ def store_batch(
     if batch.rejected:
         _store_rejected(connection, source_id, batch, now)
     for rank, newest in batch.newest.items():
-        _update_newest(connection, (source_id, batch.attempt, -1 if rank is None else rank), newest)
+        key = (source_id, batch.attempt, -1 if rank is None else rank)
+        batch.new_names |= _update_newest(connection, key, newest)
     names = {name for newest in batch.newest.values() for name in newest}
     if (text := take_names(connection, source_id, names)) is not None:
         batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
@@ -270,6 +272,7 @@ def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, no
             now,
             is_again=batch.state.first_generation < batch.state.generation,
             is_corrected=is_corrected,
+            new_names=batch.new_names,
         )
         note_steps(connection, new, ((row[5], row[7]) for row in batch.rows if not row[4]))
 
@@ -315,11 +318,13 @@ def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch
     )
 
 
-def _update_newest(connection: sqlite3.Connection, key: tuple[int, int, int], values: Mapping[str, Any]) -> None:
+def _update_newest(connection: sqlite3.Connection, key: tuple[int, int, int], values: Mapping[str, Any]) -> set[str]:
+    """Store the newest values of a rank; returns the names that it did not have."""
     row = connection.execute(
         "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ? AND rank = ?", key
     ).fetchone()
     newest: dict[str, Any] = {} if row is None else json.loads(row[0])
+    new_names = values.keys() - newest.keys()
     for name, value in values.items():
         if name in newest or len(newest) < MAX_NEWEST_NAMES:
             newest[name] = value
@@ -327,3 +332,4 @@ def _update_newest(connection: sqlite3.Connection, key: tuple[int, int, int], va
         "INSERT OR REPLACE INTO metric_newest (source_id, attempt, rank, data) VALUES (?, ?, ?, ?)",
         (*key, json.dumps(newest, allow_nan=False)),
     )
+    return new_names

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import orjson
 
 from gputui.store.metrics.roles import metric_roles
+from gputui.store.metrics.step_times import KINDS_OF_MIXED_LINES
 
 # In the newest values of a source: those that only a source with the attempt's steps has.
 _OF_STEPS = ("step", "total_steps")
@@ -31,14 +32,15 @@ UPDATE attempts SET (first_step, last_step) = (
     WHERE source_id IN (SELECT value FROM json_each(:sources)) AND attempt = :attempt
     AND step IS NOT NULL AND data ->> '$.event' IS NULL
     AND (:path IS NULL OR data ->> :path IS NOT NULL OR source_id NOT IN (
-        SELECT source_id FROM metric_sources WHERE format = 'tensorboard')))
+        SELECT source_id FROM metric_sources WHERE format IN ('tensorboard', 'output'))))
 WHERE run_id = :run_id AND number = :attempt
 """
 
 
 class NewSteps(NamedTuple):
     """The first and last step of lines that a source has just stored of an attempt, at a time (UTC unix seconds); None
-    without such a line. ``is_again``: they may be older than what was stored; ``is_corrected``: stored ones changed."""
+    without such a line. ``is_again``: they may be older than what was stored; ``is_corrected``: stored ones changed.
+    ``new_names`` are those that the source had not before."""
 
     source_id: int
     attempt: int
@@ -47,6 +49,7 @@ class NewSteps(NamedTuple):
     now: float
     is_again: bool = False
     is_corrected: bool = False
+    new_names: Collection[str] = ()
 
 
 def note_steps(connection: sqlite3.Connection, new: NewSteps, lines: Iterable[tuple[int | None, str]]) -> None:
@@ -62,18 +65,18 @@ def note_steps(connection: sqlite3.Connection, new: NewSteps, lines: Iterable[tu
     if with_loss and new.source_id not in with_loss:
         forget_newest(connection, new.source_id, new.attempt, _OF_STEPS)
         return
-    if with_loss and kind == "tensorboard":
-        # Each of its lines has one metric, with steps of its own.
+    if with_loss and kind in KINDS_OF_MIXED_LINES:
         steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
         new = new._replace(first=next(iter(steps), None), last=max(steps, default=None))
     if new.first is not None:
-        connection.execute(_NOTE, new._asdict() | {"run_id": run_id})
+        first_and_last = {"first": new.first, "last": new.last, "is_again": new.is_again, "now": new.now}
+        connection.execute(_NOTE, first_and_last | {"run_id": run_id, "attempt": new.attempt})
     strangers = [source_id for source_id in newest.keys() - with_loss if "step" in newest[source_id]]
-    is_replaced = bool(with_loss and strangers)
-    if is_replaced:
+    if with_loss:
         for source_id in strangers:
             forget_newest(connection, source_id, new.attempt, _OF_STEPS)
-    if is_replaced or new.is_corrected:
+    is_first_loss = bool(with_loss) and (bool(strangers) or loss in new.new_names)
+    if is_first_loss or new.is_corrected:
         place = {"attempt": new.attempt, "run_id": run_id, "path": f'$."{loss}"' if with_loss else None}
         sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, {"sources": sources} | place)

@@ -21,7 +21,8 @@ WRITTEN = '{"step": 1, "train/lr": 0.5, "total_steps": 16}\n{"step": 2, "train/l
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """A run whose output has the loss by samples, and whose JSON lines count the optimizer's steps."""
-    bench = Bench(tmp_path, kind="output", name="attempts/1/output.log", metrics={"patterns": (PATTERN,)})
+    patterns = (PATTERN, r"test after epoch (?P<step>\d+): accuracy (?P<accuracy>\S+)")
+    bench = Bench(tmp_path, kind="output", name="attempts/1/output.log", metrics={"patterns": patterns})
     bench.ingest.open_source(RUN, str(tmp_path / "log.jsonl"), "jsonl")
     bench.file.parent.mkdir(parents=True)
     with bench.connection:
@@ -75,3 +76,17 @@ def test_a_file_that_takes_the_loss_takes_the_steps(bench: Bench, tmp_path: Path
     (tmp_path / "log.jsonl").write_text(WRITTEN.replace("train/lr", "loss"))
     bench.pump()
     assert steps(bench) == (1, 2, 16.0, 2)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_test_before_the_training_is_no_step_of_it(bench: Bench, size: int) -> None:
+    lines = [
+        "test after epoch 0: accuracy 0.1\n",
+        *PRINTED.splitlines(keepends=True),
+        "test after epoch 999: accuracy 1\n",
+    ]
+    for start in range(0, len(lines), size):
+        bench.append("".join(lines[start : start + size]))
+        bench.pump()
+    assert steps(bench) == (32, 64, 512.0, 64)
+    assert [point["step"] for point in points_json(bench.connection, RUN, ["accuracy"])] == [0, 999]

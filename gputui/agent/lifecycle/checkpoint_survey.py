@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path, PurePath
 from sqlite3 import Connection
@@ -25,6 +26,7 @@ from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import Workspace
 from gputui.core.files import read_regular
 from gputui.metrics.files import fixed_part
+from gputui.metrics.trackers import TRACKERS
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import attempt_spans
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
@@ -116,18 +118,28 @@ def _metric_folders(
     connection: Connection, run_id: str, neighbours: Iterable[Neighbour], folder: Path
 ) -> Iterator[str]:
     """The folders below a run's folder in which it writes metrics and none of its neighbours does, as those are that
-    a library makes for each run."""
+    a library makes for each run; none where a neighbour writes metrics nowhere, whose files may lie anywhere."""
     root = Path(os.path.realpath(folder))
-    theirs = [path for neighbour in neighbours for path in _folders_of_sources(connection, neighbour.run_id)]
-    for path in _folders_of_sources(connection, run_id):
-        is_shared = any(path.is_relative_to(other) or other.is_relative_to(path) for other in theirs)
-        if path != root and path.is_relative_to(root) and not is_shared:
+    near = (each for each in neighbours if Path(each.folder).is_relative_to(root) or root.is_relative_to(each.folder))
+    theirs = [_folders_of_sources(connection, neighbour.run_id, root) for neighbour in near]
+    if not all(theirs):
+        return
+    for path in _folders_of_sources(connection, run_id, root):
+        if not any(path.is_relative_to(other) or other.is_relative_to(path) for others in theirs for other in others):
             yield str(path)
 
 
-def _folders_of_sources(connection: Connection, run_id: str) -> set[Path]:
-    paths = connection.execute("SELECT path FROM metric_sources WHERE run_id = ?", (run_id,)).fetchall()
-    return {fixed_part(str(PurePath(path).parent)) for (path,) in paths}
+def _folders_of_sources(connection: Connection, run_id: str, root: Path) -> set[Path]:
+    """The folders below ``root`` of the files in which a run writes metrics."""
+    rows = connection.execute("SELECT path, format FROM metric_sources WHERE run_id = ?", (run_id,)).fetchall()
+    folders = {_folder_of_source(PurePath(path), kind) for path, kind in rows}
+    return {folder for folder in folders if folder != root and folder.is_relative_to(root)}
+
+
+def _folder_of_source(path: PurePath, kind: str) -> Path:
+    """The folder of a source: a tracker's may be the folder itself."""
+    is_folder = kind in TRACKERS and not fnmatch(path.name, PurePath(TRACKERS[kind].pattern).name)
+    return fixed_part(str(path if is_folder else path.parent))
 
 
 def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:

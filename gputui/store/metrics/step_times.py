@@ -23,12 +23,14 @@ _LOSS_PATH = (
     """(SELECT '$."' || coalesce(o.training, o.validation) || '"' FROM metric_sources AS s """
     "JOIN metric_roles AS o USING (run_id) WHERE s.source_id = metrics.source_id)"
 )
-# Each line of TensorBoard has one metric, with steps of its own: those of the loss count, if it is there.
-_IS_TAGGED = """
+KINDS_OF_MIXED_LINES = ("tensorboard", "output")
+"""Sources of which each line has a few metrics with steps of its own, as those of a test that a script prints with the
+epoch: those of the loss count, if it is there."""
+_IS_MIXED = f"""
 SELECT 1 FROM metric_sources AS s JOIN metric_newest AS n USING (source_id) JOIN metric_roles AS o USING (run_id)
-WHERE s.source_id = ? AND s.format = 'tensorboard'
+WHERE s.source_id = ? AND s.format IN {KINDS_OF_MIXED_LINES}
 AND json_type(n.data, '$."' || coalesce(o.training, o.validation) || '"') NOTNULL LIMIT 1
-"""
+"""  # noqa: S608
 _LOSS = f"json_extract(data, {_LOSS_PATH})"
 _LOSS_IS_FINITE = f"json_type(data, {_LOSS_PATH}) IN ('real', 'integer')"
 _WORDS = ", ".join(f"'{word}'" for word in NON_FINITE)
@@ -227,7 +229,7 @@ class StepTimes(Struct, frozen=True):
         """Lines of a section in the order of the file, also where that was read several times."""
         source, begin, end = section
         is_step = "AND attempt = ? AND step IS NOT NULL AND at IS NOT NULL AND data ->> '$.event' IS NULL"
-        if self.connection.execute(_IS_TAGGED, (source,)).fetchone() is not None:
+        if self.connection.execute(_IS_MIXED, (source,)).fetchone() is not None:
             where = f"AND json_type(data, {_LOSS_PATH}) NOTNULL {where}"
 
         def rows(begin: FilePosition, end: FilePosition) -> sqlite3.Cursor:

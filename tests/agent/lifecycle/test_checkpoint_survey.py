@@ -614,3 +614,10 @@ def test_runs_of_one_folder_own_what_lies_beside_their_metrics(workspace: Worksp
     )
     search = search_now(bench.context, bench.run())
     assert search is not None and search.metric_folders == (str(folder / "logs/version_1"),)
+    # Of a neighbour that writes no metrics, files may lie there too.
+    bench.connection.execute("UPDATE metric_sources SET run_id = NULL WHERE run_id = 'b-1'")
+    search = search_now(bench.context, bench.run())
+    assert search is not None and search.metric_folders == ()
+    bench.connection.execute("UPDATE attempts SET checkpoint_folder = '/elsewhere' WHERE run_id = 'b-1'")
+    search = search_now(bench.context, bench.run())
+    assert search is not None and str(folder / "logs/version_1") in search.metric_folders
