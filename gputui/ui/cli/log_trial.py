@@ -13,6 +13,7 @@ from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.formats import Reading, line_format
 from gputui.metrics.log_trial import Trial, try_log
 from gputui.profiles.profile_file import Profile
+from gputui.runs.spec import ROLE_NAMES
 from gputui.store.metrics.roles import training_loss
 from gputui.ui.cli.context import Exit, fail, print_json, print_table, say
 
@@ -43,13 +44,23 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
         )
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed or source.source == "auto" else source.source
-    trial = try_log(read_log(log), line_format(kind, Reading(patterns, source.step, source.units)), patterns)
+    reading = Reading(patterns, source.step, source.units, batch_size=_batch_size(profile))
+    trial = try_log(read_log(log), line_format(kind, reading), patterns)
     if as_json:
         print_json(trial.to_json())
     else:
         _print(trial, log, profile.form.metrics.loss)
     if not trial.points:
         raise SystemExit(Exit.USAGE)
+
+
+def _batch_size(profile: Profile) -> int | None:
+    """The samples of a batch by the profile's parameters; None if none says so."""
+    names = ROLE_NAMES["batch_size"]
+    if "batch_size" in profile.form.roles:
+        names = (profile.form.roles["batch_size"],)
+    sizes = (profile.form.params[name].default for name in names if name in profile.form.params)
+    return next((size for size in sizes if type(size) is int), None)
 
 
 def _print(trial: Trial, log: Path, loss: str | None) -> None:
