@@ -75,8 +75,8 @@ def note_steps(connection: sqlite3.Connection, new: NewSteps, lines: Iterable[tu
     if with_loss:
         for source_id in strangers:
             forget_newest(connection, source_id, new.attempt, _OF_STEPS)
-    is_first_loss = bool(with_loss) and (bool(strangers) or loss in new.new_names)
-    if is_first_loss or new.is_corrected:
+    is_first_loss = kind in KINDS_OF_MIXED_LINES and loss in new.new_names
+    if (with_loss and (strangers or is_first_loss)) or new.is_corrected:
         place = {"attempt": new.attempt, "run_id": run_id, "path": f'$."{loss}"' if with_loss else None}
         sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, {"sources": sources} | place)
