@@ -349,6 +349,7 @@ def comparison_with_earlier(
     """The comparison with earlier versions of a file. An attempt that began in this version writes
     no copies of earlier lines."""
     is_compared = began[0] < state.generation and state.first_generation < state.generation
+    is_compared = is_compared and not earlier.is_passed(state, attempt)
     return earlier.comparison(state, attempt) if is_compared else nullcontext()
 
 

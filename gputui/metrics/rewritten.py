@@ -96,6 +96,11 @@ class EarlierLines:
                 self.at_places = {at: line for at, line in self.at_places.items() if at >= state.byte_offset}
             yield VersionComparison(connection, self, attempt, [])
 
+    def is_passed(self, state: SourceState, attempt: int) -> bool:
+        """Return whether nothing is left to compare: the new reading of the same file has passed all stored lines."""
+        is_loaded = self._loaded == (state.first_generation, state.generation, attempt)
+        return is_loaded and self.is_same_file and not self.at_places and not self.is_corrected
+
     def forget(self) -> None:
         """Load the lines again for the next comparison."""
         self._loaded = None
