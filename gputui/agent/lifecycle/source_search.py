@@ -23,7 +23,7 @@ from gputui.metrics.batch import SourceState
 from gputui.metrics.files import fixed_part, state_at
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.written_sources import FoundSource, may_be_source, recognised
-from gputui.runs.command import in_run
+from gputui.runs.command import in_run, sink_target
 from gputui.runs.processes import processes_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, spec_of
@@ -77,6 +77,7 @@ class FileSearch:
         begun_at: when the attempt was created (UTC unix seconds): what changed later may be its own.
         event_folders: globs of further folders, of which event files alone count.
         learns: whether any source counts.
+        copies: files and folders to which gputui itself writes the run's metrics.
         looked_at: the sizes at which files were examined, as surely its own or not.
         before: the states of the files that were there before the attempt; None until they are read.
         new_sources: the sources that it has found; None until those of a former agent are read.
@@ -90,6 +91,7 @@ class FileSearch:
     begun_at: float
     event_folders: Sequence[str] = ()
     learns: bool = True
+    copies: Sequence[Path] = ()
     looked_at: dict[tuple[str, bool], int] = field(default_factory=dict)
     before: dict[str, SourceState] | None = None
     new_sources: list[NewSource] | None = None
@@ -136,7 +138,7 @@ class FileSearch:
 
     def _sizes(self, held: Collection[str]) -> Mapping[str, tuple[int, float]]:
         """Size (bytes) and last change (UTC unix seconds) of each file that may have metrics."""
-        records = (self.run_dir / "attempts", self.run_dir / "incidents")
+        records = [self.run_dir / name for name in ("attempts", "incidents", "sinks")]
         paths = [path for path in held if not path.startswith(f"{self.state}/")]
         if self.learns:
             paths += [entry.path for entry in files_below(self.workdir, (self.state,))]
@@ -145,6 +147,8 @@ class FileSearch:
             paths += [entry.path for entry in files_below(fixed_part(pattern))]
         sizes = {}
         for path in paths:
+            if any(PurePath(path).is_relative_to(copy) for copy in self.copies):
+                continue
             if may_be_source(PurePath(path)) and (self.learns or self._is_event_file(PurePath(path))):
                 with suppress(OSError):
                     status = Path(path).stat()
@@ -243,7 +247,11 @@ def search_of(context: AgentContext, spec: RunSpec, run_id: str, number: int, be
     run_dir = context.workspace.run_dir(run_id)
     folders = [source_path(source, spec, run_dir) for source in spec.searched_events]
     workdir = in_run(spec.workdir, spec, run_dir)
-    return FileSearch(run_dir, number, workdir, context.workspace.state, begun_at, folders, spec.learns_metrics)
+    targets = (
+        sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir)) for template in spec.sinks.values()
+    )
+    copies = [Path(target) for target in targets if target.startswith("/")]
+    return FileSearch(run_dir, number, workdir, context.workspace.state, begun_at, folders, spec.learns_metrics, copies)
 
 
 @dataclass(slots=True)
@@ -345,6 +353,7 @@ class SourceSearches:
                 search.begun_at,
                 search.event_folders,
                 search.learns,
+                search.copies,
             )
             return
         for source, begin in new_sources:

@@ -56,6 +56,16 @@ def test_files_of_the_attempt(tmp_path: Path) -> None:
     assert looks.look([]) == found
 
 
+def test_copies_that_gputui_writes_are_no_sources(tmp_path: Path) -> None:
+    looks = search(tmp_path)
+    looks.copies = [tmp_path / "work/out/a-1.jsonl", tmp_path / "work/board"]
+    looks.look([])
+    copies = ("work/out/a-1.jsonl", "work/board/events.out.tfevents.gputui.00001", "state/runs/a-1/sinks/metrics.jsonl")
+    for path in (*copies, "work/out/own.jsonl"):
+        write(tmp_path / path, LINES, BEGUN_AT + 2)
+    assert paths(looks.look([])) == ["own.jsonl"]
+
+
 def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.begin()
