@@ -14,13 +14,17 @@ MAX_ENTRIES, MAX_FOLDER_ENTRIES = 50_000, 4_000
 # Folders that no training writes its results to; hidden ones are passed over too.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env"})
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
+# File systems that may not answer, by the beginnings of their names.
+_MOUNTS = Path("/proc/self/mountinfo")
+_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "beegfs", "ceph", "gpfs", "lustre")
 
 
 def files_below(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:
     """The regular files below a folder, nearest first, of at most MAX_ENTRIES entries, and MAX_FOLDER_ENTRIES of one
-    folder. Links to folders are not followed, and what cannot be read is passed over."""
+    folder. Links to folders, and other file systems there that may not answer, are not followed, and what cannot be
+    read is passed over."""
     waiting, count = deque([str(folder)]), 0
-    avoided = frozenset(map(str, excluded))
+    avoided = frozenset((*map(str, excluded), *_remote_mounts(folder)))
     while waiting:
         with suppress(OSError), os.scandir(waiting.popleft()) as entries:
             for entry in islice(entries, MAX_FOLDER_ENTRIES):
@@ -31,6 +35,18 @@ def files_below(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.Di
                     yield entry
                 elif entry.is_dir(follow_symlinks=False) and not _is_passed_over(entry, avoided):
                     waiting.append(entry.path)
+
+
+def _remote_mounts(folder: Path) -> Iterator[str]:
+    """The paths below a folder where a remote file system is mounted."""
+    real = os.path.realpath(folder)
+    with suppress(OSError):
+        for line in _MOUNTS.read_text().splitlines():
+            # proc(5): the fifth field is the mount point, and the first one behind " - " the type.
+            mount, _, source = line.partition(" - ")
+            point = mount.split()[4].encode().decode("unicode_escape")
+            if source.startswith(_REMOTE) and point.startswith(f"{real}/"):
+                yield f"{folder}{point[len(real) :]}"
 
 
 def _is_passed_over(entry: os.DirEntry[str], avoided: Collection[str]) -> bool:

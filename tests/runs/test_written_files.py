@@ -24,6 +24,17 @@ def test_files_below_a_folder(tmp_path: Path) -> None:
     assert names(tmp_path / "missing") == []
 
 
+def test_remote_file_systems_below_a_folder_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("far away/x.pt", "near/x.pt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    mounts = (("far\\040away", "nfs4"), ("near", "ext4"))
+    lines = [f"42 27 0:39 / {tmp_path}/{name} rw - {kind} server:/export rw" for name, kind in mounts]
+    monkeypatch.setattr(written_files, "_MOUNTS", tmp_path / ".mountinfo")
+    (tmp_path / ".mountinfo").write_text("\n".join(lines))
+    assert names(tmp_path) == [".mountinfo", "near/x.pt"]
+
+
 def test_a_large_folder_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written_files, "MAX_ENTRIES", 10)
     folder = tmp_path / "large"

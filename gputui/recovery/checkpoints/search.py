@@ -88,8 +88,11 @@ class CheckpointSearch(Struct, frozen=True):
         """The folders that the command names and that hold some of these checkpoints."""
         if self.pattern != LEARNED:
             return []
-        named = [Path(os.path.realpath(self.folder / name)) for name in self.named]
-        below = [folder for folder in named if folder != self.real_folder and folder.is_relative_to(self.real_folder)]
+        root = self.real_folder
+        # Without a look at them: what a command names may be on a disk that does not answer.
+        named = [Path(os.path.normpath(self.folder / name)) for name in self.named]
+        named = [root / path.relative_to(self.folder) if path.is_relative_to(self.folder) else path for path in named]
+        below = [path for path in named if path != root and path.is_relative_to(root)]
         return [folder for folder in below if any(Path(path).is_relative_to(folder) for path in paths)]
 
     def intruder_at(self, path: str, own_folders: Sequence[Path] = ()) -> str | None:
