@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gputui.profiles.init.draft_arguments import DraftArguments, argument_of
 from gputui.profiles.init.draft_subject import DraftSubject, examine
-from gputui.profiles.init.resuming import resume_form
+from gputui.profiles.init.resume_form import resume_form
 from gputui.profiles.init.script_survey import Survey, SurveyError
 from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.profiles.profile_file import Profile

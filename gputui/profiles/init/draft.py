@@ -29,7 +29,7 @@ from gputui.profiles.init.command_profile import command_keys, run_name
 from gputui.profiles.init.draft_arguments import DraftArguments, option_words
 from gputui.profiles.init.draft_subject import DraftSubject, examine
 from gputui.profiles.init.presets import Preset
-from gputui.profiles.init.resuming import resume_form
+from gputui.profiles.init.resume_form import resume_form
 from gputui.profiles.init.script_options import Option
 from gputui.profiles.init.typed_command import split_command
 from gputui.profiles.params import RESERVED_NAMES, RUN_DIR, UNDECIDED
