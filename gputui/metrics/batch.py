@@ -17,7 +17,6 @@ from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import Correction, VersionComparison
-from gputui.metrics.step_sources import NewSteps, forget_newest, note_steps
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
@@ -218,8 +217,8 @@ def store_batch(
     reducer: Reducer | None = None,
 ) -> bool:
     """Store the batch that was read after ``before``, and complete stretches for charts, inside the
-    caller's transaction; call `store_steps` then. Returns False without a change if the source has another
-    position: another process stored these lines, or the run is gone.
+    caller's transaction; `gputui.metrics.step_sources.store_steps` is to follow. Returns False without a
+    change if the source has another position: another process stored these lines, or the run is gone.
 
     Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Raises
     sqlite3.Error.
@@ -257,26 +256,6 @@ def store_batch(
     return True
 
 
-def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
-    """Store the steps of a stored batch, in the same transaction, once it is known whose its names are. Raises
-    sqlite3.Error."""
-    is_corrected = batch.comparison is not None and batch.comparison.take_end()
-    if is_corrected:
-        _forget_gone_names(connection, source_id, batch.attempt)
-    if batch.first_step is not None or is_corrected:
-        new = NewSteps(
-            source_id,
-            batch.attempt,
-            batch.first_step,
-            batch.last_step,
-            now,
-            is_again=batch.state.first_generation < batch.state.generation,
-            is_corrected=is_corrected,
-            new_names=batch.new_names,
-        )
-        note_steps(connection, new, ((row[5], row[7]) for row in batch.rows if not row[4]))
-
-
 def _correct(connection: sqlite3.Connection, source_id: int, corrections: Sequence[Correction]) -> None:
     """Store what lines of an output are taken for now. What charts have reduced already stays as it was read first."""
     key = "source_id = ? AND generation = ? AND byte_offset = ?"
@@ -289,21 +268,6 @@ def _correct(connection: sqlite3.Connection, source_id: int, corrections: Sequen
     connection.execute(
         "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?", (len(withdrawn), source_id)
     )
-
-
-def _forget_gone_names(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:
-    """Take the names that no line has any more from the newest values of a source."""
-    newest = connection.execute(
-        "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ?", (source_id, attempt)
-    )
-    names = {name for (data,) in newest.fetchall() for name in orjson.loads(data)} - NOT_METRICS
-    still = "SELECT 1 FROM metrics WHERE source_id = ? AND attempt = ? AND data ->> ? NOTNULL LIMIT 1"
-    gone = [
-        name
-        for name in names
-        if '"' not in name and connection.execute(still, (source_id, attempt, f'$."{name}"')).fetchone() is None
-    ]
-    forget_newest(connection, source_id, attempt, gone)
 
 
 def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:

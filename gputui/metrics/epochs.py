@@ -13,13 +13,14 @@ class EpochCount:
     another total, as after a change of the batch, are converted to that length: all attempts count on one scale. A
     place that passes its total, or does not begin again with the next epoch, is a step already.
 
-    ``learned`` is the number of the first epoch, then the length of an epoch (0 for such a place), then 1 once an
-    epoch has ended and shown which; None before the first line.
+    ``first`` is the number of the first epoch and ``length`` that of an epoch's steps (0 for such a place), both None
+    until they are known. ``learned`` has the two, then 1 once an epoch has ended and shown which; None before the first
+    line.
     """
 
     def __init__(self, learned: Sequence[int] | None = None) -> None:
-        first, length, is_sure = (*(learned or ()), None, None, None)[:3]
-        self._first, self._length, self._is_sure = first, length, bool(is_sure)
+        self.first, self.length, is_sure = (*(learned or ()), None, None, None)[:3]
+        self._is_sure = bool(is_sure)
         self._last: tuple[int, int] | None = None
         self._stride = 1
         self._last_total: int | None = None
@@ -28,13 +29,13 @@ class EpochCount:
 
     @property
     def learned(self) -> Sequence[int] | None:
-        if self._first is None or self._length is None:
-            return None if self._first is None else (self._first,)
-        return (self._first, self._length, 1) if self._is_sure else (self._first, self._length)
+        if self.first is None or self.length is None:
+            return None if self.first is None else (self.first,)
+        return (self.first, self.length, 1) if self._is_sure else (self.first, self.length)
 
     @property
     def state(self) -> tuple[int | None, ...]:
-        return (self._first, self._length, int(self._is_sure), *(self._last or (None, None)), self._stride)
+        return (self.first, self.length, int(self._is_sure), *(self._last or (None, None)), self._stride)
 
     @property
     def remark(self) -> str | None:
@@ -42,15 +43,15 @@ class EpochCount:
         if self.other_total is None:
             return None
         return (
-            f"an epoch has {self.other_total} places instead of {self._length}, as after a change of the batch: its "
-            f"steps are converted to epochs of {self._length}, so that all attempts have one axis"
+            f"an epoch has {self.other_total} places instead of {self.length}, as after a change of the batch: its "
+            f"steps are converted to epochs of {self.length}, so that all attempts have one axis"
         )
 
     @classmethod
     def of_state(cls, state: Sequence[int | None]) -> EpochCount:
         """The count that goes on from a ``state``."""
         count = cls()
-        count._first, count._length, is_sure, last_epoch, last_place, stride = state
+        count.first, count.length, is_sure, last_epoch, last_place, stride = state
         count._is_sure, count._stride = bool(is_sure), stride or 1
         if last_epoch is not None and last_place is not None:
             count._last = (last_epoch, last_place)
@@ -58,29 +59,29 @@ class EpochCount:
 
     def step(self, epoch: int, place: int, total: int | None) -> int:
         """The step of the next line."""
-        self._first = min(epoch, 1 if self._first is None else self._first)
+        self.first = min(epoch, 1 if self.first is None else self.first)
         if not self._is_sure and self._last != (epoch, place):
             self._learn(epoch, place, total)
         is_later = self._last is not None and epoch > self._last[0]
-        if total and self._length and total != self._length and total == self._last_total and is_later:
+        if total and self.length and total != self.length and total == self._last_total and is_later:
             # A validation's total changes within its epoch.
             self.other_total = total
         self._last, self._last_total = (epoch, place), total
-        if not self._length:
+        if not self.length:
             return place
         if total:
-            place = place * self._length // total
-        return (epoch - self._first) * self._length + place
+            place = place * self.length // total
+        return (epoch - self.first) * self.length + place
 
     def _learn(self, epoch: int, place: int, total: int | None) -> None:
         last_epoch, last_place = self._last or (epoch, place)
         is_next = epoch > last_epoch
         if (total is not None and place > total) or (is_next and place > last_place):
-            self._length, self._is_sure = 0, True
+            self.length, self._is_sure = 0, True
         elif is_next:
-            self._length = self._length or total or last_place + self._stride - place
+            self.length = self.length or total or last_place + self._stride - place
             self._is_sure = True
         elif total is not None:
-            self._length = self._length or total
+            self.length = self.length or total
         else:
             self._stride = max(1, place - last_place)

@@ -8,11 +8,12 @@ has one measure.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection
 
 import orjson
 
+from gputui.metrics.batch import Batch
+from gputui.store.metrics.queries import NOT_METRICS
 from gputui.store.metrics.roles import metric_roles
 from gputui.store.metrics.step_times import KINDS_OF_MIXED_LINES
 
@@ -26,60 +27,69 @@ UPDATE attempts SET
     first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN :now END)
 WHERE run_id = :run_id AND number = :attempt
 """
-_REPLACE = """
+_REPLACE = f"""
 UPDATE attempts SET (first_step, last_step) = (
     SELECT min(step), max(step) FROM metrics
     WHERE source_id IN (SELECT value FROM json_each(:sources)) AND attempt = :attempt
     AND step IS NOT NULL AND data ->> '$.event' IS NULL
     AND (:path IS NULL OR data ->> :path IS NOT NULL OR source_id NOT IN (
-        SELECT source_id FROM metric_sources WHERE format IN ('tensorboard', 'output'))))
+        SELECT source_id FROM metric_sources WHERE format IN {KINDS_OF_MIXED_LINES})))
 WHERE run_id = :run_id AND number = :attempt
-"""
+"""  # noqa: S608
 
 
-class NewSteps(NamedTuple):
-    """The first and last step of lines that a source has just stored of an attempt, at a time (UTC unix seconds); None
-    without such a line. ``is_again``: they may be older than what was stored; ``is_corrected``: stored ones changed.
-    ``new_names`` are those that the source had not before."""
+def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+    """Store the first and last step of a stored batch's attempt, so that no reader scans all its lines.
 
-    source_id: int
-    attempt: int
-    first: int | None
-    last: int | None
-    now: float
-    is_again: bool = False
-    is_corrected: bool = False
-    new_names: Collection[str] = ()
-
-
-def note_steps(connection: sqlite3.Connection, new: NewSteps, lines: Iterable[tuple[int | None, str]]) -> None:
-    """Store an attempt's first and last step, with the lines, so that no reader scans all lines of an attempt.
-    ``lines`` are the new ones, each with its step and text. Works inside the caller's transaction, after the newest
-    values and the roles were stored. Raises sqlite3.Error."""
-    run_id, kind = connection.execute(
-        "SELECT run_id, format FROM metric_sources WHERE source_id = ?", (new.source_id,)
-    ).fetchone()
-    newest = _newest_names(connection, run_id, new.attempt)
-    loss = metric_roles(connection, run_id).loss
-    with_loss = {source_id for source_id, names in newest.items() if loss in names}
-    if with_loss and new.source_id not in with_loss:
-        forget_newest(connection, new.source_id, new.attempt, _OF_STEPS)
+    Works inside the transaction that stores the batch, once it is known whose its names are. ``now`` is UTC unix
+    seconds. Raises sqlite3.Error.
+    """
+    is_corrected = batch.comparison is not None and batch.comparison.take_end()
+    if is_corrected:
+        _forget_gone_names(connection, source_id, batch.attempt)
+    if batch.first_step is None and not is_corrected:
         return
-    if with_loss and kind in KINDS_OF_MIXED_LINES:
-        steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
-        new = new._replace(first=next(iter(steps), None), last=max(steps, default=None))
-    if new.first is not None:
-        first_and_last = {"first": new.first, "last": new.last, "is_again": new.is_again, "now": new.now}
-        connection.execute(_NOTE, first_and_last | {"run_id": run_id, "attempt": new.attempt})
-    strangers = [source_id for source_id in newest.keys() - with_loss if "step" in newest[source_id]]
-    if with_loss:
-        for source_id in strangers:
-            forget_newest(connection, source_id, new.attempt, _OF_STEPS)
-    is_first_loss = kind in KINDS_OF_MIXED_LINES and loss in new.new_names
-    if (with_loss and (strangers or is_first_loss)) or new.is_corrected:
-        place = {"attempt": new.attempt, "run_id": run_id, "path": f'$."{loss}"' if with_loss else None}
+    run_id, kind = connection.execute(
+        "SELECT run_id, format FROM metric_sources WHERE source_id = ?", (source_id,)
+    ).fetchone()
+    newest = _newest_names(connection, run_id, batch.attempt)
+    loss = metric_roles(connection, run_id).loss
+    with_loss = {number for number, names in newest.items() if loss in names}
+    if with_loss and source_id not in with_loss:
+        forget_newest(connection, source_id, batch.attempt, _OF_STEPS)
+        return
+    attempt = {"run_id": run_id, "attempt": batch.attempt}
+    first, last = batch.first_step, batch.last_step
+    is_mixed = bool(with_loss) and kind in KINDS_OF_MIXED_LINES
+    if is_mixed:
+        lines = ((step, data) for *_, rank, step, _, data in batch.rows if not rank and step is not None)
+        steps = [step for step, data in lines if loss in orjson.loads(data)]
+        first, last = next(iter(steps), None), max(steps, default=None)
+    if first is not None:
+        is_again = batch.state.first_generation < batch.state.generation
+        connection.execute(_NOTE, attempt | {"first": first, "last": last, "is_again": is_again, "now": now})
+    strangers = [number for number in newest.keys() - with_loss if with_loss and "step" in newest[number]]
+    for number in strangers:
+        forget_newest(connection, number, batch.attempt, _OF_STEPS)
+    if strangers or is_corrected or (is_mixed and loss in batch.new_names):
+        path = f'$."{loss}"' if with_loss else None
         sources = orjson.dumps([*(with_loss or newest)]).decode()
-        connection.execute(_REPLACE, {"sources": sources} | place)
+        connection.execute(_REPLACE, attempt | {"sources": sources, "path": path})
+
+
+def _forget_gone_names(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:
+    """Take the names that no line has any more from the newest values of a source."""
+    newest = connection.execute(
+        "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ?", (source_id, attempt)
+    )
+    names = {name for (data,) in newest.fetchall() for name in orjson.loads(data)} - NOT_METRICS
+    still = "SELECT 1 FROM metrics WHERE source_id = ? AND attempt = ? AND data ->> ? NOTNULL LIMIT 1"
+    gone = [
+        name
+        for name in names
+        if '"' not in name and connection.execute(still, (source_id, attempt, f'$."{name}"')).fetchone() is None
+    ]
+    forget_newest(connection, source_id, attempt, gone)
 
 
 def _newest_names(connection: sqlite3.Connection, run_id: str, attempt: int) -> dict[int, set[str]]:

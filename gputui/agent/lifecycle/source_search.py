@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePath
@@ -344,17 +344,7 @@ class SourceSearches:
         except OSError as error:
             log.warning("%s: what it writes cannot be looked at: %s", record.run_id, error)
             # The thread of a look without an answer may still use it.
-            search = watch.search
-            watch.search = FileSearch(
-                search.run_dir,
-                search.number,
-                search.workdir,
-                search.state,
-                search.begun_at,
-                search.event_folders,
-                search.learns,
-                search.copies,
-            )
+            watch.search = replace(watch.search, looked_at={}, before=None, new_sources=None, disputed=[])
             return
         for source, begin in new_sources:
             with transaction(self.context.connection):

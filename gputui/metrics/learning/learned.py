@@ -66,11 +66,6 @@ class Learned(Struct, frozen=True):
     earlier_counts: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     @property
-    def at_the_beginning(self) -> Learned:
-        """What the same output is read with again."""
-        return Learned(self.shapes, Running(counts={**self.earlier_counts}), earlier_counts=self.earlier_counts)
-
-    @property
     def for_next_attempt(self) -> Learned:
         """What the output of the next attempt is read with: it counts on the same scale, and may repeat steps."""
         counts = self.running.counts

@@ -15,7 +15,7 @@ from gputui.core.text import SEQUENCE
 from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, ParsedLine, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
-from gputui.metrics.learning.learned import Learned
+from gputui.metrics.learning.learned import Learned, Running
 from gputui.metrics.learning.learner import Learner
 from gputui.metrics.learning.positions import Course, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
@@ -98,7 +98,8 @@ class LearnedLines(LineFormat):
         return self._has_news
 
     def restarted(self) -> LearnedLines:
-        again = Learned(self._shapes, earlier_counts=self._earlier_counts).at_the_beginning
+        counts = self._earlier_counts
+        again = Learned(self._shapes, Running(counts={**counts}), earlier_counts=counts)
         return LearnedLines(again, batch_size=self._batch_size, learns=self._learns)
 
     @property
@@ -368,10 +369,9 @@ def _together(bar: Parsed, line: Parsed) -> Parsed:
 def _steps_of(epochs: int | None, position: Position) -> int | None:
     """The steps of so many epochs."""
     # Whether the last of epochs from 0 is the total, or the one before it, is unknown.
-    begins_at_zero = (*(position.count.learned or ()), None)[0] == 0
-    if epochs is None or not position.epoch_length or begins_at_zero:
+    if epochs is None or not position.count.length or position.count.first == 0:
         return None
-    return epochs * position.epoch_length
+    return epochs * position.count.length
 
 
 def _text(line: bytes) -> str:

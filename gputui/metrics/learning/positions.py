@@ -37,14 +37,9 @@ class Position:
         )  # fmt: skip
 
     @property
-    def epoch_length(self) -> int | None:
-        """The steps of an epoch, once they are known."""
-        return (*(self.count.learned or ()), None, None)[1]
-
-    @property
     def is_converted(self) -> bool:
         """Whether places of the newest epoch are converted to the length of others, so that several may be one step."""
-        return bool(self._total and self.epoch_length) and self._total != self.epoch_length
+        return bool(self._total and self.count.length) and self._total != self.count.length
 
     def has_restarted(self, place: int, total: int | None) -> bool:
         """Return whether a place begins again."""

@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 from gputui.core.config import Workspace
-from gputui.metrics.batch import Batch, SourceState, store_batch, store_steps
+from gputui.metrics.batch import Batch, SourceState, store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
+from gputui.metrics.step_sources import store_steps
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
