@@ -683,13 +683,19 @@ class OomWatch:
 
 
 def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """The number of OOM kills so far, in this process's control group (of version 2) and on the
-    host."""
+    """The number of OOM kills so far, in this process's control group, of version 2 or of memory in
+    version 1, and on the host."""
     in_group = None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text("utf-8").splitlines():
-            if line.startswith("0::"):
-                in_group = counter_in(groups / line[3:].lstrip("/") / "memory.events")
+            _, controllers, path = line.split(":", 2)
+            file = None
+            if not controllers:
+                file = groups / path.lstrip("/") / "memory.events"
+            elif "memory" in controllers.split(","):
+                file = groups / "memory" / path.lstrip("/") / "memory.oom_control"
+            if file is not None and in_group is None:
+                in_group = counter_in(file)
     return {"cgroup": in_group, "host": counter_in(proc / "vmstat")}
 
 

@@ -353,6 +353,7 @@ def test_the_shim_needs_the_standard_library_only() -> None:
 @table("groups, counters, expected", [
     ("0::/user.slice/a b.scope\n", {"user.slice/a b.scope/memory.events": "oom 4\noom_kill 3\n"}, 3),
     ("4:memory:/job\n0::/\n", {"memory.events": "oom_kill 5\n"}, 5), ("4:memory:/job\n", {}, None),
+    ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.oom_control": "oom_kill_disable 0\noom_kill 3\n"}, 3),
     ("0::/gone\n", {}, None),
     ("0::/x\n", {"x/memory.events": "oom_kill many\n"}, None),
 ])  # fmt: skip
