@@ -23,16 +23,18 @@ from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
 
 SET_TITLE = (SCRIPTS / "title.py").read_text()
 
-# Sets its title when the shim has listed it, and says its PID then.
+# Sets its title when the shim has listed it with its rank, and says its PID then. Between fork and exec it has the
+# environment of the launcher, without a rank.
 RANK = f"""
 {SET_TITLE}
-import pathlib, sys, time
+import json, pathlib, sys, time
 folder = pathlib.Path(os.environ["GPUTUI_RUN_DIR"]) / "attempts/1"
 def listed():
     try:
-        return f'"pid": {{os.getpid()}},' in (folder / "processes.json").read_text()
+        processes = json.loads((folder / "processes.json").read_text())["processes"]
     except OSError:
         return False
+    return any(each["pid"] == os.getpid() and each["rank"] is not None for each in processes)
 while not listed():
     time.sleep(0.01)
 set_title()

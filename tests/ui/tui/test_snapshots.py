@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -110,6 +113,22 @@ SCENES = {
     "profiles": Scene(Filler.overnight, ("n",)),
     "resume, restart or copy": Scene(Filler.overnight, ("r",)),
 }
+
+
+@pytest.fixture(autouse=True)
+def checked_in_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiles of the repository, without what a person saved beside them."""
+    root = Path(__file__).parents[3]
+    listed = subprocess.run(
+        ["git", "ls-files", "profiles/*.yaml"], cwd=root, capture_output=True, text=True, check=True
+    )
+    folder = tmp_path / "checkout" / "profiles"
+    folder.mkdir(parents=True)
+    for name in listed.stdout.split():
+        shutil.copy(root / name, folder)
+    monkeypatch.chdir(folder.parent)
+    for module in ("gputui.ui.tui.dialogs.palette", "gputui.profiles.profile_file"):
+        monkeypatch.setattr(f"{module}.shipped_profiles", lambda: folder)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
