@@ -107,8 +107,10 @@ def test_what_is_gone_is_recognized_when_it_comes_back() -> None:
     assert [row.name for row in rows if row.gone_at is not None] == ["a.pt"]
     rows = looked(rows, file("b.pt"), file("a.pt"), attempts=ONE)
     assert usable(rows, ONE) == ["b.pt", "a.pt"]
-    # If nothing known is left, its file system may be away.
+    # If nothing known is left, its file system may be away. What is known by another name shows that it is not.
     assert usable(looked(rows, attempts=ONE), ONE) == ["b.pt", "a.pt"]
+    assert usable(looked(rows, file("c.pt"), attempts=ONE), ONE) == ["b.pt", "a.pt"]
+    assert usable(looked(rows, file("best.pt", "a.pt"), attempts=ONE), ONE) == ["best.pt"]
 
 
 @table(("steps", "taken"), [((8, 12), ["step_10.pt"]), ((30, 40), []), ((-1, -1), [])])

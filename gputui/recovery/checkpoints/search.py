@@ -211,8 +211,8 @@ def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: 
         if not each.is_written or each.attempt not in alike or each.verdict == "cut":
             continue
         name = each.name_of_save if each.ranks else each.path
-        is_rank = bool(each.ranks) == bool(row.ranks)
-        if is_rank and _shape(each.name) == _shape(row.name) and len(saves) <= MOST_COMPARED:
+        is_comparable = bool(each.ranks) == bool(row.ranks) and os.path.lexists(each.path)
+        if is_comparable and _shape(each.name) == _shape(row.name) and len(saves) <= MOST_COMPARED:
             saves[name] = saves.get(name, Counter()) + _parts(each)
     parts = saves.pop(row.name_of_save if row.ranks else row.path, Counter())
     for shape in next(iter(saves.values()), Counter()):

@@ -261,6 +261,23 @@ def test_a_cut_folder_is_not_whole_for_lack_of_what_those_before_it_have(bench: 
     assert bench.end() == ["save_20", "save_10"] and "optimizer.pt" in bench.rows()["save_30"].why
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_whole_folder_is_not_compared_with_saves_that_are_gone(bench: Bench, is_moved: bool) -> None:
+    """The one before it was removed or moved between two looks, as where a script keeps just the newest."""
+    bench.begin(1)
+    bench.step(10)
+    bench.save("step_10/model.pt")
+    bench.scan()
+    bench.step(20)
+    bench.save("step_20/model.pt")
+    if is_moved:
+        (bench.folder / "step_10").rename(bench.folder / "best")
+    else:
+        shutil.rmtree(bench.folder / "step_10")
+    assert bench.end()[0] == "step_20"
+    assert bench.rows()["step_20"].verdict != "cut"
+
+
 @pytest.mark.parametrize(("later_steps", "shift", "is_cut"), [(0, 0.0, True), (3, 0.0, False), (3, 3600.0, True)])
 def test_a_folder_that_is_written_over_may_be_of_two_saves(
     bench: Bench, later_steps: int, shift: float, is_cut: bool
