@@ -76,7 +76,7 @@ def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=60, cwd=tmp_path, env=plain, check=False,
         )  # fmt: skip
 
-    names = {entry["name"]: entry for entry in json.loads(gputui("profiles", "--json").stdout)}
+    names = {entry["name"]: entry for entry in json.loads(gputui("profile", "list", "--json").stdout)}
     assert {"digits-ddp", "stdlib-lm", "custom-script"} <= set(names)
     assert all(entry["error"] is None for entry in names.values())
     refused = gputui("run", "digits-ddp")
