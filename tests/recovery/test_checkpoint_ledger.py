@@ -113,6 +113,15 @@ def test_what_is_gone_is_recognized_when_it_comes_back() -> None:
     assert usable(looked(rows, file("best.pt", "a.pt"), attempts=ONE), ONE) == ["best.pt"]
 
 
+@table("order", [1, -1])
+def test_a_copy_of_what_has_stopped_growing_has_too(order: int) -> None:
+    rows = looked((), file("a.pt"), attempts=ALIVE, writer=1)
+    rows = looked(rows, file("best.pt", "a.pt"), attempts=ALIVE, writer=1)
+    assert {row.name: row.is_settled for row in rows} == {"a.pt": False, "best.pt": True}
+    rows = looked(rows[::order], file("best.pt", "a.pt"), file("copy.pt", "a.pt"), attempts=ONE)
+    assert {row.name: row.is_settled for row in rows if row.gone_at is None} == {"best.pt": True, "copy.pt": True}
+
+
 @table(("steps", "taken"), [((8, 12), ["step_10.pt"]), ((30, 40), []), ((-1, -1), [])])
 def test_deterministic_training_saves_the_same_content_anew(steps: tuple[int, int], taken: list[str]) -> None:
     both = [span(1), span(2, is_over=False)]

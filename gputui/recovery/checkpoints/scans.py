@@ -110,10 +110,11 @@ class _LedgerBefore:
         return None
 
 
-def _standing(row: CheckpointRow) -> tuple[bool, bool, int]:
-    """By which entry a content is known: a person's choice, what was struck, the newest."""
+def _standing(row: CheckpointRow) -> tuple[bool, bool, int, bool]:
+    """By which entry a content is known: a person's choice, what was struck, the newest, of its copies one that is
+    known to be whole."""
     is_struck = row.verdict == "struck"
-    return (row.origin == "named" and not is_struck, is_struck, row.seen)
+    return (row.origin == "named" and not is_struck, is_struck, row.seen, row.is_settled)
 
 
 def after_scan(rows: AnyRows, found: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
