@@ -36,6 +36,12 @@ UPDATE attempts SET (first_step, last_step) = (
         SELECT source_id FROM metric_sources WHERE format IN {KINDS_OF_MIXED_LINES})))
 WHERE run_id = :run_id AND number = :attempt
 """  # noqa: S608
+# Their newest line may be of a test, at a step of its own.
+_NEWEST_OF_LOSS = """
+UPDATE metric_newest SET data = json_set(data, '$.step', a.last_step) FROM attempts AS a
+WHERE source_id = :source_id AND attempt = :attempt AND rank <= 0
+AND a.run_id = :run_id AND a.number = :attempt AND a.last_step NOTNULL
+"""
 
 
 def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
@@ -75,6 +81,8 @@ def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, no
         path = f'$."{loss}"' if with_loss else None
         sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, attempt | {"sources": sources, "path": path})
+    if is_mixed:
+        connection.execute(_NEWEST_OF_LOSS, attempt | {"source_id": source_id})
 
 
 def _forget_gone_names(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gputui.store.attempts import read_attempts
-from gputui.store.metrics.queries import latest, points_json
+from gputui.store.metrics.queries import latest, points_json, ranks
 from gputui.store.metrics.step_times import StepTimes
 from tests.metrics.conftest import RUN, Bench
 
@@ -40,6 +40,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def steps(bench: Bench) -> tuple[Any, ...]:
     (attempt,) = read_attempts(bench.connection, RUN)
     newest = latest(bench.connection, RUN)
+    assert {line.step for line in ranks(bench.connection, RUN, 1)} <= {attempt.last_step, None}
     clock = StepTimes(bench.connection, RUN)
     return attempt.first_step, attempt.last_step, newest.get("total_steps"), clock.newest_at(1, 4e9, 0.0)
 
