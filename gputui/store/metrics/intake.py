@@ -125,11 +125,10 @@ def intake_words(known: Intake) -> str | None:
             return count
         return f"{count} ({known.reason}): {clip(known.example, _EXAMPLE_CHARACTERS)}"
     if known.no_metrics is not None:
-        state = "None" if known.is_over else "None yet"
         way = "gputui check --log FILE PROFILE tries patterns"
         if known.learns:
             way = "metrics: in a profile can name them"
-        return f"{state}: {known.no_metrics}; {way}"
+        return f"{known.no_metrics[:1].upper()}{known.no_metrics[1:]}; {way}"
     if known.short_of is not None:
         step, total = known.short_of
         how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
