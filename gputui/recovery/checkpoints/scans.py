@@ -170,9 +170,9 @@ def _not_found(rows: AnyRows, there: Mapping[str, CheckpointRow], scan: FolderSc
 
     places = {(row.path, row.seen) for row in there.values()}
     contents = {row.content for row in there.values()}
-    known = {row.seen for row in rows if row.gone_at is None}
-    folders = {folder_of(row.path) for row in rows if row.gone_at is None and row.path in there}
-    folders |= {folder_of(row.path) for row in there.values() if row.seen in known}
+    present = [row for row in rows if row.gone_at is None]
+    paths, known = {row.path for row in present}, {row.seen for row in present}
+    folders = {folder_of(row.path) for row in there.values() if row.path in paths or row.seen in known}
     left = []
     for row in rows:
         if (row.path, row.seen) not in places:

@@ -8,7 +8,7 @@ from gputui.core.config import Workspace
 from gputui.store.database import open_reader
 from gputui.ui.tui.data.machine import COSTS_PER_READ
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest
+from gputui.ui.tui.data.snapshot import Interest, Moment
 from tests.ui.tui.filling import NOW, Filler
 
 
@@ -40,3 +40,17 @@ def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(filler: Fille
         fourth = reader.read(connection, NOW, Interest())
         later = next(row.cost for row in fourth.runs if row.run.run_id == "vit-b16-1")
         assert later is not None and later.lost_steps is not None and later.lost_steps > (again.lost_steps or 0)
+
+
+def test_the_step_of_a_run_is_that_of_its_loss_now_and_then(filler: Filler, workspace: Workspace) -> None:
+    filler.run("job-1", "running")
+    filler.attempt("job-1", 1, "running")
+    filler.metrics("job-1", 1, [{"step": step, "time": NOW - 60 + step, "loss": 1.0} for step in range(10)])
+    # TensorBoard's files have the validation too, by epochs.
+    filler.connection.execute("UPDATE metric_sources SET format = 'tensorboard' WHERE run_id = 'job-1'")
+    filler.metrics("job-1", 1, [{"step": 1, "time": NOW - 40, "val/accuracy": 0.5}])
+    reader = SnapshotReader(workspace)
+    with closing(open_reader(workspace.database)) as connection:
+        for moment, step in ((None, 9), (Moment(NOW - 30), 9), (Moment(NOW - 55), 5)):
+            snapshot = reader.read(connection, NOW, Interest(moment=moment))
+            assert [row.progress.step for row in snapshot.runs] == [step]

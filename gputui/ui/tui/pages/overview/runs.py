@@ -77,9 +77,9 @@ def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
         return "No run matches the filter; esc clears it."
     if snapshot.past is not None:
         return "There was no run yet."
-    return (
-        f"No run yet{'. Press n to launch one from a profile.' if has_keys else '; gputui run PROFILE launches one.'}"
-    )
+    if has_keys:
+        return "No run yet. Press n to launch a profile or a command."
+    return "No run yet; gputui run launches a profile or a command."
 
 
 def _heading(placed: Placed[_Shown], state: RunsState, notes: Sequence[Span], width: int) -> Line:
