@@ -66,7 +66,7 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
     record = _train(connection, [gpu.uuid for gpu in facts], began)
     watched = begin(connection, record, at, began)
     executor = ExecutorProcess(None, workspace.runs, context.executors.of(None))
-    resolved = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
+    resolved = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
     live = LiveAttempt(record, executor, resolved, watched=watched)
     alerting = AlertEvaluation(context, lambda: [live])
     alerting.begin()

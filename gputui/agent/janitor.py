@@ -63,6 +63,7 @@ _EXPIRING = (
     ("events", "event_id", "at < ?1 AND (run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"),
     ("gpu_events", "event_id", "at < ?1"),
     ("commands", "command_id", "answered_at < ?1"),
+    ("notices", "notice_id", "coalesce(sent_at, gave_up_at) < ?1"),
 )
 
 

@@ -26,6 +26,8 @@ from gputui.agent.lifecycle.execution import note_report, read_rest
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.maintenance import Maintenance, note_predecessor
+from gputui.agent.notify.news import News
+from gputui.agent.notify.outbox import Outbox
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
@@ -96,7 +98,7 @@ class Agent:
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
         self.alert_evaluation = AlertEvaluation(context, self.supervisor.running, interval)
-        self.supervisor.outbox.alerts_by = lambda: self.alert_evaluation.delivery
+        self.news = News(context, Outbox(context))
         self.maintenance = Maintenance(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
@@ -145,6 +147,7 @@ class Agent:
             self.sampler.close()
             self.sinks.close()
             self.studies.close()
+            self.news.outbox.close()
             if self.options.output is not None:
                 self.options.output.close()
             self._leave()
@@ -160,6 +163,7 @@ class Agent:
 
         steps: dict[str, Callable[[], object]] = {
             "reading runs back": read_runs_back,
+            "news": self.news.begin,
             "maintenance": self.maintenance.begin,
             "adoption": self.supervisor.adopt,
             "alerts": self.alert_evaluation.begin,
@@ -293,6 +297,7 @@ class Agent:
         parts.do("alerts", self.alert_evaluation.turn)
         parts.do("exports", self.sinks.turn)
         parts.do("studies", self.studies.turn)
+        parts.do("news", self.news.turn)
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
         parts.do("the janitor", self.context.janitor.call)

@@ -65,8 +65,18 @@ class Workspace(Struct, frozen=True):
 
     @property
     def alerts(self) -> Path:
-        """This machine's changes to alert rules and notifications; may be missing."""
+        """This machine's changes to alert rules; may be missing."""
         return self.profiles.parent / "alerts.yaml"
+
+    @property
+    def notify(self) -> Path:
+        """The recipients of messages; may be missing."""
+        return self.profiles.parent / "notify.yaml"
+
+    @property
+    def notices(self) -> Path:
+        """A file for each message that is being sent, held by the process that sends it."""
+        return self.state / "notices"
 
     @property
     def record(self) -> Path:

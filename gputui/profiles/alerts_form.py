@@ -4,8 +4,8 @@
     shm: off
 
 A rule has ``off``, or its thresholds, ``for``, ``clear_after``, ``cooldown``, ``hysteresis`` and
-``severity``. Only the machine's file has ``notify``, the delivery of alerts; only a profile has the
-schedule of a learning rate. `gputui.recovery.watch.overrides.overrides_from` reads a valid one.
+``severity``. Only a profile has the schedule of a learning rate.
+`gputui.recovery.watch.overrides.overrides_from` reads a valid one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, create_model
 
-from gputui.core.yaml_forms.forms import UNBOUNDED, Model, NotEmpty, NotifyForm, expected, problem, within
+from gputui.core.yaml_forms.forms import UNBOUNDED, Model, expected, problem, within
 from gputui.recovery.watch.course import Shape
 from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES, Rule, Severity
@@ -48,12 +48,6 @@ class ScheduleForm(Model):
     final: Annotated[float, within(0)] = Field(0.0, description="the rate at the end")
     warmup_steps: Annotated[int, within(0, whole=True)] = Field(0, description="steps of the rise")
     total_steps: Annotated[int, within(0, whole=True)] = Field(0, description="else as reported")
-
-
-class DeliveryForm(NotifyForm):
-    """Delivery of alerts outside the screen, from a severity on."""
-
-    severity: Severity = Field("warning", description="the lowest severity to send")
 
 
 class _Rules(Model):
@@ -91,6 +85,3 @@ def _rule(rule: Rule) -> Any:
 # A key for each rule that exists.
 _KEYS: dict[str, Any] = {name: (_rule(rule), None) for name, rule in RULES.items()}
 AlertsForm = create_model("AlertsForm", __base__=_Rules, **_KEYS)
-MachineAlertsForm = create_model(
-    "MachineAlertsForm", __base__=AlertsForm, notify=(Annotated[DeliveryForm, NotEmpty], None)
-)

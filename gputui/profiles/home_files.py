@@ -1,7 +1,7 @@
-"""``alerts.yaml`` and ``record.yaml`` of a home: overrides of alert rules and their delivery, and
-the retention of samples.
+"""``alerts.yaml``, ``notify.yaml`` and ``record.yaml`` of a home: overrides of alert rules, the
+recipients of messages, and the retention of samples.
 
-Most homes have neither file, and the agent then does not import pydantic.
+Most homes have none of them, and the agent then does not import pydantic.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.recovery.watch.overrides import Overrides, overrides_from
+from gputui.runs.notices import Recipient
 from gputui.store.agent import Retention
 
 
@@ -21,6 +22,16 @@ def load_retention(path: Path) -> Retention:
     from gputui.profiles.record_form import read_retention
 
     return read_retention(read_text(path, "file of settings for the record"), path)
+
+
+def load_recipients(path: Path) -> tuple[Recipient, ...]:
+    """The recipients in the file; none without a file. Raises ProfileError with all problems."""
+    if not path.exists():
+        return ()
+    from gputui.core.yaml_forms.file import read_text
+    from gputui.profiles.notify_form import read_recipients
+
+    return read_recipients(read_text(path, "file of recipients"), path)
 
 
 def load_alerts(path: Path) -> Overrides:
@@ -36,8 +47,8 @@ def read_alerts(text: str, path: Path) -> Overrides:
     """The overrides in a file's text. Raises ProfileError."""
     from gputui.core.yaml_forms.file import parse_file
     from gputui.core.yaml_forms.forms import validated
-    from gputui.profiles.alerts_form import OF_MACHINE, MachineAlertsForm
+    from gputui.profiles.alerts_form import OF_MACHINE, AlertsForm
 
-    document = parse_file(text, path, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
-    validated(document, path, MachineAlertsForm, OF_MACHINE)
+    document = parse_file(text, path)
+    validated(document, path, AlertsForm, OF_MACHINE)
     return overrides_from(document.data or {})

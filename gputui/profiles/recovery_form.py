@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
-from gputui.core.yaml_forms.forms import Model, NotEmpty, NotifyForm, expected, problem, within
+from gputui.core.yaml_forms.forms import Model, expected, problem, within
 from gputui.recovery.actions import ACTIONS, ActionKind
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import ENDS_ON, POLICIES, kinds_with_ladders
@@ -117,7 +117,6 @@ class RecoveryForm(Model):
     hang_after: Annotated[float, within(1, _DAY_SECONDS, what="a number of seconds")] = Field(
         1.0, description="seconds of the shortest silence that may be a hang (60)"
     )
-    notify: Annotated[NotifyForm, NotEmpty] | None = Field(None, description="`command`, `webhook`")
 
     @model_validator(mode="after")
     def _builds_on_ladders(self) -> RecoveryForm:

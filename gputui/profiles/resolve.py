@@ -121,6 +121,7 @@ def resolve(
         alerts=form.alerts,
         grace_seconds=float(form.grace),
         priority=form.priority,
+        notify=form.notify,
         gates=dict(form.gates),
         sinks=_sinks(form, workdir, params, env),
         phases=phases,

@@ -169,6 +169,8 @@ def _keys(spec: RunSpec, params: Mapping[str, Scalar], name: str) -> dict[str, A
     keys["targets"] = _targets(spec)
     if spec.priority:
         keys["priority"] = spec.priority
+    if spec.notify:
+        keys["notify"] = True
     return keys
 
 

@@ -295,6 +295,10 @@ class ProfileForm(Model):
     targets: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="other places to run, as in targets.yaml; --on NAME selects one"
     )
+    notify: bool = Field(
+        default=False,
+        description="tell everybody in notify.yaml of its ends and recoveries, whatever they are told of else",
+    )
     priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
         0, description="place in the queue, from -1000 to 1000; higher starts earlier"
     )

@@ -272,13 +272,6 @@ def prune_checkpoints(context: ActionContext) -> Result:
     return _waits(name, note, Precondition("prune", PRUNE_LIMIT_SECONDS, keep=keep))
 
 
-def notify(context: ActionContext) -> Result:
-    """Send a notification as configured in the policy."""
-    if not context.machine.notifies:
-        return SkippedAction("notify", "the policy has neither a command nor a webhook (notify)")
-    return AppliedAction("notify", "sent a notification", effect=Effect(notify=True))
-
-
 _ACTIONS = (
     ActionKind("restart", "start again from the newest valid checkpoint", _unchanged("restart")),
     ActionKind("shrink_batch",
@@ -303,7 +296,6 @@ _ACTIONS = (
                wait_disk, "checkpoints", 2, 1, True),
     ActionKind("prune_checkpoints", "remove old checkpoints; in no built-in policy",
                prune_checkpoints, "checkpoints kept", 3, 1, True),
-    ActionKind("notify", "send the notification of `notify`; only beside another action", notify),
     ActionKind("stop", "stop the run and give the reason"),
 )  # fmt: skip
 

@@ -158,8 +158,7 @@ class _Decision:
             if any(action.name == "stop" for action in ladder[rung]):
                 break
             results, back, seconds = self._try_rung(ladder[rung], context)
-            # A notification alone changes nothing.
-            if any(isinstance(result, AppliedAction) and result.name != "notify" for result in results):
+            if any(isinstance(result, AppliedAction) for result in results):
                 return self._retry(context, rung, skipped, results, back, seconds)
             skipped += tuple(result for result in results if result not in skipped)
         reason = self._exhausted_reason(context.incident.kind, skipped)

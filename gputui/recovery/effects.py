@@ -45,7 +45,6 @@ class Effect(Struct, frozen=True):
         quarantine: UUIDs of GPUs that no run gets until a person clears them.
         replacements: UUIDs of GPUs in their place, as many as are available.
         preconditions: what the next attempt waits for.
-        notify: send a notification.
         gpu_count: the run's new, smaller number of GPUs; None leaves it.
     """
 
@@ -53,7 +52,6 @@ class Effect(Struct, frozen=True):
     quarantine: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
-    notify: bool = False
     gpu_count: int | None = None
 
     def __or__(self, other: Effect) -> Effect:
@@ -63,7 +61,6 @@ class Effect(Struct, frozen=True):
             self.quarantine + other.quarantine,
             self.replacements + other.replacements,
             self.preconditions + other.preconditions,
-            self.notify or other.notify,
             self.gpu_count if other.gpu_count is None else other.gpu_count,
         )
 
@@ -113,7 +110,6 @@ class MachineContext(Struct, frozen=True):
         gpus: UUIDs of the attempt's GPUs, in the order of its local ranks.
         spares: UUIDs of free, healthy GPUs that the run may use instead, best first.
         later: UUIDs of healthy GPUs that it may use once other runs have released them.
-        notifies: the run's policy sends notifications.
         no_pruning: why checkpoints must not be removed; None if old ones may be.
         sees_checkpoints: the checkpoints and their disk are accessible from here.
     """
@@ -121,7 +117,6 @@ class MachineContext(Struct, frozen=True):
     gpus: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
-    notifies: bool = False
     no_pruning: str | None = None
     sees_checkpoints: bool = True
 

@@ -54,14 +54,6 @@ class Backoff(Struct, frozen=True):
         return round(min(seconds, self.max_seconds) * (1 - self.jitter * chance), 3)
 
 
-class NoticeTarget(Struct, frozen=True):
-    """Recipients of notifications: a command, which gets the text as its last argument and the
-    message as JSON on stdin, and a webhook, which gets the same JSON by POST."""
-
-    command: tuple[str, ...] = ()
-    webhook: str | None = None
-
-
 class Policy(Struct, frozen=True):
     """A recovery policy.
 
@@ -71,7 +63,6 @@ class Policy(Struct, frozen=True):
         max_without_progress: maximum number of consecutive unchanged attempts without progress.
         ends_on: the kinds of ENDS_ON for which gputui ends a live attempt.
         hang_after_seconds: the shortest silence that counts as a hang once a run makes steps.
-        notify: recipients when a run is given up or a ladder has ``notify``.
     """
 
     name: str
@@ -81,7 +72,6 @@ class Policy(Struct, frozen=True):
     backoff: Backoff = msgspec.field(default_factory=Backoff)
     ends_on: frozenset[str] = frozenset({"hang", "nan_loss", "memory_leak"})
     hang_after_seconds: float = 60.0
-    notify: NoticeTarget | None = None
 
     @property
     def enabled(self) -> bool:
@@ -233,9 +223,6 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
             names = {"base": "base_seconds", "max": "max_seconds"}
             numbers = {names.get(key, key): float(it) for key, it in recovery["backoff"].items()}
             changes["backoff"] = replace(base.backoff, **numbers)
-        if recovery.get("notify"):
-            notify = recovery["notify"]
-            changes["notify"] = NoticeTarget(tuple(notify.get("command", ())), notify.get("webhook"))
         return replace(base, **changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PolicyError(f"the recovery policy is not understood: {error!r}") from error

@@ -119,7 +119,7 @@ def attempts_of(
             policy=policy,
             history=now.history,
             checkpoints=[*usable, *passed_over],
-            machine=MachineContext(now.gpus, notifies=policy.notify is not None),
+            machine=MachineContext(now.gpus),
         )
         plan = decide(failed)
         rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))

@@ -79,7 +79,6 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "ends_on": sorted(policy.ends_on),
         "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
         "hang_after_seconds": policy.hang_after_seconds,
-        "notifies": policy.notify is not None,
         "ladders": {
             kind: [
                 [{"action": action.name, "argument": action.argument} for action in rung]

@@ -1,77 +1,191 @@
-"""Messages to send, written in the transaction of what they report, sent at least once."""
+"""Messages to the recipients of ``notify.yaml``: what they are, and their rows in the store."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, get_args
 
+import msgspec
 from msgspec import Struct
 
+from gputui.store.events import Severity
 from gputui.store.rows import insert, records, update
 
-Way = Literal["command", "webhook"]
+NoticeEvent = Literal[
+    "run_failed", "run_succeeded", "run_stopped", "run_recovered", "queue_empty", "study_finished", "gpu_lost", "alert"
+]
+EVENTS: tuple[NoticeEvent, ...] = get_args(NoticeEvent)
+DEFAULT_EVENTS: tuple[NoticeEvent, ...] = ("run_failed", "queue_empty", "gpu_lost", "alert")
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""In ascending order."""
+
+
+class Message(Struct, frozen=True):
+    """A message of at most ten ``lines`` below its title, without secrets.
+
+    ``fields`` are the facts for commands, by lower-case names; see `gputui.agent.notify.messages`.
+    """
+
+    event: NoticeEvent | Literal["test"]
+    severity: Severity
+    title: str
+    lines: tuple[str, ...] = ()
+    fields: Mapping[str, str] = msgspec.field(default_factory=dict)
+    run_id: str | None = None
+
+    @property
+    def body(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Recipient(Struct, frozen=True):
+    """An entry of ``notify.yaml``: an address of apprise, or the words of a command. Of alerts it
+    gets those of at least ``min_severity``."""
+
+    to: str | tuple[str, ...]
+    events: tuple[NoticeEvent, ...] = DEFAULT_EVENTS
+    min_severity: Severity = "error"
+
+    @property
+    def digest(self) -> str:
+        """Identifies it without its secrets, as long as its address stays the same."""
+        return hashlib.sha256(json.dumps(self.to).encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """``ntfy`` for ntfy://…, ``mail`` for a command."""
+        if isinstance(self.to, str):
+            return self.to.partition("://")[0]
+        return self.to[0].rpartition("/")[2]
+
+    def wants(self, message: Message) -> bool:
+        """Return whether it is to get a message."""
+        if message.event == "alert" and SEVERITIES.index(message.severity) < SEVERITIES.index(self.min_severity):
+            return False
+        return message.event in self.events
 
 
 class Owed(Struct, frozen=True):
-    """An unsent message about an attempt or an alert. ``tries`` counts those begun."""
+    """An unsent message. ``tries`` counts those begun, ``problem`` says why the last one failed."""
 
     notice_id: int
     run_id: str | None
-    attempt: int | None
-    alert_id: int | None
-    way: Way
-    message: dict[str, Any]
+    at: float
+    recipient: str
+    label: str
+    message: str
     tries: int
+    due_at: float
+    problem: str | None
+
+    @property
+    def content(self) -> Message:
+        """The message. Raises msgspec.MsgspecError for a damaged row."""
+        return msgspec.json.decode(self.message, type=Message)
+
+
+_OWED = "sent_at IS NULL AND gave_up_at IS NULL"
 
 
 def put(
     connection: sqlite3.Connection,
-    run_id: str,
-    attempt: int,
-    ways: Sequence[Way],
-    message: Mapping[str, Any],
+    recipients: Sequence[Recipient],
+    message: Message,
     *,
     now: float,
+    active_alert_id: int | None = None,
 ) -> None:
-    """Add a message about an attempt. It must hold no secret."""
-    for way in ways:
-        text = json.dumps(dict(message))
-        insert(connection, "notices", run_id=run_id, attempt=attempt, at=now, way=way, message=text, due_at=now)
+    """Add a message for each recipient. ``now`` is UTC unix seconds; of an alert whose end is to be
+    told to the same recipients, ``active_alert_id`` is the id."""
+    text = msgspec.json.encode(message).decode()
+    for recipient in recipients:
+        insert(
+            connection,
+            "notices",
+            run_id=message.run_id,
+            active_alert_id=active_alert_id,
+            at=now,
+            recipient=recipient.digest,
+            label=recipient.label,
+            message=text,
+            due_at=now,
+        )
 
 
-def put_of_alert(
-    connection: sqlite3.Connection, alert_id: int, ways: Sequence[Way], message: Mapping[str, Any], *, now: float
-) -> None:
-    """Add a message about an alert. It must hold no secret."""
-    for way in ways:
-        insert(connection, "notices", alert_id=alert_id, at=now, way=way, message=json.dumps(dict(message)), due_at=now)
-
-
-def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
-    """The messages to send now, oldest first."""
-    waiting = "sent_at IS NULL AND gave_up_at IS NULL AND due_at <= ?"
-    return records(connection, Owed, f"SELECT * FROM notices WHERE {waiting} ORDER BY notice_id", now)  # noqa: S608
+def owed(connection: sqlite3.Connection) -> list[Owed]:
+    """The unsent messages, oldest first."""
+    return records(connection, Owed, f"SELECT * FROM notices WHERE {_OWED} ORDER BY notice_id")  # noqa: S608
 
 
 def is_owing(connection: sqlite3.Connection) -> bool:
-    row = connection.execute("SELECT 1 FROM notices WHERE sent_at IS NULL AND gave_up_at IS NULL LIMIT 1").fetchone()
-    return row is not None
+    return connection.execute(f"SELECT 1 FROM notices WHERE {_OWED} LIMIT 1").fetchone() is not None  # noqa: S608
+
+
+def ended_alerts(connection: sqlite3.Connection) -> dict[int, set[str]]:
+    """The alerts that are over although recipients were told only of their begin: their digests."""
+    rows = connection.execute(
+        "SELECT n.active_alert_id, n.recipient FROM notices AS n JOIN alerts AS a ON a.alert_id = n.active_alert_id "
+        "WHERE a.cleared_at IS NOT NULL ORDER BY n.active_alert_id"
+    )
+    digests: dict[int, set[str]] = {}
+    for alert_id, recipient in rows:
+        digests.setdefault(alert_id, set()).add(recipient)
+    return digests
+
+
+def note_alert_ended(connection: sqlite3.Connection, alert_id: int) -> None:
+    connection.execute("UPDATE notices SET active_alert_id = NULL WHERE active_alert_id = ?", (alert_id,))
 
 
 def note_try(connection: sqlite3.Connection, notice_id: int) -> None:
-    """Count a try before it begins: one that crashes the agent must not be sent forever."""
     connection.execute("UPDATE notices SET tries = tries + 1 WHERE notice_id = ?", (notice_id,))
 
 
 def note_sent(connection: sqlite3.Connection, notice_id: int, now: float) -> None:
-    update(connection, "notices", {"notice_id": notice_id}, sent_at=now)
+    update(connection, "notices", {"notice_id": notice_id}, sent_at=now, problem=None)
 
 
-def note_delay(connection: sqlite3.Connection, notice_id: int, due_at: float) -> None:
-    update(connection, "notices", {"notice_id": notice_id}, due_at=due_at)
+def note_delay(connection: sqlite3.Connection, notice_id: int, due_at: float, problem: str) -> None:
+    update(connection, "notices", {"notice_id": notice_id}, due_at=due_at, problem=problem)
 
 
-def note_given_up(connection: sqlite3.Connection, notice_id: int, now: float) -> None:
-    update(connection, "notices", {"notice_id": notice_id}, gave_up_at=now)
+def note_given_up(connection: sqlite3.Connection, notice_id: int, now: float, problem: str) -> None:
+    update(connection, "notices", {"notice_id": notice_id}, gave_up_at=now, problem=problem)
+
+
+class Cursor(Struct, frozen=True):
+    """How far the news were read: the newest transition, study's move and alert of which messages
+    were made, and when the queue was last told to be empty (UTC unix seconds)."""
+
+    transition_id: int
+    move_id: int
+    alert_id: int
+    queue_empty_at: float
+
+
+def newest_cursor(connection: sqlite3.Connection, queue_empty_at: float) -> Cursor:
+    """The cursor behind all that is stored."""
+    transition_id, move_id, alert_id = connection.execute(
+        "SELECT (SELECT coalesce(max(transition_id), 0) FROM transitions), "
+        "(SELECT coalesce(max(move_id), 0) FROM study_moves), (SELECT coalesce(max(alert_id), 0) FROM alerts)"
+    ).fetchone()
+    return Cursor(transition_id, move_id, alert_id, queue_empty_at)
+
+
+def read_cursor(connection: sqlite3.Connection) -> Cursor | None:
+    """The stored cursor; None before the first agent."""
+    return next(iter(records(connection, Cursor, "SELECT * FROM news")), None)
+
+
+def write_cursor(connection: sqlite3.Connection, cursor: Cursor) -> None:
+    values = msgspec.structs.asdict(cursor)
+    connection.execute("DELETE FROM news")
+    insert(connection, "news", id=1, **values)
+
+
+def skip_news(connection: sqlite3.Connection, now: float) -> None:
+    """Let nobody be told of what is stored; ``now`` is UTC unix seconds."""
+    write_cursor(connection, newest_cursor(connection, now))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.redaction import BY_LOOK, Redactor, redact_argv, redact_params, secrets_in
+from gputui.core.redaction import BY_LOOK, Redactor, redact_params, secrets_in
 from gputui.core.secret_patterns import REDACTED
 from gputui.runs.code_version import without_diff
 from gputui.runs.command import PIECE_START, PLACEHOLDER, Launch
@@ -67,9 +66,6 @@ def secrets_of(spec: RunSpec) -> set[str]:
     if spec.checkpoints is not None:
         templates.append(spec.checkpoints.resume)
     argvs += [tuple(word.without_placeholder for word in _template_words(argv)) for argv in templates]
-    notify = spec.recovery.get("notify")
-    if isinstance(notify, Mapping) and isinstance(notify.get("command"), list | tuple):
-        argvs.append(tuple(str(word) for word in notify["command"]))
     secrets = secrets_in(spec.env, spec.params, *argvs)
     for phase in spec.phases:
         secrets |= secrets_in({}, phase.params)
@@ -101,23 +97,9 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         shell=None,
         code=without_diff(spec.code),
         env=redactor.env(spec.env),
-        recovery=_redact_recovery(spec.recovery),
         sinks={name: redactor.text(target) for name, target in spec.sinks.items()},
         checkpoints=checkpoints,
     )
-
-
-def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings without the webhook's address and without secrets of the command."""
-    notify = recovery.get("notify")
-    if not isinstance(notify, Mapping):
-        return recovery
-    shown = dict(notify)
-    if isinstance(shown.get("webhook"), str):
-        shown["webhook"] = f"https://{REDACTED}"
-    if isinstance(shown.get("command"), list | tuple):
-        shown["command"] = list(redact_argv([str(word) for word in shown["command"]]))
-    return {**recovery, "notify": shown}
 
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -166,6 +166,8 @@ class RunSpec(Struct, frozen=True):
     tuned: tuple[str, ...] = ()
     # The most trials of the study that share a GPU.
     trials_per_gpu: int = 1
+    # Every recipient of messages is told of its end and of its recoveries.
+    notify: bool = False
     # The ids of runs that must have succeeded before its first attempt starts.
     after: tuple[str, ...] = ()
     # The code of its working directory at the launch (`code_version`); its diff is in the private

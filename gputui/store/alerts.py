@@ -77,6 +77,11 @@ def of_run(connection: sqlite3.Connection, run_id: str) -> list[AlertView]:
     return _read(connection, "run_id = ? ORDER BY raised_at, alert_id", run_id)
 
 
+def raised_after(connection: sqlite3.Connection, alert_id: int) -> list[AlertView]:
+    """The alerts that were raised after one, oldest first."""
+    return _read(connection, "alert_id > ? ORDER BY alert_id", alert_id)
+
+
 def one(connection: sqlite3.Connection, alert_id: int) -> AlertView | None:
     """The alert with this id, or None."""
     return next(iter(_read(connection, "alert_id = ?", alert_id)), None)

@@ -78,9 +78,10 @@ EventKind = Literal[
     "alert_acknowledged",
     "alert_silenced",  # [rule]
     "alert_rules_unusable",
-    "notice_sent",  # [webhook, command]
-    "notice_delayed",  # [webhook, command]
-    "notice_failed",  # [webhook, command]
+    "notify_unusable",
+    "notice_sent",  # [label of the recipient]
+    "notice_delayed",  # [label of the recipient]
+    "notice_failed",  # [label of the recipient]
     # the agent and its record
     "agent_error",  # [run or part of the loop]
     "recording_interrupted",

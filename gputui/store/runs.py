@@ -236,6 +236,11 @@ def active_run_count(connection: sqlite3.Connection) -> int:
     return int(row[0])
 
 
+def ended_since(connection: sqlite3.Connection, since: float) -> list[Run]:
+    """The runs but trials that ended after ``since`` (UTC unix seconds), in the order of their launch."""
+    return _read(connection, "WHERE r.ended_at > ? AND r.study_id IS NULL ORDER BY r.sequence", since)
+
+
 def has_live_trials(connection: sqlite3.Connection, study_id: str, *, besides: str) -> bool:
     """Return whether a trial of the study, other than the run ``besides``, has begun and is not
     over."""

@@ -164,7 +164,7 @@ CREATE TABLE metric_roles (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE transitions (
-    transition_id INTEGER PRIMARY KEY,
+    transition_id INTEGER PRIMARY KEY AUTOINCREMENT,
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     at REAL NOT NULL,
     from_state TEXT,
@@ -416,7 +416,7 @@ CREATE TABLE queue_pause (
 -- `subject_id` a GPU's UUID, a run's id, or '' for the host. `run_id` is the run that it concerns, where there is one; an
 -- alert about a GPU outlives the run that trained on it. `value` and `threshold` are in `unit`; infinities are NULL.
 CREATE TABLE alerts (
-    alert_id INTEGER PRIMARY KEY,
+    alert_id INTEGER PRIMARY KEY AUTOINCREMENT,
     rule TEXT NOT NULL,
     severity TEXT NOT NULL,
     subject_kind TEXT NOT NULL,
@@ -499,27 +499,38 @@ CREATE TABLE metric_envelopes (
     UNIQUE (source_id, attempt, name, level, number)
 ) STRICT;
 
--- Messages that somebody is owed, each by one way, written with the decision that they are about. A row without sent_at
--- and gave_up_at is still to be sent; an agent that died over it is followed by one that sends it again.
+-- Messages to the recipients of notify.yaml, one row for each recipient. `recipient` is a digest of its address, which may
+-- contain secrets; `label` is how people are told of it. A row without sent_at and gave_up_at is still to be sent.
+-- `active_alert_id` is the alert that the message is about until its end is told, too.
 CREATE TABLE notices (
-    notice_id INTEGER PRIMARY KEY,
-    run_id TEXT REFERENCES runs (run_id) ON DELETE CASCADE,
-    attempt INTEGER,
-    alert_id INTEGER REFERENCES alerts (alert_id) ON DELETE CASCADE,
+    -- Never used again: files are named after it.
+    notice_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT REFERENCES runs (run_id) ON DELETE SET NULL,
+    active_alert_id INTEGER REFERENCES alerts (alert_id) ON DELETE SET NULL,
     at REAL NOT NULL,
-    way TEXT NOT NULL CHECK (way IN ('command', 'webhook')),
+    recipient TEXT NOT NULL,
+    label TEXT NOT NULL,
     message TEXT NOT NULL,
     tries INTEGER NOT NULL DEFAULT 0,
     due_at REAL NOT NULL,
+    problem TEXT,
     sent_at REAL,
-    gave_up_at REAL,
-    CHECK (run_id IS NOT NULL OR alert_id IS NOT NULL)
+    gave_up_at REAL
 ) STRICT;
 
-CREATE INDEX notices_owed ON notices (due_at) WHERE sent_at IS NULL AND gave_up_at IS NULL;
+CREATE INDEX notices_owed ON notices (notice_id) WHERE sent_at IS NULL AND gave_up_at IS NULL;
+CREATE INDEX notices_by_run ON notices (run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX notices_by_alert ON notices (active_alert_id) WHERE active_alert_id IS NOT NULL;
 
--- Without it, forgetting an alert walks through all messages.
-CREATE INDEX notices_by_alert ON notices (alert_id) WHERE alert_id IS NOT NULL;
+-- How far the news were read: the newest transition, study's move and alert of which messages were made, and when the
+-- queue was last told to be empty.
+CREATE TABLE news (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    transition_id INTEGER NOT NULL,
+    move_id INTEGER NOT NULL,
+    alert_id INTEGER NOT NULL,
+    queue_empty_at REAL NOT NULL
+) STRICT;
 
 -- What is left of the samples once they are too old to be kept one by one. `at` is when the minute or hour begins, in UTC
 -- unix seconds; spans in which nothing was sampled have no row. `sample_count` counts the samples in which the GPU
@@ -718,7 +729,7 @@ CREATE TABLE studies (
 ) STRICT;
 
 CREATE TABLE study_moves (
-    move_id INTEGER PRIMARY KEY,
+    move_id INTEGER PRIMARY KEY AUTOINCREMENT,
     study_id TEXT NOT NULL REFERENCES studies (study_id) ON DELETE CASCADE,
     at REAL NOT NULL,
     from_state TEXT,

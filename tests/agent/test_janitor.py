@@ -195,7 +195,8 @@ def test_what_is_over_and_old_goes(machine: Machine) -> None:
     add_alert(connection, "lasts", 10, None)
     add_alert(connection, "new", 390, 391)
     connection.execute(
-        "INSERT INTO notices (alert_id, at, way, message, due_at, sent_at) VALUES (1, 0, 'webhook', '{}', 0, 1)"
+        "INSERT INTO notices (at, recipient, label, message, due_at, sent_at) VALUES (0, 'a', 'sent', '{}', 0, 1), "
+        "(0, 'a', 'unsent', '{}', 0, NULL)"
     )
     for day, run_id, message in ((10, None, "old"), (10, "gone-1", "gone"), (10, "there-1", "run"), (399, None, "new")):
         connection.execute(
@@ -212,7 +213,7 @@ def test_what_is_over_and_old_goes(machine: Machine) -> None:
     machine.janitor.retention = Retention(events_seconds=365 * DAY)
     machine.janitor.expire(400 * DAY)
     assert left(connection, "subject_id", "alerts") == ["lasts", "new", "old but ended lately"]
-    assert left(connection, "way", "notices") == []
+    assert left(connection, "label", "notices") == ["unsent"]
     assert left(connection, "message", "events") == ["new", "run"]
     assert left(connection, "verb", "commands") == left(connection, "event", "gpu_events") == ["new"]
 

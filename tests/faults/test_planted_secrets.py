@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.runs.notices import EVENTS
 from gputui.profiles.doctor.bundle import write_bundle
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
@@ -85,7 +86,6 @@ metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
 sinks: {{jsonl: , tensorboard: , mlflow: "http://me:{sink}@127.0.0.1:1"}}
 recovery:
   policy: standard
-  notify: {{webhook: "{hook}", command: [{python}, {tell}, --api-key, {key}]}}
   ladders: {{user_exception: [restart]}}
   backoff: {{base: 0}}
 """
@@ -107,7 +107,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/{HOOK_PATH}", told
+    yield f"json://127.0.0.1:{server.server_port}/{HOOK_PATH}", told
     server.shutdown()
     server.server_close()
 
@@ -122,12 +122,12 @@ def plant(machine: Machine, hook: str) -> str:
     (folder / "planted.txt").write_text("\n".join(lines) + "\n")
     (folder / "tell.py").write_text(
         "import pathlib, sys\nout = pathlib.Path(__file__).with_name('told.txt')\n"
-        "with out.open('a') as file: file.write(sys.argv[-1] + sys.stdin.read() + chr(10))\n"
+        "with out.open('a') as file: file.write(sys.stdin.read() + chr(10))\n"
     )
-    tell = f"[{sys.executable}, {folder / 'tell.py'}]"
-    machine.workspace.alerts.write_text(
-        f"gradient_norm: {{above: 1, for: 0}}\nnotify: {{webhook: '{hook}', command: {tell}, severity: info}}\n"
-    )
+    machine.workspace.alerts.write_text("gradient_norm: {above: 1, for: 0}\n")
+    tell = f"[{sys.executable}, {folder / 'tell.py'}, --api-key, {OPTIONS['--api-key=']}]"
+    told_of = f"events: [{', '.join(EVENTS)}], min_severity: info"
+    machine.workspace.notify.write_text(f"- {{to: '{hook}', {told_of}}}\n- {{to: {tell}, {told_of}}}\n")
     parameters = {**PARAMETERS, "source": f"postgres://me:{IN_ADDRESSES['parameter']}@db/x"}
     environment = {**ENVIRONMENT, "ENDPOINT": f"https://me:{IN_ADDRESSES['ENDPOINT']}@example.org/"}
     environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
@@ -140,14 +140,12 @@ def plant(machine: Machine, hook: str) -> str:
         password=OPTIONS["--password "],
         address=IN_ADDRESSES["option"],
         sink=IN_ADDRESSES["sink"],
-        hook=hook,
-        tell=folder / "tell.py",
     )
     return machine.profile("blabs", text)
 
 
 # Their modes are the script's and the person's own; the folders around them are closed to others.
-BY_SCRIPT = ("metrics.jsonl", "error.json", "alerts.yaml")
+BY_SCRIPT = ("metrics.jsonl", "error.json", "alerts.yaml", "notify.yaml")
 
 
 def leaks_in(found: Mapping[str, bytes]) -> list[str]:

@@ -195,8 +195,8 @@ SECRETS: list[tuple[dict[str, Any], list[str], str]] = [
      ["a", "API_KEY=x", "--api-key", "x", "--api-key", "x"],
      "params.API_KEY, params.api_key, params.secret_api_key_2"),
     ({"program": ("a",), "sinks": {"mlflow": f"http://a:{REDACTED}@b"}, "checkpoints": CheckpointSpec("/w", LEARNED,
-      ("--token", REDACTED)), "recovery": {"policy": "standard", "notify": {"webhook": f"https://{REDACTED}"}}},
-     ["a"], "checkpoints.resume, recovery.notify.webhook, sinks.mlflow"),
+      ("--token", REDACTED))},
+     ["a"], "checkpoints.resume, sinks.mlflow"),
 ]  # fmt: skip
 
 

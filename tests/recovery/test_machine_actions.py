@@ -135,16 +135,6 @@ def test_a_gpu_that_the_run_goes_on_with_is_not_quarantined() -> None:
     assert contained.effect == Effect() and mentions(contained.reason, "GPU usable")
 
 
-def test_telling_somebody_is_no_attempt() -> None:
-    told = replace(TWO, notifies=True)
-    alone = plan({"ladders": {"gpu_lost": ["notify"]}}, told, spec())
-    assert alone.verdict == "stop"
-    both = plan({"ladders": {"gpu_lost": [["restart", "notify"]]}}, told, spec())
-    assert both.verdict == "retry" and both.effect.notify
-    untold = plan({"ladders": {"gpu_lost": [["restart", "notify"]]}}, TWO, spec())
-    assert untold.verdict == "retry" and not untold.effect.notify and "notify was skipped" in untold.reason
-
-
 def test_debugging_is_for_the_next_attempt_only() -> None:
     assert act("nccl_debug").effect == Effect(env=NCCL_DEBUG_ENV)
     assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), machine=MachineContext()), SkippedAction)

@@ -127,19 +127,6 @@ def test_a_secret_that_was_never_stored_is_said() -> None:
     assert restore({"note": REDACTED}, {"note": REDACTED}) == {"note": REDACTED}
 
 
-def test_nobody_learns_where_messages_go() -> None:
-    notify = {"webhook": "https://hooks.example.org/T0/B1/secret", "command": ["tell", "--api-key", "hunter2"]}
-    spec = RunSpec(
-        name="a", launcher="command", program=("true",), workdir="/", recovery={"policy": "off", "notify": notify}
-    )
-    shown = redact_spec(spec)
-    assert shown.recovery == {
-        "policy": "off",
-        "notify": {"webhook": f"https://{REDACTED}", "command": ["tell", "--api-key", REDACTED]},
-    }
-    assert redact_spec(shown) == shown
-
-
 def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
     spec = RunSpec(
         name="n",

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.runs import notices
 from gputui.store import alerts
 from tests.stores import open_store
 
@@ -63,9 +62,7 @@ def test_silences(store: sqlite3.Connection) -> None:
 
 def test_a_run_that_is_removed_takes_its_alerts_along(store: sqlite3.Connection) -> None:
     own = {"subject_kind": "run", "subject_id": "r-1", "subject_name": "r-1", "run_id": "r-1", "rule": "slow_steps"}
-    gone = alerts.raise_alert(store, {**BASE, **own})
+    alerts.raise_alert(store, {**BASE, **own})
     kept = alerts.raise_alert(store, {**BASE, "run_id": "r-1"})
-    notices.put_of_alert(store, gone, ["command", "webhook"], {"text": "slow"}, now=100.0)
     alerts.forget_run(store, "r-1")
     assert [(one.alert_id, one.run_id) for one in alerts.lasting(store)] == [(kept, None)]
-    assert not notices.is_owing(store), "nobody is told of what is no more"

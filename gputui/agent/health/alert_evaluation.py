@@ -1,7 +1,7 @@
 """Alerts: evaluates the rules once a second, and writes what is raised and cleared.
 
 In: the current state of GPUs and host in memory, the courses of live attempts, NCCL's errors. Out:
-rows, events, lines in the log, and notifications. The successor of a killed agent continues the
+rows, events and lines in the log. The successor of a killed agent continues the
 active alerts, which are rows; it measures durations anew.
 """
 
@@ -16,14 +16,13 @@ from typing import NamedTuple, cast
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
-from gputui.agent.outbox import owe_alert
 from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
-from gputui.recovery.watch.overrides import Delivery, Overrides, of_profile, with_overrides
+from gputui.recovery.watch.overrides import Overrides, of_profile, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
@@ -93,7 +92,6 @@ class AlertEvaluation:
     # The rules as changed by the machine's file, which is read again when it changes, and for each
     # followed run.
     machine: RuleSet = field(default_factory=lambda: RULES)
-    delivery: Delivery | None = None
     runs: dict[str, RunRules] = field(default_factory=dict)
     file_read: tuple[int, int, int] | None = None
 
@@ -141,7 +139,6 @@ class AlertEvaluation:
             log.warning("%s", error)
         else:
             self.machine = with_overrides(RULES, overrides.rules, path.name)
-            self.delivery = overrides.delivery
             self.runs.clear()
         self.file_read = found
 
@@ -285,7 +282,6 @@ class AlertEvaluation:
                 lines.append(f"alert {alert.alert_id} {kind}: {clean(alert.sentence)}")
                 if not alert.is_silenced(now):
                     self._note(transition, alert)
-                    owe_alert(connection, self.delivery, alert, now)
             alerts.forget_old_silences(connection, now)
         self.ids = ids
         self.unwritten = []

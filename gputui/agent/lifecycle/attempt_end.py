@@ -16,7 +16,6 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health import incident_folder
 from gputui.agent.lifecycle import checkpoint_survey, run_files
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
-from gputui.agent.outbox import RunNews, owe_news
 from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.core.text import clean
@@ -264,9 +263,6 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
             target = RunState.STOPPED if is_stop else RunState.FAILED
             end.move(target, f"{incident.summary}; {plan.reason}", now)
         _take_effect(end, plan)
-        if plan.effect.notify or not retries:
-            news = RunNews(incident.kind, incident.summary, plan.reason, retries)
-            owe_news(context, end.task.resolved.notice, end.run, news)
     work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
     context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)
 
@@ -328,7 +324,6 @@ def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[
         gpus=attempt.gpus,
         spares=tuple(spares),
         later=tuple(later),
-        notifies=task.resolved.notice is not None,
         no_pruning=None if is_own else outside,
     )
 
@@ -425,13 +420,8 @@ def _take_effect(end: _End, plan: RecoveryPlan) -> None:
 
 
 def give_up(context: AgentContext, run: Run, reason: str) -> None:
-    """End a run that cannot start (again) as failed, and send its notices. Raises sqlite3.Error."""
-    notice, now = run_files.notice_of(context.workspace, run.run_id), context.now()
-    news = RunNews("unknown", "it could not be started", reason, continues=False)
-    if incidents := read_incidents(context.connection, run.run_id):
-        news = RunNews(incidents[-1].kind, incidents[-1].summary, reason, continues=False)
+    """End a run that cannot start (again) as failed. Raises sqlite3.Error."""
     with repository.transaction(context.connection) as connection:
-        repository.move(connection, run, RunState.FAILED, cause=reason, now=now)
+        repository.move(connection, run, RunState.FAILED, cause=reason, now=context.now())
         repository.release_leases(connection, run.run_id)
-        owe_news(context, notice, run, news)
         context.note("failed", reason, run.run_id, severity="error")

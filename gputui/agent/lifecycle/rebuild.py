@@ -34,6 +34,7 @@ from gputui.runs.command import Launch
 from gputui.runs.foreign_json import time_in
 from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.logs import written_at
+from gputui.runs.notices import skip_news
 from gputui.runs.processes import processes_of
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec, Scalar, SpecError
@@ -69,6 +70,7 @@ def rebuild(context: AgentContext) -> list[str]:
     if changed:
         count = "1 run was" if len(changed) == 1 else f"{len(changed)} runs were"
         context.note("runs_rebuilt", f"{count} read back from the run folders", severity="warning")
+        skip_news(context.connection, context.now())
     return [run_id for run_id in changed if _run(context.connection, run_id).state.is_over]
 
 

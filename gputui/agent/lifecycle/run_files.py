@@ -18,7 +18,7 @@ from gputui.metrics.files import has_wildcards
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.trackers import TRACKERS
-from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
+from gputui.recovery.policies import POLICIES, Policy, PolicyError, policy_from
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.command import in_run
 from gputui.runs.foreign_json import read_foreign_json
@@ -106,19 +106,17 @@ def source_path(source: MetricsSpec, spec: RunSpec, run_dir: Path) -> str:
 
 class ResolvedRun(Struct, frozen=True):
     """A run's specification, parsed when its attempt is launched or adopted. ``spec`` is the
-    stored, redacted one; ``notice`` (notification settings or None) and ``redactor`` (of its
-    secrets) come from the run's private file."""
+    stored, redacted one; ``redactor`` (of its secrets) comes from the run's private file."""
 
     spec: RunSpec
     policy: Policy
-    notice: NoticeTarget | None
     redactor: Redactor
 
 
 def resolved_run(workspace: Workspace, run: Run) -> ResolvedRun:
     """Resolve a run's specification. Raises SpecError if its row cannot be read."""
     redactor = redactor_of(workspace, run.run_id)
-    return ResolvedRun(spec_of(run), policy_of(run), notice_of(workspace, run.run_id), redactor)
+    return ResolvedRun(spec_of(run), policy_of(run), redactor)
 
 
 def policy_of(run: Run) -> Policy:
@@ -128,14 +126,6 @@ def policy_of(run: Run) -> Policy:
     except PolicyError as error:
         log.warning("%s: %s; the standard policy is used", run.run_id, error)
         return POLICIES["standard"]
-
-
-def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
-    """A run's notification settings, from its private file: the database has no secrets."""
-    try:
-        return policy_from(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
-    except (SpecError, PolicyError):
-        return None
 
 
 def redactor_of(workspace: Workspace, run_id: str) -> Redactor:

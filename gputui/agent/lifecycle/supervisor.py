@@ -30,7 +30,6 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.agent.lifecycle.start_conditions import RecoveryWaits
-from gputui.agent.outbox import Outbox
 from gputui.machine.gpu_model import Occupant
 from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
@@ -73,7 +72,6 @@ class Supervisor:
     health: HealthMonitor = field(init=False)
     admission: Admission = field(init=False)
     waits: RecoveryWaits = field(init=False)
-    outbox: Outbox = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
     searches: SourceSearches = field(init=False)
 
@@ -82,7 +80,6 @@ class Supervisor:
         self.parts = Parts(context)
         self.surveys = CheckpointSurveys(context)
         self.searches = SourceSearches(context)
-        self.outbox = Outbox(context)
         self.health = HealthMonitor(context, self.parts)
         self.holds = GpuHolds(context)
         locks = GpuLocks.of(context.workspace)
@@ -250,7 +247,6 @@ class Supervisor:
         parts.do("checkpoints", lambda: self.surveys.turn(running))
         parts.do("files with metrics", lambda: self.searches.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
-        parts.do("notices", self.outbox.turn)
         is_due = (
             parts.do("held GPUs", self.holds.turn),
             parts.do("waits", self.waits.turn),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -95,36 +94,7 @@ def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: 
     return BeforeValidator(check)
 
 
-def _words(given: object) -> object:
-    # A command may contain a secret, as an address may, so neither is shown.
-    if not isinstance(given, list) or not all(isinstance(word, str) and "\0" not in word for word in given):
-        raise problem("expected a list of words such as [notify-send, gputui]")
-    return given
-
-
-def _webhook(given: object) -> object:
-    if given is not None and not (isinstance(given, str) and re.fullmatch(r"https?://[^\s/]\S*", given)):
-        raise problem("expected an address that begins with http:// or https://")
-    return given
-
-
 F = TypeVar("F", bound=Model)
-
-
-class NotifyForm(Model):
-    """Ways to notify somebody: a command, an address, or both."""
-
-    command: Annotated[list[str], BeforeValidator(_words)] = []
-    webhook: Annotated[str | None, BeforeValidator(_webhook)] = None
-
-
-def _not_empty(given: object) -> object:
-    if given == {}:
-        raise expected("a mapping with command or webhook")
-    return given
-
-
-NotEmpty = BeforeValidator(_not_empty)
 
 
 def validated(document: Document, path: Path, form: type[F], context: str | None = None) -> F:

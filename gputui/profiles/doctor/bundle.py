@@ -23,6 +23,8 @@ import yaml
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.core.redaction import Redactor, redact_named, secrets_in
 from gputui.core.secret_patterns import REDACTED, is_secret_parameter, is_secret_variable
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.home_files import load_recipients
 from gputui.runs.checks import CheckResult
 from gputui.runs.logs import tail_text
 from gputui.runs.redaction import secrets_of
@@ -91,6 +93,8 @@ def _members(
             parsed = _parsed(path)
             text = "not readable as YAML or JSON, left out" if parsed is None else parsed
             yield f"{path.stem}.json", _dump(text, scrubber)
+    if workspace.notify.exists():
+        yield "notify.json", _dump(_recipients(workspace), scrubber)
     yield "incidents.json", _dump(_incidents(workspace), scrubber)
     if workspace.agent_log.exists():
         yield "agent.log", scrubber.text(tail_text(workspace.agent_log, LOG_TAIL_BYTES))
@@ -132,6 +136,15 @@ def _incidents(workspace: Workspace) -> Any:
             ]
     except (StoreError, sqlite3.Error) as error:
         return str(error)
+
+
+def _recipients(workspace: Workspace) -> Any:
+    """Who is told of what, without addresses and commands."""
+    try:
+        recipients = load_recipients(workspace.notify)
+    except ProfileError:
+        return "not valid, left out"
+    return [{"to": entry.label, "events": entry.events, "min_severity": entry.min_severity} for entry in recipients]
 
 
 def _parsed(path: Path) -> Any:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.recovery.watch.course import RateSchedule
-from gputui.recovery.watch.rules import RULES, RUN_RULE_IDS, Rule, RuleSet, Severity
+from gputui.recovery.watch.rules import RULES, RUN_RULE_IDS, Rule, RuleSet
 
 STANDARD = "standard"
 MAX_SECONDS = 30 * 86400.0
@@ -23,19 +23,10 @@ Override = Mapping[str, Any]
 """The changes to one rule: a threshold's name, or a field of `Rule`."""
 
 
-class Delivery(Struct, frozen=True):
-    """Delivery of alerts outside the screen, by a command or a webhook, from a severity on."""
-
-    command: tuple[str, ...] = ()
-    webhook: str | None = None
-    severity: Severity = "warning"
-
-
 class Overrides(Struct, frozen=True):
     """The overrides of one file."""
 
     rules: Mapping[str, Override] = msgspec.field(default_factory=dict)
-    delivery: Delivery | None = None
     schedule: RateSchedule | None = None
 
 
@@ -49,18 +40,14 @@ def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
 
 def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
     """The overrides in a valid mapping. Raises ValueError for an invalid one."""
-    if unknown := mapping.keys() - RULES.keys() - {"notify"}:
+    if unknown := mapping.keys() - RULES.keys():
         raise ValueError(f"unknown alert rules: {', '.join(sorted(map(str, unknown)))}")
     try:
-        rules = {name: _override(given) for name, given in mapping.items() if name != "notify"}
-        notify, own = mapping.get("notify"), mapping.get("lr_off_schedule")
+        rules = {name: _override(given) for name, given in mapping.items()}
+        own = mapping.get("lr_off_schedule")
         schedule = own.get("schedule") if isinstance(own, Mapping) else None
         schedule = {"shape": schedule} if isinstance(schedule, str) else schedule
-        return Overrides(
-            rules,
-            None if notify is None else msgspec.convert(dict(notify), Delivery),
-            None if schedule is None else RateSchedule(**schedule),
-        )
+        return Overrides(rules, None if schedule is None else RateSchedule(**schedule))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the alert rules are not understood: {error!r}") from error
 

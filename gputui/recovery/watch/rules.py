@@ -1,6 +1,6 @@
 """The rules as data: what is watched, its limits and durations, what it leads to, and the remedy.
 
-`RULES` lead to alerts, which are raised, sent and cleared (*notify*). `FINDINGS` are reported once
+`RULES` lead to alerts, which are raised, told and cleared. `FINDINGS` are reported once
 an attempt (*show*), or end it if its policy says so (*end*). Detectors report both as an
 `Observation`. A new rule is a row here, an observation in `machine` or `course`, a case in
 ``tests/recovery/watch`` and ``python -m docs.tables``.

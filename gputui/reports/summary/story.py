@@ -15,7 +15,7 @@ from gputui.store.attempts import Attempt
 from gputui.store.metrics.roles import is_held_out
 from gputui.store.run_history import DecisionView, IncidentView
 
-_PLAIN = ("restart", "wait", "rollback", "notify")
+_PLAIN = ("restart", "wait", "rollback")
 """Actions that the beginning of the next attempt tells of."""
 
 

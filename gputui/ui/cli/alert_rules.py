@@ -1,21 +1,15 @@
-"""`gputui alerts rules` and `gputui alerts test`: the effective rules, and a test message."""
+"""`gputui alerts rules`: the effective rules."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from typing import Any
 
-from gputui.agent.outbox import describe, post, run_command
 from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_alerts
-from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.watch import engine, overrides
 from gputui.recovery.watch.rules import RULES, Rule
-from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, print_json, print_table, say
 from gputui.ui.cli.launch_spec import load_profile, refuse
 
 
@@ -77,31 +71,3 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
         "sources": dict(rule.sources),
         "remedy": rule.remedy,
     }
-
-
-def send_test(session: Session, as_json: bool) -> None:
-    """Send a message by every configured way."""
-    delivery = machine_overrides(session).delivery
-    if delivery is None or not (delivery.command or delivery.webhook):
-        fail(f"{shown_path(session.workspace.alerts)} names no command and no webhook under notify", Exit.REFUSED)
-    message = {
-        "text": f"gputui on {socket.gethostname()}: this is a test, all is well",
-        "kind": "test",
-        "at": time.time(),
-    }
-    notice = NoticeTarget(delivery.command, delivery.webhook)
-    ways = [("command", run_command)] * bool(delivery.command) + [("webhook", post)] * bool(delivery.webhook)
-    results = []
-    for name, send in ways:
-        problem = None
-        try:
-            send(notice, message)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            problem = describe(error)
-        results.append({"way": name, "sent": problem is None, "problem": problem})
-        if not as_json:
-            say(f"✓ {name}: sent" if problem is None else f"✗ {name}: {problem}")
-    if as_json:
-        print_json(results)
-    if any(not result["sent"] for result in results):
-        sys.exit(Exit.RUN_FAILED)

@@ -131,13 +131,3 @@ def rules(session: Session, profile: str | None, as_json: bool) -> None:
     from gputui.ui.cli.alert_rules import show_rules
 
     show_rules(session, profile, as_json)
-
-
-@command.command("test", changes=True)
-@json_option
-@click.pass_obj
-def test(session: Session, as_json: bool) -> None:
-    """Send a test message by each way that alerts.yaml names."""
-    from gputui.ui.cli.alert_rules import send_test
-
-    send_test(session, as_json)

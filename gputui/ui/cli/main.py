@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Machine": {
         "gpus": ("gpus", "List the GPUs and their users."),
         "alerts": ("alerts", "List alerts; acknowledge and silence them; show the rules."),
+        "notify": ("notify", "List who is told of what by mail, ntfy, Slack…; send a test."),
         "target": ("target", "List other places to run, and check one."),
         "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
     },

@@ -41,6 +41,7 @@ DECISION_SECONDS = 1.0
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
 )
 @click.option("--after", "predecessors", multiple=True, metavar="RUN", help="Start once this run has succeeded.")
+@click.option("--notify", is_flag=True, help="Tell everybody in notify.yaml when it ends or recovers.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
 @json_option
@@ -57,6 +58,7 @@ def command(
     name: str | None,
     priority: int | None,
     predecessors: tuple[str, ...],
+    notify: bool,
     wait: bool,
     dry_run: bool,
     as_json: bool,
@@ -92,6 +94,11 @@ def command(
         return
     else:
         spec = _resolve_here(session, chosen, changes, gpus)
+    if notify:
+        from gputui.ui.cli.notify import recipients_of
+
+        recipients_of(session)  # refuses if there are none
+        spec = replace(spec, notify=True)
     session.need_agent()
     if priority is not None:
         spec = replace(spec, priority=priority)

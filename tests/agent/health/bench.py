@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -63,12 +62,6 @@ class Bench:
         line = WatchedLine(1, None, step, self.wall(), event, values, self.wall())
         live.watched.watch.take([line], self.now, self.wall())
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages that the command has not received."""
-        rows = self.connection.execute("SELECT message FROM notices WHERE way = 'command' ORDER BY notice_id")
-        return [json.loads(row[0]) for row in rows]
-
     def wall(self) -> float:
         return NOW + self.now
 
@@ -100,7 +93,7 @@ def train(bench: Bench) -> Filler:
     made.attempt("vit-1", 1, gpus=(0,))
     made.connection.execute("UPDATE attempts SET gpus = '[\"GPU-a\"]'")
     executor = ExecutorProcess(None, bench.workspace.runs, bench.context.executors.of(None))
-    resolved = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
+    resolved = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
     bench.living.append(LiveAttempt(attempt_of(bench.connection, 1, "vit-1"), executor, resolved))
     bench.watch(bench.living[0])
     return made

@@ -47,7 +47,7 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
     plan = RecoveryPlan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
     attempt = Attempt("job-1", 2, "failed", {}, ("GPU-1",), {}, END - 900)
     task = PostmortemTask(
-        resolved=ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK), folder=run_dir, attempt=attempt,
+        resolved=ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK), folder=run_dir, attempt=attempt,
         exit_record={}, survivors=(), rebooted=False, ended_at=END, checkpoints=None,
     )  # fmt: skip
     write(workspace, task, PostmortemResult(evidence, incident, None), plan)

@@ -61,7 +61,7 @@ class Machine(Bench):
     def begin(self, policy: Policy) -> None:
         """An agent begins to watch."""
         self.start()
-        resolved = ResolvedRun(SPEC, policy, None, BY_LOOK)
+        resolved = ResolvedRun(SPEC, policy, BY_LOOK)
         self.live = LiveAttempt(self.living[0].record, cast("ExecutorProcess", self), resolved=resolved)
         self.monitor = HealthMonitor(self.context, Parts(self.context))
         wait_until(lambda: bool(self.look() or self.live.watched), what="the history")

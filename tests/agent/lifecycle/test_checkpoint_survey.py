@@ -506,7 +506,7 @@ def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
         (bench.folder / ".notes.txt").touch()
     saving = replace(SPEC, checkpoints=CheckpointSpec("checkpoints", "*.pt"))
     task = PostmortemTask(
-        resolved=ResolvedRun(saving, POLICIES["standard"], None, Redactor([])), folder=tmp_path,
+        resolved=ResolvedRun(saving, POLICIES["standard"], Redactor([])), folder=tmp_path,
         attempt=attempt_of(bench.connection, 1), exit_record={"code": 1}, survivors=(), rebooted=False,
         ended_at=bench.now, checkpoints=bench.search(ended=True),
     )  # fmt: skip

@@ -23,7 +23,7 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
     )
     attempt = Attempt("r-1", 1, "running", {}, (), {}, 1.0, 1.0)
     task = PostmortemTask(
-        resolved=ResolvedRun(SPEC, POLICIES["standard"], None, Redactor([secret])), folder=tmp_path, attempt=attempt,
+        resolved=ResolvedRun(SPEC, POLICIES["standard"], Redactor([secret])), folder=tmp_path, attempt=attempt,
         exit_record={"code": 1}, survivors=(), rebooted=False, ended_at=2.0, checkpoints=None,
     )  # fmt: skip
     findings = examine(task)

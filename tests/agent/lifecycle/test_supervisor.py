@@ -38,7 +38,7 @@ from tests.agent.conftest import NOW, SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
 from tests.texts import mentions
 
-RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
+RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
 
 
 class Doctored(Supervisor):

@@ -45,9 +45,7 @@ def home(tmp_path: Path) -> Workspace:
         f"Authorization: Bearer {IN_LOG}\nhttps://me:{IN_LOG}@host/x\ncommand --password {IN_LOG}\n"
         f"12:02:03 read {Path.home()}/x, GPU 0: 81 °C, step=40\n"
     )
-    workspace.alerts.write_text(
-        f"notify: {{webhook: 'https://hooks.slack.com/services/{HOOK}', command: [tell, --api-key, {OPTION}]}}\n"
-    )
+    workspace.notify.write_text(f"- to: 'https://hooks.slack.com/services/{HOOK}'\n- to: [tell, --api-key, {OPTION}]\n")
     workspace.settings.write_text('{"theme": "dark"}')
     return workspace
 

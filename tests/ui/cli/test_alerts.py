@@ -74,15 +74,3 @@ def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
         "name": "above_celsius", "value": 80.0, "unit": "°C", "meaning": RULES["gpu_hot"].thresholds[0].help,
         "source": "alerts.yaml",
     }  # fmt: skip
-
-
-def test_a_message_is_tried(machine: Machine) -> None:
-    assert mentions(say(machine, "test", code=3), "command", "webhook")
-    got = machine.folder / "got"
-    # The message is the last argument: that of sh, which here reads what comes on its input.
-    machine.workspace.alerts.write_text(
-        f"notify: {{command: [sh, -c, 'cat > {got}'], webhook: 'http://127.0.0.1:1/hook'}}\n"
-    )
-    results = json.loads(say(machine, "test", "--json", code=1))
-    assert [(one["way"], one["sent"]) for one in results] == [("command", True), ("webhook", False)]
-    assert json.loads(got.read_text())["kind"] == "test"

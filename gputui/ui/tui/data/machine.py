@@ -11,7 +11,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.units import count_of
 from gputui.recovery.costs import Cost, costs, total
+from gputui.runs import notices
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
@@ -196,6 +198,17 @@ def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | N
         f"The disk of {state} is full: nothing is recorded until you free some space. The values shown are from "
         f"{time.strftime('%a %H:%M:%S', time.localtime(agent.heartbeat_at))}; runs continue."
     )
+
+
+def unsent_words(connection: sqlite3.Connection) -> str | None:
+    """A sentence if recipients of messages could not be reached; else None. Raises sqlite3.Error."""
+    waiting = [message for message in notices.owed(connection) if message.problem is not None]
+    if not waiting:
+        return None
+    count = count_of(len(waiting), "message")
+    since = time.strftime("%a %H:%M", time.localtime(waiting[0].at))
+    who = ", ".join(dict.fromkeys(message.label for message in waiting))
+    return f"{count} to {who} cannot be sent since {since}: {waiting[0].problem}. It is tried again."
 
 
 class IdleReader:

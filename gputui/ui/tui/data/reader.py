@@ -25,6 +25,7 @@ from gputui.ui.tui.data.machine import (
     full_disk_words,
     machine_state,
     read_alerts,
+    unsent_words,
 )
 from gputui.ui.tui.data.progress import RunTracker, progress_at
 from gputui.ui.tui.data.snapshot import (
@@ -153,6 +154,7 @@ class SnapshotReader:
                 studies=self._studies.active(connection, at) if has_studies else (),
                 study_page=self._studies.page(connection, interest.study_id, now, at) if interest.studies else None,
                 trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
+                unsent=unsent_words(connection) if at is None else None,
                 past=past,
             )
         finally:

@@ -334,6 +334,7 @@ class Snapshot(Struct, frozen=True):
         idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
             idle GPU, by the GPU's UUID and the PID.
         trouble: a sentence if the database cannot be read; the other values are then the last ones read.
+        unsent: a sentence if recipients of messages cannot be reached.
         past: set if ``at`` is not the present.
     """
 
@@ -355,6 +356,7 @@ class Snapshot(Struct, frozen=True):
     studies: tuple[StudyRow, ...] = ()
     study_page: StudyPage | None = None
     trouble: str | None = None
+    unsent: str | None = None
     past: Past | None = None
 
     def run_of(self, run_id: str | None) -> Run | None:

@@ -90,7 +90,7 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
     """Problems on the way from the driver to the screen, one sentence each."""
-    notices = [text for text in (agent_notice, snapshot.trouble) if text]
+    notices = [text for text in (agent_notice, snapshot.trouble, snapshot.unsent) if text]
     notices += past_notices(snapshot)
     silent, agent = driver_silence(snapshot), snapshot.agent
     if agent is not None and agent.gpu_problem and snapshot.gpus and snapshot.past is None:

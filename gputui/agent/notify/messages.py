@@ -1,0 +1,188 @@
+"""The wording of messages, with the facts for commands. Pure.
+
+A command finds the facts in its environment: ``GPUTUI_`` and the name of a field in capitals. Names and texts come
+from outside, so every message is harmless text without secrets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from gputui.core import units
+from gputui.core.redaction import redact_text
+from gputui.core.text import clean, clip
+from gputui.recovery.costs import Cost, in_words
+from gputui.recovery.kinds import KINDS
+from gputui.runs.notices import Message, NoticeEvent
+from gputui.store.alerts import AlertView
+from gputui.store.events import Severity
+from gputui.store.run_history import DecisionView, IncidentView
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
+from gputui.store.studies import StudyRecord
+
+LINE_CELLS = 400
+MOST_LINES = 10
+# More failed runs of an emptied queue are not named.
+MOST_NAMED = 5
+
+_EVENT_OF_STATE: dict[RunState, NoticeEvent] = {
+    RunState.FAILED: "run_failed",
+    RunState.SUCCEEDED: "run_succeeded",
+    RunState.STOPPED: "run_stopped",
+}
+
+
+class RunFacts(Struct, frozen=True):
+    """What a message says of a run. ``incident`` and ``decision`` are the newest ones, ``cost`` is
+    that of all its incidents; ``loss`` has its name. ``at`` is UTC unix seconds."""
+
+    run: Run
+    at: float
+    host: str
+    incident: IncidentView | None = None
+    decision: DecisionView | None = None
+    cost: Cost | None = None
+    step: int | None = None
+    loss: tuple[str, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its id, with the name that a person gave it."""
+        return f"{self.run.run_id} ({self.run.name})" if self.run.is_renamed else self.run.run_id
+
+    @property
+    def is_of_newest_attempt(self) -> bool:
+        return self.incident is not None and self.incident.attempt == self.run.attempt
+
+    def last_words(self) -> str:
+        """``step 1 200, loss 0.43``; "" if nothing is known."""
+        step = "" if self.step is None else f"step {units.count(self.step)}"
+        loss = "" if self.loss is None else f"{self.loss[0]} {units.metric_value(self.loss[1])}"
+        return ", ".join(part for part in (step, loss) if part)
+
+    def fields(self) -> dict[str, str]:
+        """The facts of the run for commands."""
+        run, incident = self.run, self.incident
+        return {
+            "run": run.run_id,
+            "name": run.name,
+            "profile": run.profile,
+            "state": str(run.state),
+            "incident": "" if incident is None else incident.kind,
+            "step": "" if self.step is None else str(self.step),
+            "loss": "" if self.loss is None else repr(self.loss[1]),
+        }
+
+
+def run_ended(facts: RunFacts, cause: str) -> Message:
+    """A run is over; ``cause`` is that of its last transition."""
+    run, seconds = facts.run, facts.run.trained_seconds(facts.at)
+    event = _EVENT_OF_STATE[run.state]
+    severity: Severity = "error" if event == "run_failed" else "info"
+    lasted = "" if seconds is None else f" after {units.duration(seconds)}"
+    lines = [f"Cause: {cause}"]
+    if facts.is_of_newest_attempt and facts.incident is not None and facts.decision is not None:
+        lines = [f"Cause: {facts.incident.summary}", f"Recovery: {facts.decision.reason}"]
+    if event == "run_succeeded":
+        lines = [f"Outcome: {cause}"]
+    verb = "show" if event == "run_succeeded" else "explain"
+    more = f"gputui {verb} {run.run_id}"
+    return _of_run(event, severity, f"{facts.name} {run.state}{lasted}", lines, facts, more)
+
+
+def run_recovered(facts: RunFacts) -> Message:
+    """A run is running again after it failed."""
+    assert facts.incident is not None
+    lines = [f"Cause: {facts.incident.summary}"]
+    if facts.decision is not None:
+        lines.append(f"Recovery: {facts.decision.reason}")
+    title = f"{facts.name} runs again after {KINDS[facts.incident.kind].title}"
+    return _of_run("run_recovered", "warning", title, lines, facts, f"gputui explain {facts.run.run_id}")
+
+
+def _of_run(
+    event: NoticeEvent, severity: Severity, title: str, lines: Sequence[str], facts: RunFacts, more: str
+) -> Message:
+    cost = "" if facts.cost is None else in_words(facts.cost)
+    costs = [f"Cost of its failures: {cost}"] if cost else []
+    last = facts.last_words()
+    lines = [*lines, *costs, *([f"Last: {last}"] if last else [])]
+    return _message(event, severity, title, lines, facts.host, more, facts.fields(), run_id=facts.run.run_id)
+
+
+def queue_empty(ended: Sequence[Run], host: str) -> Message:
+    """No run is left that runs or waits; ``ended`` are those that ended since it was so before."""
+    counts = Counter(str(run.state) for run in ended)
+    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    failed = [run for run in ended if run.state is RunState.FAILED]
+    lines = [f"{run.run_id}: {run.reason}" for run in failed[:MOST_NAMED]]
+    if len(failed) > MOST_NAMED:
+        lines.append(f"and {len(failed) - MOST_NAMED} more")
+    fields = {"ended": str(len(ended)), **{str(state): str(counts[str(state)]) for state in _EVENT_OF_STATE}}
+    severity: Severity = "warning" if failed else "info"
+    title = f"The queue is empty: {told}" if told else "The queue is empty"
+    return _message("queue_empty", severity, title, lines, host, "gputui ps", fields)
+
+
+def study_finished(study: StudyRecord, trials: Sequence[str], best: str, host: str) -> Message:
+    """A study is over. ``trials`` are the states of its trials, ``best`` describes the best one."""
+    counts = ", ".join(f"{count} {state}" for state, count in Counter(trials).most_common())
+    lines = [f"Outcome: {study.reason}"] if study.reason else []
+    lines += [f"Trials: {counts}"] if counts else []
+    lines += [f"Best: {best}"] if best else []
+    severities: dict[str, Severity] = {"failed": "error"}
+    fields = {"study": study.study_id, "state": str(study.state), "best": best}
+    title, more = f"Study {study.study_id} {study.state}", f"gputui study show {study.study_id}"
+    return _message("study_finished", severities.get(study.state, "info"), title, lines, host, more, fields)
+
+
+def alert_raised(alert: AlertView, host: str) -> Message:
+    """An alert was raised."""
+    return _of_alert(alert, alert.sentence, [f"What to do: {alert.remedy}"], host)
+
+
+def alert_over(alert: AlertView, host: str) -> Message:
+    """An alert is over."""
+    lasted = units.duration(max(0.0, (alert.cleared_at or alert.raised_at) - alert.raised_at))
+    lines = [f"It lasted {lasted}", *([f"It is over because {alert.cleared_because}"] if alert.cleared_because else [])]
+    return _of_alert(alert, f"Over: {alert.sentence}", lines, host)
+
+
+def _of_alert(alert: AlertView, title: str, lines: Sequence[str], host: str) -> Message:
+    event: NoticeEvent = "gpu_lost" if alert.rule == "gpu_lost" else "alert"
+    fields = {
+        "rule": alert.rule,
+        "state": "raised" if alert.lasts else "over",
+        "subject": alert.subject_name,
+        "run": alert.run_id or "",
+    }
+    return _message(event, alert.severity, title, lines, host, "gputui alerts", fields, run_id=alert.run_id)
+
+
+def trial_message(host: str) -> Message:
+    """The message of ``gputui notify test``."""
+    title = f"gputui on {host}: this is a test"
+    return Message("test", "info", title, ("All is well.",), {"event": "test", "title": title, "host": host})
+
+
+def _message(
+    event: NoticeEvent,
+    severity: Severity,
+    title: str,
+    lines: Sequence[str],
+    host: str,
+    more: str,
+    fields: dict[str, str],
+    run_id: str | None = None,
+) -> Message:
+    title, lines = _line(title), [*map(_line, lines[: MOST_LINES - 1]), f"More on {host}: {more}"]
+    facts = {"event": event, "severity": severity, "title": title, "host": host, "more": more, **fields}
+    return Message(event, severity, title, tuple(lines), {name: _line(fact) for name, fact in facts.items()}, run_id)
+
+
+def _line(text: str) -> str:
+    return clip(clean(redact_text(text)), LINE_CELLS)

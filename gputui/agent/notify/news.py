@@ -1,0 +1,207 @@
+"""What has happened since the last look, as messages to those who want them.
+
+Runs, studies and alerts are read by a cursor, which is stored in the transaction of the messages: each change is told
+once, whenever an agent dies. Of trials only their study is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from msgspec.structs import replace
+
+from gputui.agent.context import AgentContext
+from gputui.agent.notify import messages
+from gputui.agent.notify.messages import RunFacts
+from gputui.agent.notify.outbox import Outbox
+from gputui.agent.notify.sender import NOT_INSTALLED
+from gputui.core.config import file_identity
+from gputui.core.units import metric_value
+from gputui.recovery.costs import costs, total
+from gputui.runs import notices
+from gputui.runs.executors import chooses_start
+from gputui.runs.notices import Cursor, Message, Recipient
+from gputui.runs.repository import transaction
+from gputui.runs.spec import known_spec
+from gputui.store import alerts
+from gputui.store.attempts import read_attempts
+from gputui.store.metrics import queries
+from gputui.store.metrics.roles import LOSS
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.rows import records
+from gputui.store.run_history import TransitionView, read_decisions, read_incidents
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, active_run_count, ended_since, get_run
+from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_studies, read_trials
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class News:
+    """The news of one state directory and their recipients, whose file is read again when it
+    changes."""
+
+    context: AgentContext
+    outbox: Outbox
+    recipients: tuple[Recipient, ...] = ()
+    file_read: tuple[int, int, int] | None = None
+    host: str = field(default_factory=socket.gethostname)
+
+    def begin(self) -> None:
+        """Continue where the former agent ended. Raises sqlite3.Error and OSError."""
+        if notices.read_cursor(self.context.connection) is None:
+            notices.skip_news(self.context.connection, self.context.now())
+        self.outbox.begin()
+
+    def turn(self) -> None:
+        """Make messages of what is new, and send those that are due; called once a second. Raises
+        sqlite3.Error."""
+        self._reload()
+        connection, now = self.context.connection, self.context.now()
+        cursor, ended_alerts = notices.read_cursor(connection), notices.ended_alerts(connection)
+        assert cursor is not None
+        newest = notices.newest_cursor(connection, cursor.queue_empty_at)
+        if newest != cursor or ended_alerts:
+            with transaction(connection):
+                self._tell_of_alerts(cursor, now)
+                self._tell_of_ended_alerts(ended_alerts, now)
+                has_ended = self._tell_of_runs(cursor, now) | self._tell_of_studies(cursor, now)
+                if has_ended and _is_idle(connection):
+                    self._put(messages.queue_empty(ended_since(connection, cursor.queue_empty_at), self.host), now)
+                    newest = replace(newest, queue_empty_at=now)
+                notices.write_cursor(connection, newest)
+        self.outbox.turn({recipient.digest: recipient for recipient in self.recipients})
+
+    def _reload(self) -> None:
+        """Read the file of recipients if it has changed; an invalid one leaves them unchanged."""
+        path = self.context.workspace.notify
+        identity = file_identity(path)
+        if identity == self.file_read:
+            return
+        # A machine without the file needs no YAML parser.
+        from gputui.core.yaml_forms.problems import ProfileError
+        from gputui.profiles.home_files import load_recipients
+
+        try:
+            self.recipients = load_recipients(path)
+        except ProfileError as error:
+            self._note_unusable(f"{error.problems[0]}; the recipients of messages stay as they were")
+        else:
+            if find_spec("apprise") is None and any(isinstance(recipient.to, str) for recipient in self.recipients):
+                self._note_unusable(f"{path.name}: {NOT_INSTALLED}")
+        self.file_read = identity
+
+    def _note_unusable(self, text: str) -> None:
+        self.context.note("notify_unusable", text, severity="warning", subject="notify")
+        log.warning("%s", text)
+
+    def _put(self, message: Message, now: float, *, is_asked: bool = False, active_alert_id: int | None = None) -> None:
+        """Queue a message for those who want it; ``is_asked``: for all."""
+        wanting = [recipient for recipient in self.recipients if is_asked or recipient.wants(message)]
+        notices.put(self.context.connection, wanting, message, now=now, active_alert_id=active_alert_id)
+
+    def _tell_of_alerts(self, cursor: Cursor, now: float) -> None:
+        for alert in alerts.raised_after(self.context.connection, cursor.alert_id):
+            if not alert.is_silenced(now):
+                self._put(messages.alert_raised(alert, self.host), now, active_alert_id=alert.alert_id)
+
+    def _tell_of_ended_alerts(self, ended: Mapping[int, set[str]], now: float) -> None:
+        """Tell of ends those who were told of the begin."""
+        for alert_id, digests in ended.items():
+            alert = alerts.one(self.context.connection, alert_id)
+            if alert is not None and not alert.is_silenced(now):
+                told = [recipient for recipient in self.recipients if recipient.digest in digests]
+                notices.put(self.context.connection, told, messages.alert_over(alert, self.host), now=now)
+            notices.note_alert_ended(self.context.connection, alert_id)
+
+    def _tell_of_runs(self, cursor: Cursor, now: float) -> bool:
+        """Tell of runs that ended or recovered; return whether one has ended, also a trial."""
+        connection, has_ended = self.context.connection, False
+        for move in _moves_after(connection, cursor.transition_id):
+            run, state = get_run(connection, move.run_id), RunState(move.to_state)
+            if run is None:
+                continue
+            has_ended = has_ended or state.is_over
+            if run.study_id is not None:
+                continue
+            spec = known_spec(run)
+            is_asked = spec is not None and spec.notify
+            if state.is_over and state is run.state:
+                self._put(messages.run_ended(self._facts(run, now), move.cause), now, is_asked=is_asked)
+            elif state is RunState.RUNNING and _recovers(connection, move):
+                self._put(messages.run_recovered(self._facts(run, now)), now, is_asked=is_asked)
+        return has_ended
+
+    def _facts(self, run: Run, now: float) -> RunFacts:
+        connection, run_id = self.context.connection, run.run_id
+        attempts, incidents = read_attempts(connection, run_id), read_incidents(connection, run_id)
+        decisions = read_decisions(connection, run_id)
+        there = chooses_start(known_spec(run))
+        by_incident = costs(attempts, incidents, decisions, StepTimes(connection, run_id), start_is_chosen_there=there)
+        name = run.roles.loss or LOSS
+        value = queries.latest(connection, run_id).get(name)
+        return RunFacts(
+            run,
+            now,
+            self.host,
+            incident=incidents[-1] if incidents else None,
+            decision=decisions[-1] if decisions else None,
+            cost=total(by_incident.values()),
+            step=run.attempt_last_step,
+            loss=None if value is None else (name, value),
+        )
+
+    def _tell_of_studies(self, cursor: Cursor, now: float) -> bool:
+        """Tell of studies that are over; return whether there is one."""
+        connection, has_ended = self.context.connection, False
+        moved = connection.execute("SELECT DISTINCT study_id FROM study_moves WHERE move_id > ?", (cursor.move_id,))
+        for (study_id,) in moved.fetchall():
+            study = get_study(connection, study_id)
+            if study is not None and study.state.is_over:
+                has_ended, trials = True, read_trials(connection, study_id)
+                states = [str(trial.state) for trial in trials]
+                self._put(messages.study_finished(study, states, _best_words(study, trials), self.host), now)
+        return has_ended
+
+
+def _moves_after(connection: sqlite3.Connection, transition_id: int) -> Sequence[TransitionView]:
+    """The newest transition of each run with newer ones."""
+    query = (
+        "SELECT * FROM transitions WHERE transition_id IN "
+        "(SELECT max(transition_id) FROM transitions WHERE transition_id > ? GROUP BY run_id) ORDER BY transition_id"
+    )
+    return records(connection, TransitionView, query, transition_id)
+
+
+def _recovers(connection: sqlite3.Connection, move: TransitionView) -> bool:
+    """Return whether a run is running again after a failure, and not for a person."""
+    row = connection.execute(
+        "SELECT to_state FROM transitions WHERE run_id = ? AND transition_id < ? "
+        "AND to_state NOT IN ('queued', 'starting') ORDER BY transition_id DESC LIMIT 1",
+        (move.run_id, move.transition_id),
+    ).fetchone()
+    return row is not None and row[0] == RunState.RECOVERING
+
+
+def _is_idle(connection: sqlite3.Connection) -> bool:
+    """Return whether no run and no study is going on or waits."""
+    return not active_run_count(connection) and not any(study.state.needs_agent for study in read_studies(connection))
+
+
+def _best_words(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
+    """``trial 14, loss 0.123 (lr 0.1)``; "" without a best one."""
+    from gputui.studies.analysis import best_trial
+    from gputui.studies.spec import study_spec
+
+    spec = study_spec(study)
+    best = best_trial(trials, spec.objectives)
+    if best is None or best.value is None:
+        return ""
+    params = ", ".join(f"{name} {value}" for name, value in best.params.items())
+    return f"trial {best.number}, {spec.objectives[0].metric} {metric_value(best.value)} ({params})"

@@ -1,0 +1,138 @@
+"""The process that sends one message to one recipient.
+
+    python -m gputui.agent.notify.sender RESULT_FD < order.json
+
+It outlives the agent that started it, so that a message is neither lost nor sent again when the agent is killed: it
+holds a lock on its file until it ends, and writes its `Result` there. Only this process imports apprise. The order
+comes on standard input because an address may contain secrets, which a command line would show.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+from gputui.core.redaction import Redactor, secrets_in
+from gputui.core.text import clean, clip
+from gputui.runs.notices import Message, Recipient
+
+# The end of a process that hangs; longer than a command and the time limits of apprise.
+SEND_SECONDS = 60
+COMMAND_SECONDS = 30.0
+PROBLEM_CELLS = 200
+STDERR_BYTES = 1 << 16
+NOT_INSTALLED = "apprise is not installed here: pip install 'gputui[notify]'"
+
+
+class Order(Struct, frozen=True):
+    """A message and who is to get it."""
+
+    recipient: Recipient
+    message: Message
+
+
+class Result(Struct, frozen=True):
+    """Why a message could not be sent, redacted; None if it was."""
+
+    problem: str | None
+
+
+def main() -> None:
+    """Send the message on standard input, and write the result to the descriptor of the argument."""
+    signal.alarm(SEND_SECONDS)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    result = Result(send(order))
+    os.pwrite(int(sys.argv[1]), msgspec.json.encode(result), 0)
+
+
+def send(order: Order) -> str | None:
+    """Send a message; return the problem, redacted, or None."""
+    to, message = order.recipient.to, order.message
+    if isinstance(to, str):
+        problem, secrets = _post(to, message), {to, *secrets_in(os.environ, {}, (to,))}
+    else:
+        problem, secrets = run_command(to, message), secrets_in(os.environ, {}, to)
+    return None if problem is None else clip(clean(Redactor(secrets).text(problem)), PROBLEM_CELLS)
+
+
+def run_command(command: tuple[str, ...], message: Message, seconds: float = COMMAND_SECONDS) -> str | None:
+    """Run a command with the text on standard input and the fields in its environment; return the
+    problem, or None.
+
+    Background processes that it leaves, as mail programs do, are not waited for. After
+    ``seconds``, its process group is killed.
+    """
+    text = f"{message.title}\n\n{message.body}\n"
+    # A file, because a pipe stays open while a background process holds it.
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, **environment_of(message.fields)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"{command[0]} cannot be started: {error.strerror or error}"
+        try:
+            process.communicate(text.encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # Not reaped yet, so that its PID cannot be another's.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"the command took longer than {seconds:.0f} s"
+        if process.returncode == 0:
+            return None
+        errors.seek(0)
+        printed = errors.read()[-STDERR_BYTES:].decode("utf-8", "replace").strip().splitlines()
+    said = f": {printed[-1]}" if printed else ""
+    return f"the command ended with code {process.returncode}{said}"
+
+
+def environment_of(fields: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a command: ``GPUTUI_TITLE`` for the field ``title``."""
+    return {f"GPUTUI_{name.upper()}": value for name, value in fields.items()}
+
+
+def _post(address: str, message: Message) -> str | None:
+    """Send a message by apprise; return the problem, or None."""
+    try:
+        import apprise
+    except ImportError:
+        return NOT_INSTALLED
+    service = apprise.Apprise()
+    # apprise tells of reasons only by its log.
+    with apprise.LogCapture(level=logging.INFO, fmt="%(message)s") as captured:  # type: ignore[no-untyped-call]
+        if not service.add(address):
+            return "apprise does not know this address: https://appriseit.com/services/"
+        is_sent = service.notify(
+            body=message.body,
+            title=message.title,
+            notify_type=_type_of(message),
+            body_format=apprise.NotifyFormat.TEXT,
+        )
+        printed = captured.getvalue().strip().splitlines()
+    if is_sent:
+        return None
+    return printed[-1].rstrip(".") if printed else "the service did not take it"
+
+
+def _type_of(message: Message) -> str:
+    """The type of a message in apprise, which chooses its colour or sign."""
+    if message.event == "run_succeeded":
+        return "success"
+    return {"info": "info", "warning": "warning", "error": "failure"}[message.severity]
+
+
+if __name__ == "__main__":
+    main()

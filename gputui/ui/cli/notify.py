@@ -1,0 +1,91 @@
+"""`gputui notify`: who is told of what, and a test message."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import click
+
+from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.profiles.home_files import load_recipients
+from gputui.runs import notices
+from gputui.runs.notices import Owed, Recipient
+from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.launch_spec import refuse
+
+
+@click.group("notify", cls=JsonGroup, invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """List who is told of what by notify.yaml, and what could not be sent."""
+    if ctx.invoked_subcommand is not None:
+        return
+    session: Session = ctx.obj
+    connection, recipients = session.reader_or_none(), recipients_of(session)
+    unsent = [] if connection is None else notices.owed(connection)
+    if as_json:
+        print_json([_shape(recipient, unsent) for recipient in recipients])
+        return
+    rows = []
+    for recipient in recipients:
+        waiting = [message for message in unsent if message.recipient == recipient.digest]
+        rows.append((recipient.label, _events(recipient), str(len(waiting) or ""), _problem(waiting) or ""))
+    print_table(("WHO", "TOLD OF", "UNSENT", ""), rows)
+    say("gputui notify test sends everybody a message")
+
+
+@command.command("test", changes=True)
+@json_option
+@click.pass_obj
+def test(session: Session, as_json: bool) -> None:
+    """Send a test message to everybody in notify.yaml."""
+    from gputui.agent.notify.messages import trial_message
+    from gputui.agent.notify.sender import Order, send
+
+    message, results = trial_message(socket.gethostname()), []
+    for recipient in recipients_of(session):
+        problem = send(Order(recipient, message))
+        results.append({"to": recipient.label, "sent": problem is None, "problem": problem})
+        if not as_json:
+            say(f"✓ {recipient.label}: sent" if problem is None else f"✗ {recipient.label}: {problem}")
+    if as_json:
+        print_json(results)
+    if any(not result["sent"] for result in results):
+        sys.exit(Exit.RUN_FAILED)
+
+
+def recipients_of(session: Session) -> tuple[Recipient, ...]:
+    """The recipients in notify.yaml; ends the command without any, or with one line per problem."""
+    path = session.workspace.notify
+    try:
+        recipients = load_recipients(path)
+    except ProfileError as error:
+        refuse(str(error).splitlines(), Exit.USAGE)
+    if not recipients:
+        fail(f"nobody is told of anything: write {shown_path(path)}, such as - to: ntfy://my-topic", Exit.REFUSED)
+    return recipients
+
+
+def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
+    waiting = [message for message in unsent if message.recipient == recipient.digest]
+    return {
+        "to": recipient.label,
+        "events": list(recipient.events),
+        "min_severity": recipient.min_severity,
+        "unsent": len(waiting),
+        "problem": _problem(waiting),
+    }
+
+
+def _events(recipient: Recipient) -> str:
+    """``run_failed, alert (error)``."""
+    if recipient.events == notices.EVENTS and recipient.min_severity == "info":
+        return "everything"
+    return ", ".join(f"{event} ({recipient.min_severity})" if event == "alert" else event for event in recipient.events)
+
+
+def _problem(waiting: list[Owed]) -> str | None:
+    """Why the first of the unsent messages could not be sent."""
+    return next((message.problem for message in waiting if message.problem is not None), None)

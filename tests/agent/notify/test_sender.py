@@ -1,0 +1,103 @@
+"""A message reaches commands and services, and what goes wrong is said without secrets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.agent.notify.sender import Order, run_command, send
+from gputui.runs.identity import identify
+from gputui.runs.notices import Message, Recipient
+from gputui.runs.shim import all_pids
+from tests.conftest import wait_until
+from tests.http_sinks import http_sink
+from tests.texts import mentions
+
+MESSAGE = Message("run_failed", "error", "vit-3 failed", ("Cause: x", "Last: y"), {"run": "vit-3", "title": "t"})
+
+# Leaves a process behind that holds its standard error, and says where.
+LEAVES = """
+import pathlib, subprocess, sys, time
+left = subprocess.Popen(["sleep", "600"])
+pathlib.Path(sys.argv[1]).write_text(str(left.pid))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def problem_of(*command: str, seconds: float = 30.0) -> str | None:
+    return run_command(command, MESSAGE, seconds)
+
+
+def test_a_command_gets_the_text_and_the_facts(tmp_path: Path) -> None:
+    script = (
+        "import json, os, sys\n"
+        "json.dump([sys.stdin.read(), os.environ['GPUTUI_RUN'], sys.argv[2:]], open(sys.argv[1], 'w'))"
+    )
+    assert problem_of(sys.executable, "-c", script, str(tmp_path / "got"), "-s", "gputui") is None
+    text, run, words = json.loads((tmp_path / "got").read_text())
+    assert mentions(text, "vit-3 failed", "\n", "Cause: x", "\n", "Last: y") and run == "vit-3"
+    assert words == ["-s", "gputui"], "as documented for mail: its arguments are its own"
+
+
+def test_what_a_failing_command_says_last() -> None:
+    complain = "import sys; sys.exit('x' * 100000 + chr(10) + 'mailbox full')"
+    assert mentions(problem_of(sys.executable, "-c", complain), "code 1", "mailbox full")
+    assert mentions(problem_of("/no/such/mail"), "/no/such/mail", "No such file")
+
+
+def test_processes_that_a_command_leaves_are_not_waited_for(tmp_path: Path) -> None:
+    assert problem_of(sys.executable, "-c", LEAVES, str(tmp_path / "pid"), "0") is None
+
+
+def test_a_command_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    assert mentions(problem_of(sys.executable, "-c", LEAVES, str(tmp_path / "pid"), "60", seconds=2.0), "2 s")
+    left = int((tmp_path / "pid").read_text())
+    wait_until(lambda: left not in all_pids() or identify(left) is None, what="the end of the process")
+
+
+def test_secrets_of_a_command_are_not_told() -> None:
+    complain = "import sys; sys.exit('mailbox of ' + sys.argv[2] + ' is full')"
+    problem = send(Order(Recipient((sys.executable, "-c", complain, "--api-key", "hunter-22")), MESSAGE))
+    assert "[redacted]" in (problem or "") and "hunter-22" not in (problem or "")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("json://127.0.0.1:{port}/hook", {"title": MESSAGE.title, "message": MESSAGE.body, "type": "failure"}),
+        ("ntfy://127.0.0.1:{port}/topic", {"topic": "topic", "title": MESSAGE.title, "message": MESSAGE.body}),
+    ],
+)
+def test_services_get_title_and_body(address: str, expected: dict[str, Any]) -> None:
+    with http_sink() as sink:
+        assert send(Order(Recipient(address.format(port=sink.port)), MESSAGE)) is None
+        (received,) = sink.received
+    assert expected.items() <= received.items()
+
+
+def test_slack_gets_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    from apprise.plugins.slack import NotifySlack
+
+    with http_sink() as sink:
+        monkeypatch.setattr(NotifySlack, "webhook_url", f"http://127.0.0.1:{sink.port}/services")
+        assert send(Order(Recipient("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#runs"), MESSAGE)) is None
+        (received,) = sink.received
+    assert received["path"].startswith("/services/T1JJ3T3L2/A1BRTD4JD/")
+    assert received["channel"] == "#runs" and MESSAGE.title in json.dumps(received)
+
+
+def test_a_service_that_is_down_and_an_address_of_none() -> None:
+    with http_sink() as sink:
+        port = sink.port
+    problem = send(Order(Recipient(f"json://me:s3cret-pass@127.0.0.1:{port}/t0ken"), MESSAGE))
+    assert problem is not None and "s3cret-pass" not in problem
+    assert mentions(send(Order(Recipient("nosuch://x"), MESSAGE)), "apprise", "appriseit.com")
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    assert mentions(send(Order(Recipient("ntfy://topic"), MESSAGE)), "pip install", "gputui[notify]")

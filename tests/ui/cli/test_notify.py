@@ -1,0 +1,72 @@
+"""`gputui notify`: who is told of what, a message that is tried, and a run that asks for it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from gputui.profiles.home_files import load_recipients
+from gputui.runs import notices
+from gputui.runs.notices import Message
+from tests.conftest import wait_until
+from tests.http_sinks import http_sink
+from tests.machines import Machine
+from tests.stores import open_store
+from tests.texts import mentions
+from tests.ui.cli.program import refused, said
+
+
+def test_nobody_is_told_before_the_file_is_there(machine: Machine) -> None:
+    for words in (("notify",), ("notify", "test"), ("run", machine.profile(), "--notify")):
+        assert mentions(refused(machine.workspace, *words, code=3), "notify.yaml", "- to: ")
+    machine.workspace.notify.write_text("- {to: tell, event: [alert]}\n")
+    assert mentions(refused(machine.workspace, "notify", code=2), "notify.yaml:1", "events")
+
+
+def test_a_message_is_tried(machine: Machine) -> None:
+    with http_sink() as sink:
+        machine.workspace.notify.write_text(f"- to: json://127.0.0.1:{sink.port}/x\n- to: 'false'\n")
+        results = json.loads(said(machine.workspace, "notify", "test", "--json", code=1))
+        assert [(result["to"], result["sent"]) for result in results] == [("json", True), ("false", False)]
+        assert "gputui" in sink.texts()[0]
+
+
+def test_who_is_told_of_what_and_what_is_unsent(machine: Machine) -> None:
+    machine.workspace.notify.write_text("- {to: tell me, events: [run_failed, alert]}\n")
+    connection = open_store(machine.workspace.database)
+    (recipient,) = load_recipients(machine.workspace.notify)
+    notices.put(connection, [recipient], Message("run_failed", "error", "x failed"), now=time.time())
+    (owed,) = notices.owed(connection)
+    notices.note_delay(connection, owed.notice_id, time.time() + 1e6, "mailbox full")
+    connection.close()
+    assert mentions(said(machine.workspace, "notify"), "tell", "run_failed", "alert (error)", "1", "mailbox full")
+    (listed,) = json.loads(said(machine.workspace, "notify", "--json"))
+    assert (listed["to"], listed["unsent"], listed["problem"]) == ("tell", 1, "mailbox full")
+    assert "mailbox full" in said(machine.workspace, "--once")
+
+
+def test_a_failed_run_is_told_once_through_dying_agents(machine: Machine) -> None:
+    with http_sink() as sink:
+        port = sink.port
+    told = machine.folder / "told"
+    machine.workspace.notify.write_text(
+        f"- {{to: 'json://127.0.0.1:{port}/t0ken-of-mine'}}\n"
+        f"- {{to: [sh, -c, 'cat >> {told}'], events: [run_succeeded]}}\n"
+    )
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--notify", "--wait")
+    machine.gputui("run", machine.profile(), "--set", "fail_at=1", "--set", "steps=3", "--wait", code=None)
+    # The service is down: it is said, and tried again.
+    delayed = "SELECT 1 FROM events WHERE kind = 'notice_delayed' AND key = 'json'"
+    wait_until(lambda: machine.rows(delayed), what="the failure")
+    machine.kill_agent()
+    with http_sink(port) as sink:
+        machine.gputui("agent", "start")
+        wait_until(lambda: not machine.rows("SELECT 1 FROM notices WHERE sent_at IS NULL"), what="the messages")
+        machine.kill_agent()
+        machine.gputui("agent", "start")
+    titles = sink.texts()
+    assert len(titles) == len(set(titles)) and any("failed" in title for title in titles)
+    assert told.read_text().count("succeeded after") == 1
+    machine.gputui("agent", "stop")
+    stored = b"".join(path.read_bytes() for path in machine.workspace.state.glob("gputui.db*"))
+    assert b"t0ken-of-mine" not in stored
