@@ -370,7 +370,9 @@ def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) 
     if checkpoints.pattern == LEARNED:
         usual = workdir
     directory = _rooted(workdir, checkpoints.dir or usual, params)
-    return CheckpointSpec(directory, checkpoints.pattern, tuple(checkpoints.resume))
+    return CheckpointSpec(
+        directory, checkpoints.pattern, tuple(checkpoints.resume), checkpoints.keep, checkpoints.keep_best
+    )
 
 
 def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], environ: Mapping[str, str]) -> dict[str, str]:

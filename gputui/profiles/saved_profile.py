@@ -182,6 +182,7 @@ def _checkpoints(checkpoints: CheckpointSpec | None) -> dict[str, Any] | None:
         form["resume"] = list(checkpoints.resume)
     if checkpoints.pattern != LEARNED:
         form["pattern"] = checkpoints.pattern
+    form |= {key: value for key in ("keep", "keep_best") if (value := getattr(checkpoints, key)) is not None}
     return form
 
 

@@ -199,6 +199,16 @@ class Checkpoints(Model):
     resume: Words = Field(
         default_factory=list, description="arguments to add on a resume, such as --resume {checkpoint}"
     )
+    keep: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="how many of the newest to keep, and at least what recovery may go back over; else all"
+    )
+    keep_best: MetricName | None = Field(None, description="keep the best one by this metric too; goes with keep")
+
+    @model_validator(mode="after")
+    def _keeps_best_beside_newest(self) -> Checkpoints:
+        if self.keep_best is not None and self.keep is None:
+            raise problem("goes with keep: 3 or another number of the newest to keep", at=("keep_best",))
+        return self
 
 
 class PhaseForm(Model):

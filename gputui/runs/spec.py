@@ -87,11 +87,15 @@ class BestMetric(Struct, frozen=True):
 
 
 class CheckpointSpec(Struct, frozen=True):
-    """Folder and glob of checkpoints, and the tokens that resume from ``{checkpoint}``."""
+    """Folder and glob of checkpoints, and the tokens that resume from ``{checkpoint}``. ``keep`` is
+    the number of the newest ones that are kept, None for all; ``keep_best`` names the metric by
+    which the best one is kept too."""
 
     directory: str
     pattern: str
     resume: tuple[str, ...] = ()
+    keep: int | None = None
+    keep_best: str | None = None
 
 
 PythonOrigin = Literal["profile", "command", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "trainer", "gputui"]

@@ -51,8 +51,8 @@ EventKind = Literal[
     "checkpoints_unreadable",  # [folder]
     "checkpoint_replaced",  # [path]
     "no_checkpoint_there",
-    "checkpoints_pruned",
-    "checkpoints_not_pruned",
+    "checkpoints_pruned",  # [keep, if the profile says so]
+    "checkpoints_not_pruned",  # [keep, if the profile says so]
     # GPUs and the queue
     "gpus_released",
     "gpus_reduced",

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs.notices import EVENTS
 from gputui.profiles.doctor.bundle import write_bundle
+from gputui.runs.notices import EVENTS
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
 from tests.machines import Machine

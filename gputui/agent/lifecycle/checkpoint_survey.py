@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -270,9 +270,11 @@ class _Watch:
 
 @dataclass(slots=True)
 class CheckpointSurveys:
-    """Scans the checkpoint folders of all live attempts, by run id and number, one job per run."""
+    """Scans the checkpoint folders of all live attempts, by run id and number, one job per run.
+    ``on_scan`` is called with the run of each scan."""
 
     context: AgentContext
+    on_scan: Callable[[str], None] = lambda _run_id: None
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
 
     def hasten(self, run_id: str, number: int) -> None:
@@ -320,3 +322,4 @@ class CheckpointSurveys:
         with transaction(context.connection) as connection:
             checkpoints.note_scan(connection, run_id, number, str(seen.search.real_folder), seen.at)
             write_ledger(connection, seen.search, seen.rows)
+        self.on_scan(run_id)

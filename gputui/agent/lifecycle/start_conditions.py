@@ -23,7 +23,7 @@ from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointScan, scan, search_now, write_ledger
 from gputui.core import units
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, is_unchanged
-from gputui.recovery.checkpoints.removal import prune
+from gputui.recovery.checkpoints.removal import Keep, prune
 from gputui.recovery.checkpoints.resumable import newest_first
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.recovery.effects import Precondition
@@ -158,12 +158,13 @@ class RecoveryWaits:
         context, search = self.context, search_now(self.context, run)
         if search is None:
             return None
-        key, work = JobKey(Purpose.PRUNING, run.run_id, run.attempt + 1), partial(prune, search, keep, run.resume_from)
+        needed = () if run.resume_from is None else (run.resume_from,)
+        key, work = JobKey(Purpose.PRUNING, run.run_id, run.attempt + 1), partial(prune, search, Keep(keep, needed))
         job = context.jobs.ask(key, work, deadline_seconds=PRUNE_SECONDS)
         if job is None:
             return "for old checkpoints to be removed"
         try:
-            text = f"removed {len(job.result())} old checkpoints"
+            text = f"removed {len(job.result().removed)} old checkpoints"
             context.note("checkpoints_pruned", text, run.run_id)
         except OSError as error:
             text = f"cannot prune: {error}"

@@ -23,6 +23,7 @@ from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.attempt_end import end_attempt, machine_context
+from gputui.agent.lifecycle.checkpoint_retention import CheckpointRetention
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.execution import finish_postmortem
 from gputui.agent.lifecycle.gpus import GpuHolds
@@ -72,13 +73,15 @@ class Supervisor:
     health: HealthMonitor = field(init=False)
     admission: Admission = field(init=False)
     waits: RecoveryWaits = field(init=False)
+    retention: CheckpointRetention = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
     searches: SourceSearches = field(init=False)
 
     def __post_init__(self) -> None:
         context = self.context
         self.parts = Parts(context)
-        self.surveys = CheckpointSurveys(context)
+        self.retention = CheckpointRetention(context)
+        self.surveys = CheckpointSurveys(context, self.retention.note_scan)
         self.searches = SourceSearches(context)
         self.health = HealthMonitor(context, self.parts)
         self.holds = GpuHolds(context)
@@ -232,6 +235,7 @@ class Supervisor:
             gpus = self.admission.availability() or ()
             machine = machine_context(context, task, gpus)
             end_attempt(context, task, findings, machine)
+            self.retention.note_scan(record.run_id)
             del self.attempts[record.run_id]
             context.jobs.drop(record.run_id, record.number)
             self.holds.begin(record.run_id, record.number, record.gpus)
@@ -245,6 +249,7 @@ class Supervisor:
         running = self.running()
         parts.do("watching", lambda: self.health.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
+        parts.do("old checkpoints", self.retention.turn)
         parts.do("files with metrics", lambda: self.searches.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
         is_due = (
@@ -302,6 +307,7 @@ class Supervisor:
             active_run_count(self.context.connection)
             or self.attempts
             or self.holds.entries
+            or self.retention.noted
             or self.context.jobs.is_busy
             or notices.is_owing(self.context.connection)
             or self.context.janitor.has_lines

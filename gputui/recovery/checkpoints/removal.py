@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.choices import is_unchanged
 from gputui.recovery.checkpoints.resumable import candidates_by_age
@@ -15,17 +20,47 @@ from gputui.runs.checkpoint_files import CHECKSUM_SUFFIX
 from gputui.runs.checkpoint_formats import InvalidError, checksums_of, validate
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.database import open_reader
+from gputui.store.metrics.queries import reported_values
+from gputui.store.metrics.roles import Mode
 
 _REWRITTEN = ("best", "last", "latest", "final")
 
+Save = Sequence[CheckpointRow]
+"""The files of one save, such as one per rank."""
 
-def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
-    """Remove the checkpoints of the run's course that are older than the ``keep`` newest valid
-    ones, and return them. Nothing is removed if there are fewer. Raises OSError with some left.
 
-    Rewritten files (best.pt, last.pt) stay, the checkpoint to resume from, what a link leads to,
-    what the checksum file of another names, and what contains or is in something that stays; and
-    all of a save of which a part stays.
+class Keep(Struct, frozen=True):
+    """What is kept of a run's checkpoints.
+
+    Attributes:
+        newest: how many of the newest valid ones.
+        paths: what others may need: a checkpoint, or a file in its folder.
+        best: the metric by which the best one is kept, with ``mode``; None for none.
+    """
+
+    newest: int
+    paths: Collection[str] = ()
+    best: str | None = None
+    mode: Mode = "min"
+
+
+class PruneResult(Struct, frozen=True):
+    """The paths that were removed, and the content of those that were found valid, by path."""
+
+    removed: tuple[str, ...] = ()
+    valid: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
+def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
+    """Remove the checkpoints of the run's course that are older than the newest valid ones that are
+    kept. Nothing is removed if there are fewer. Raises OSError with some left, StoreError or
+    sqlite3.Error.
+
+    Rewritten files (best.pt, last.pt) stay, the checkpoints that somebody needs, what a link leads
+    to, what the checksum file of another names, and what contains or is in something that stays;
+    and all of a save of which a part stays. The newest save of an attempt that lives may be
+    incomplete: it stays, and does not count.
     """
     rows = [row for row in surveyed(search) if row.gone_at is None]
     folder = search.real_folder
@@ -33,14 +68,21 @@ def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -
     for row in candidates_by_age(rows, search.attempts):
         if row.is_written and Path(row.path).is_relative_to(folder):
             saves.setdefault(_save_of(row, folder), []).append(row)
-    old, valid_count = list(saves.values()), 0
-    while old and valid_count < keep:
-        valid_count += _is_valid(old.pop(0))
-    if valid_count < keep:
-        return []
+    old: list[Save] = list(saves.values())
+    valid: list[Save] = []
+    if search.attempts and search.attempts[-1].ended_at is None:
+        del old[:1]
+    while old and len(valid) < keep.newest:
+        save = old.pop(0)
+        if _is_valid(save):
+            valid.append(save)
+    result = PruneResult(valid={row.path: row.content for save in valid for row in save})
+    if len(valid) < keep.newest:
+        return result
     staying = {Path(row.path) for row in rows if _stays(row) or not any(row in save for save in old)}
-    if resume_from is not None:
-        staying.add(Path(resume_from))
+    staying |= {Path(row.path) for row in rows if any(Path(path).is_relative_to(row.path) for path in keep.paths)}
+    if keep.best is not None:
+        staying |= {Path(row.path) for row in best_save(search, saves.values(), keep.best, keep.mode)}
     links = _links(folder)
     # A save that stays may need another one.
     while needed := [save for save in old if _is_needed(save, staying, links)]:
@@ -53,10 +95,28 @@ def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -
         else:
             path.unlink(missing_ok=True)  # it may have gone with its folder
         path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
-    return removed
+    return replace(result, removed=tuple(map(str, removed)))
 
 
-def _is_needed(save: Sequence[CheckpointRow], staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
+def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode: Mode) -> Save:
+    """The save whose attempt had the best value of a metric when it was at its step, the newest of
+    equals; empty without a value. Raises StoreError or sqlite3.Error."""
+    with closing(open_reader(search.database)) as connection:
+        values, _ = reported_values(connection, search.run_id, [metric], "step", {})
+    best: Save = ()
+    best_value = math.inf
+    for save in saves:
+        step = save[0].step
+        before = [v.value for v in values if v.attempt == save[0].attempt and step is not None and v.step <= step]
+        value = before[-1] if before and math.isfinite(before[-1]) else math.inf
+        if mode == "max":
+            value = -value if before and math.isfinite(value) else math.inf
+        if value < best_value:
+            best, best_value = save, value
+    return best
+
+
+def _is_needed(save: Save, staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
     """Return whether a part of a save contains, is in, or is named by something that stays, or is
     what a link leads to. Raises OSError."""
     places = {_place(each) for path in staying for each in (path, *_other_parts(path))}
@@ -74,12 +134,17 @@ def _stays(row: CheckpointRow) -> bool:
     return not is_numbered or is_rewritten or not is_unchanged(row)
 
 
-def _is_valid(save: Sequence[CheckpointRow]) -> bool:
-    """Return whether a save counts: not one from which an attempt failed to start."""
+def _is_valid(save: Save) -> bool:
+    """Return whether a save counts: if it is whole as far as its format can be checked, and no
+    attempt failed to start from it."""
     if any(row.failed_starts for row in save):
         return False
-    infos = [validate(Path(row.path)) for row in save]
-    return any(info.valid for info in infos) and all(info.valid or info.is_unknown for info in infos)
+    return all(row.verdict == "valid" or _is_whole(row) for row in save)
+
+
+def _is_whole(row: CheckpointRow) -> bool:
+    info = validate(Path(row.path))
+    return info.valid or (info.is_unknown and row.is_settled)
 
 
 def _save_of(row: CheckpointRow, folder: Path) -> int | str:

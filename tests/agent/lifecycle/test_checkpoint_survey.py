@@ -11,7 +11,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.choices import choose, for_person
-from gputui.recovery.checkpoints.removal import prune
+from gputui.recovery.checkpoints.removal import Keep, prune
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.policies import POLICIES
 from gputui.runs import repository
@@ -384,10 +384,10 @@ def test_only_what_is_older_by_the_ledger_is_pruned(bench: Bench) -> None:
         bench.save(name, b"PK\x03\x04 cut short" if "=10-" in name else None)
         bench.scan()
     bench.end()
-    assert prune(bench.search(), keep=9) == []
+    assert prune(bench.search(), Keep(9)).removed == ()
     kept = str(bench.folder / names[0])
-    removed = prune(bench.search(), keep=2, resume_from=kept)
-    assert [path.name for path in removed] == ["epoch=2-val_loss=0.90.pt"] and theirs.exists()
+    removed = prune(bench.search(), Keep(2, [kept])).removed
+    assert [PurePath(path).name for path in removed] == ["epoch=2-val_loss=0.90.pt"] and theirs.exists()
 
 
 def test_the_files_of_all_ranks_are_pruned_together(bench: Bench) -> None:
@@ -400,7 +400,7 @@ def test_the_files_of_all_ranks_are_pruned_together(bench: Bench) -> None:
             bench.save(f"step_{step}_rank{rank}.pt", b"PK\x03\x04 cut short" if is_cut else None)
         bench.scan()
     bench.end()
-    prune(bench.search(), 1, str(bench.folder / "step_10_rank1.pt"))
+    prune(bench.search(), Keep(1, [str(bench.folder / "step_10_rank1.pt")]))
     left = [f"step_{step}_rank{rank}.pt" for step in (10, 30, 40) for rank in range(3)]
     assert sorted(path.name for path in bench.folder.iterdir()) == left
 
@@ -415,7 +415,7 @@ def test_a_save_that_names_its_own_parts_is_pruned_with_them(bench: Bench) -> No
         (bench.folder / f"{names[0]}.sha256").write_text("".join(lines))
         bench.scan()
     bench.end()
-    prune(bench.search(), 1)
+    prune(bench.search(), Keep(1))
     assert {path.name.partition(".")[0] for path in bench.folder.iterdir()} == {"step_30", "step_30_optimizer"}
 
 
@@ -431,7 +431,7 @@ def test_what_others_need_is_not_pruned(bench: Bench) -> None:
     )
     (bench.folder / "step_30.pt.sha256").write_text("".join(parts))
     bench.end()
-    assert [path.name for path in prune(bench.search(), 1)] == ["step_20.pt"]
+    assert [PurePath(path).name for path in prune(bench.search(), Keep(1)).removed] == ["step_20.pt"]
 
 
 # --- a target that chooses itself -------------------------------------------------------------------------------------

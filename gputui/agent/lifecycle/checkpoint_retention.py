@@ -1,0 +1,136 @@
+"""Removal of old checkpoints while runs go on well, for profiles that say how many to keep."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from dataclasses import dataclass, field
+from functools import partial
+
+from msgspec.structs import replace
+
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
+from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.run_files import policy_of
+from gputui.core.units import count_of
+from gputui.metrics.curves.names import is_more_better
+from gputui.recovery.checkpoints.removal import Keep, PruneResult, prune
+from gputui.runs.repository import transaction
+from gputui.runs.spec import CheckpointSpec, known_spec
+from gputui.store import checkpoints
+from gputui.store.checkpoints import CheckpointRow
+from gputui.store.events import EventKind, Severity, has_event
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run, read_runs
+
+log = logging.getLogger(__name__)
+
+# Whole checkpoints are read, from a disk that may be slow.
+PRUNE_SECONDS = 1800.0
+
+
+@dataclass(slots=True)
+class CheckpointRetention:
+    """Prunes the checkpoints of runs after scans, one job per run, with what it keeps. ``pruned`` is
+    the newest entry of a run's ledger when its checkpoints were last pruned."""
+
+    context: AgentContext
+    noted: set[str] = field(default_factory=set)
+    jobs: dict[str, tuple[Keep, Job[PruneResult]]] = field(default_factory=dict)
+    pruned: dict[str, int] = field(default_factory=dict)
+
+    def note_scan(self, run_id: str) -> None:
+        """Look at a run in the next turn: its checkpoints were scanned, or it is over."""
+        self.noted.add(run_id)
+
+    def turn(self) -> None:
+        """Store what was removed, and remove what may go. Raises sqlite3.Error."""
+        for run_id, (keep, job) in list(self.jobs.items()):
+            if job.is_over:
+                del self.jobs[run_id]
+                self._settle(run_id, keep, job)
+        for run_id in self.noted - self.jobs.keys():
+            self.noted.discard(run_id)
+            self._begin(run_id)
+
+    def _begin(self, run_id: str) -> None:
+        context, run = self.context, get_run(self.context.connection, run_id)
+        spec = None if run is None else known_spec(run)
+        if run is None or spec is None or spec.checkpoints is None or spec.checkpoints.keep is None:
+            return
+        newest = self._newest_to_prune(run, spec.checkpoints.keep)
+        search = None if newest is None else checkpoint_survey.search_now(context, run)
+        if newest is None or search is None:
+            return
+        self.pruned[run_id] = newest
+        keep = self._keep(run, spec.checkpoints, spec.checkpoints.keep)
+        name, work = f"removing old checkpoints of {run_id}", partial(prune, search, keep)
+        self.jobs[run_id] = keep, context.jobs.start(name, work, deadline_seconds=PRUNE_SECONDS)
+
+    def _newest_to_prune(self, run: Run, keep: int) -> int | None:
+        """The newest entry of the ledger if some may go now; else None. A run that fails needs its
+        checkpoints until it is decided which one it goes on from, and so does one whose loss is no
+        number."""
+        connection = self.context.connection
+        is_well = run.state is RunState.RUNNING or run.state.is_over
+        if not is_well or StepTimes(connection, run.run_id).unsound_since(run.attempt) is not None:
+            return None
+        written = [row for row in checkpoints.of_run(connection, run.run_id) if row.is_written]
+        if len(written) <= keep:
+            return None
+        # Once more at the end, when the newest one counts.
+        newest = max(row.seen for row in written) + run.state.is_over
+        return newest if newest > self.pruned.get(run.run_id, 0) else None
+
+    def _keep(self, run: Run, spec: CheckpointSpec, newest: int) -> Keep:
+        """What is kept: of a run that recovery may bring back at least what that may go back over, and
+        what other runs name."""
+        roles, best = run.roles, spec.keep_best
+        mode = roles.mode if best == roles.best and roles.mode is not None else None
+        if mode is None:
+            mode = "max" if best is not None and is_more_better(best) else "min"
+        paths = {run.resume_from} if run.resume_from is not None else set()
+        for other in read_runs(self.context.connection, active_only=True):
+            if other.run_id != run.run_id:
+                paths |= _named_paths(other)
+        least = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_wanted
+        return Keep(max(newest, least), paths, best, mode)
+
+    def _settle(self, run_id: str, keep: Keep, job: Job[PruneResult]) -> None:
+        """Keep the verdicts, so that no checkpoint is read twice, and say once what is removed."""
+        try:
+            result = job.result()
+        except (OSError, sqlite3.Error) as error:
+            self._note_once(run_id, "checkpoints_not_pruned", f"old checkpoints cannot be removed: {error}")
+            return
+        connection = self.context.connection
+        with transaction(connection):
+            before = checkpoints.of_run(connection, run_id)
+            after = [replace(row, verdict="valid") if _is_found_valid(row, result) else row for row in before]
+            checkpoints.save(connection, run_id, before, after)
+        if result.removed:
+            log.info("%s: removed %s", run_id, ", ".join(result.removed))
+            best = "" if keep.best is None else f" and the best by {keep.best}"
+            text = f"keeps its newest {count_of(keep.newest, 'checkpoint')}{best}; older ones are removed"
+            self._note_once(run_id, "checkpoints_pruned", text)
+
+    def _note_once(self, run_id: str, kind: EventKind, text: str) -> None:
+        if not has_event(self.context.connection, kind, run_id=run_id, key="keep"):
+            severity: Severity = "info" if kind == "checkpoints_pruned" else "warning"
+            self.context.note(kind, text, run_id, key="keep", severity=severity)
+
+
+def _named_paths(run: Run) -> set[str]:
+    """What may be paths in the command of a run, as ``--weights=step_40.pt`` is, and where it begins."""
+    spec = known_spec(run)
+    if spec is None:
+        return set()
+    words = [*map(str, run.params.values()), *(spec.args or ()), *spec.typed, run.resume_from or ""]
+    return {os.path.join(spec.workdir, word.rpartition("=")[2]) for word in words if word}  # noqa: PTH118
+
+
+def _is_found_valid(row: CheckpointRow, result: PruneResult) -> bool:
+    return row.verdict == "unexamined" and result.valid.get(row.path) == row.content

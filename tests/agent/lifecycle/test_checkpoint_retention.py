@@ -1,0 +1,234 @@
+"""``checkpoints: {keep: …}``: what is removed while a run goes on well, and never what a resume needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePath
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.checkpoint_retention import CheckpointRetention
+from gputui.core.config import locate
+from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.choices import choose
+from gputui.runs import repository
+from gputui.runs.command import Launch
+from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec, spec_of
+from gputui.store import checkpoints
+from gputui.store.events import read_events
+from tests.agent.conftest import add_run
+from tests.agent.lifecycle.test_checkpoint_survey import Bench
+from tests.conftest import wait_until
+
+GOES_ON = {"policy": "restart-only"}
+"""A policy that goes over no checkpoint."""
+
+
+class Shelf(Bench):
+    """A bench whose run keeps some of its checkpoints."""
+
+    def keeps(self, keep: int | None, best: str | None = None, recovery: dict[str, object] = GOES_ON) -> None:
+        spec = spec_of(self.run())
+        assert spec.checkpoints is not None
+        kept = replace(spec, checkpoints=replace(spec.checkpoints, keep=keep, keep_best=best), recovery=recovery)
+        self.connection.execute("UPDATE runs SET spec = ?", (json.dumps(kept.to_json()),))
+        self.retention = CheckpointRetention(self.context)
+
+    def begin_from(self, number: int, path: str | None) -> None:
+        """An attempt begins from a checkpoint, or from the start."""
+        self.now += 10.0
+        self.scan()
+        self.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
+        with transaction(self.connection) as connection:
+            repository.set_next_attempt(connection, "a-1", params={}, resume_from=path, not_before=None)
+            launch = Launch(("x",), {}, "/", 1.0)
+            repository.insert_attempt(connection, self.run(), number=number, gpus=(), launch=launch, now=self.now)
+            checkpoint_survey.attempt_begins(connection, self.run(), number, self.folder, self.own(number))
+            connection.execute(
+                "INSERT INTO metric_boundaries SELECT 1, 0, count(*), ? FROM metrics WHERE source_id = 1", (number,)
+            )
+
+    def prune(self) -> None:
+        """Let the agent look at the run after a scan, until it has removed what it will."""
+        self.retention.note_scan("a-1")
+        self.retention.turn()
+        wait_until(lambda: all(job.is_over for _, job in self.retention.jobs.values()), what="the removal")
+        self.retention.turn()
+
+    def saves(self, *steps: int, metric: str = "loss", values: dict[int, float] | None = None) -> None:
+        """Save at each step after a line of it, with a scan each."""
+        for step in steps:
+            self.step(step)
+            if values is not None:
+                self.report(step, metric, values[step])
+            self.save(f"step_{step}.pt")
+            self.now += 5.0
+            self.scan()
+
+    def report(self, step: int, metric: str, value: float) -> None:
+        """A line with another metric."""
+        self.connection.execute(
+            "INSERT INTO metrics SELECT 1, 0, count(*), ?, NULL, ?, ?, ? FROM metrics WHERE source_id = 1",
+            (self.run().attempt, step, self.now, json.dumps({"step": step, metric: value})),
+        )
+        self.connection.execute("UPDATE metric_sources SET byte_offset = (SELECT count(*) FROM metrics)")
+
+    def end_well(self) -> None:
+        self.end(None)
+        self.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ? WHERE run_id = 'a-1'", (self.now,))
+
+    def files(self) -> list[str]:
+        return sorted((path.name for path in self.folder.iterdir()), key=lambda name: int(name.split("_")[1][:-3]))
+
+
+@pytest.fixture
+def shelf(workspace: Path) -> Shelf:
+    made = Shelf(workspace)  # type: ignore[arg-type]
+    made.keeps(2)
+    made.begin_from(1, None)
+    return made
+
+
+def test_the_newest_stay_and_one_that_may_be_incomplete(shelf: Shelf) -> None:
+    shelf.saves(10, 20, 30, 40)
+    shelf.prune()
+    assert shelf.files() == ["step_20.pt", "step_30.pt", "step_40.pt"]
+    shelf.end_well()
+    shelf.prune()
+    assert shelf.files() == ["step_30.pt", "step_40.pt"], "the last one counts when it is over"
+    kinds = [event.kind for event in read_events(shelf.connection, "a-1")]
+    assert kinds == ["checkpoints_pruned"], "said once"
+
+
+def test_nothing_is_removed_without_the_key(shelf: Shelf) -> None:
+    shelf.keeps(None)
+    shelf.saves(10, 20, 30, 40)
+    shelf.prune()
+    assert len(shelf.files()) == 4
+
+
+def test_damaged_ones_do_not_count(shelf: Shelf) -> None:
+    shelf.saves(10, 20)
+    for step in (30, 40, 50):
+        shelf.step(step)
+        shelf.save(f"step_{step}.pt", b"PK\x03\x04 cut short")
+        shelf.scan()
+    shelf.prune()
+    assert {"step_10.pt", "step_20.pt"} <= set(shelf.files())
+
+
+def test_what_the_policy_may_go_back_over_stays(shelf: Shelf) -> None:
+    shelf.keeps(1, recovery={"policy": "standard", "ladders": {"nan_loss": [{"rollback": 3}]}})
+    shelf.saves(*range(10, 90, 10))
+    shelf.prune()
+    assert shelf.files() == [f"step_{step}.pt" for step in (40, 50, 60, 70, 80)]
+    shelf.end_well()
+    shelf.prune()
+    assert shelf.files() == ["step_80.pt"], "what has succeeded goes back over nothing"
+
+
+def test_nothing_is_removed_while_the_loss_is_no_number_or_a_recovery_is_decided(shelf: Shelf) -> None:
+    shelf.saves(10, 20, 30)
+    shelf.step(40, 50, nan_from=40)
+    shelf.save("step_50.pt")
+    shelf.scan()
+    shelf.prune()
+    assert len(shelf.files()) == 4
+    shelf.step(60)
+    shelf.connection.execute("UPDATE runs SET state = 'recovering'")
+    shelf.prune()
+    assert len(shelf.files()) == 4
+
+
+def test_what_a_waiting_run_names_stays(shelf: Shelf) -> None:
+    spec = RunSpec(
+        name="b", launcher="python", program=("x.py",), python="/p", workdir=str(shelf.folder),
+        params={"weights": "step_10.pt", "out": str(shelf.folder)}, args=(f"--init={shelf.folder}/step_20.pt",),
+    )  # fmt: skip
+    add_run(shelf.connection, "b-1", spec=spec)
+    shelf.saves(*range(10, 80, 10))
+    shelf.end_well()
+    shelf.prune()
+    assert shelf.files() == [f"step_{step}.pt" for step in (10, 20, 60, 70)]
+
+
+@pytest.mark.parametrize(("metric", "best"), [("val/loss", 30), ("val/accuracy", 20)])
+def test_the_best_by_a_metric_stays(shelf: Shelf, metric: str, best: int) -> None:
+    shelf.keeps(2, metric)
+    values = {10: 0.5, 20: 0.9, 30: 0.1, 40: 0.4, 50: 0.3, 60: 0.2}
+    shelf.saves(*values, metric=metric, values=values)
+    shelf.end_well()
+    shelf.prune()
+    assert shelf.files() == [f"step_{step}.pt" for step in (best, 50, 60)]
+
+
+def test_files_of_others_stay(shelf: Shelf) -> None:
+    theirs = shelf.save("step_1.pt")
+    shelf.connection.execute("UPDATE runs SET state = 'succeeded'")
+    shelf.keeps(1)
+    shelf.begin_from(2, None)
+    shelf.saves(10, 20, 30)
+    shelf.end_well()
+    shelf.prune()
+    assert theirs.exists() and shelf.files() == ["step_1.pt", "step_30.pt"]
+
+
+# --- any history ------------------------------------------------------------------------------------------------------
+
+ACTIONS = ["save"] * 4 + ["damaged"] * 2 + ["nan"] * 2 + ["prune"] * 3 + ["fail", "back", "again"]
+
+
+def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int) -> list[list[str]]:
+    """What could be resumed from at the end of each attempt, the best first, as many as a decision may
+    want."""
+    workspace = locate(folder, {})
+    workspace.create()
+    shelf = Shelf(workspace)
+    ladders = {"nan_loss": [{"rollback": rollback}]}
+    shelf.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
+    number, step = 1, 0
+    shelf.begin_from(number, None)
+    shelf.connection.execute("UPDATE runs SET state = 'running'")
+    choices = []
+    for action in [*actions, "fail"]:
+        if action in ("save", "damaged", "nan"):
+            step += 10
+            shelf.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
+            shelf.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
+            shelf.now += 5.0
+            shelf.scan()
+        elif action == "prune":
+            shelf.prune()
+        else:
+            shelf.end("nan_loss" if action == "back" else "killed")
+            search = shelf.search()
+            usable = choose(search.rows, search.attempts, 1 + rollback, folder=search.folder).usable
+            choices.append([info.path.name for info in usable[: 1 + rollback]])
+            back = rollback if action == "back" else 0
+            base = None if action == "again" or len(usable) <= back else usable[back]
+            if base is not None and back:
+                rows = ledger.rolled_back(search.rows, str(base.path), "was left by a rollback")
+                checkpoints.save(shelf.connection, "a-1", search.rows, rows)
+            number += 1
+            shelf.begin_from(number, None if base is None else str(base.path))
+            shelf.connection.execute("UPDATE runs SET state = 'running'")
+            step = 0 if base is None else int(PurePath(base.path).stem.split("_")[1])
+    shelf.connection.close()
+    return choices
+
+
+@given(st.lists(st.sampled_from(ACTIONS), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 2))
+@example([*["save"] * 3, *["damaged"] * 3, "prune"], 1, 1)
+@example([*["save"] * 4, "prune", "back"], 1, 2)
+@example([*["save"] * 3, *["nan"] * 4, "prune", "save"], 1, 1)
+def test_no_history_loses_what_a_resume_would_have_had(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[str], keeps: int, rollback: int
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    with_keep = course(home / "keep", actions, keeps=keeps, rollback=rollback)
+    assert with_keep == course(home / "all", actions, keeps=None, rollback=rollback)
