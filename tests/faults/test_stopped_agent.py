@@ -35,7 +35,7 @@ def test_every_command_says_so_and_how_to_continue_it(machine: Machine, stopped:
         done = machine.call(*words)
         assert done.returncode == 4 and remedy in done.stdout + done.stderr, (words, done)
     os.kill(stopped.pid, signal.SIGCONT)
-    assert machine.json("label", "steps-1", "--note", "seen")["note"] == "seen"
+    assert machine.json("label", "steps-1", "--note", "seen")[0]["note"] == "seen"
     assert machine.agent() == stopped
 
 

@@ -107,7 +107,7 @@ def test_a_killed_shim_leaves_nothing_behind_and_the_run_goes_on(machine: Machin
 def test_stop_saves_and_leaves_nothing(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
-    assert machine.json("stop", "steps-1") == {"id": "steps-1", "state": "stopping"}
+    assert machine.json("stop", "steps-1") == [{"id": "steps-1", "state": "stopping"}]
     machine.wait_for("steps-1", "stopped")
     assert machine.rows("SELECT count(*) FROM incidents") == [(0,)]
     assert_nothing_left(machine, "steps-1")

@@ -40,6 +40,10 @@ def report_progress(doing: str) -> None:
     click.echo(f"The agent is {doing} …", err=True)
 
 
+class CommandRefusedError(Exception):
+    """The agent, or a check before it, refuses a command; the text is one line that says why."""
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 
 
@@ -127,16 +131,23 @@ class Session(Struct, frozen=True):
         except AgentUnreachableError as error:
             fail(str(error), Exit.UNREACHABLE)
 
-    def command(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
-        """Send a command to the agent and wait for the answer; ends the command if it is refused.
-        ``meanwhile`` is a remedy while nothing can be written."""
+    def command(self, verb: str, run_id: str | None, **args: Any) -> dict[str, Any]:
+        """As `ask`, but ends the command if it is refused."""
+        try:
+            return self.ask(verb, run_id, **args)
+        except CommandRefusedError as error:
+            fail(str(error), Exit.REFUSED)
+
+    def ask(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
+        """Send a command to the agent and return the answer. ``meanwhile`` is a remedy while nothing can be
+        written. Raises CommandRefusedError."""
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
             words = {**args, "asker": asker()}
             command_id = commands.submit(
                 connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
-            return self.wait(connection, command_id, commands.patience_seconds(verb))
+            return self._answer(connection, command_id, commands.patience_seconds(verb))
 
     @contextmanager
     def writing(self, meanwhile: str = "") -> Iterator[None]:
@@ -163,6 +174,13 @@ class Session(Struct, frozen=True):
     def wait(
         self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
     ) -> dict[str, Any]:
+        """The answer to a command; ends this one if it is refused."""
+        try:
+            return self._answer(connection, command_id, seconds)
+        except CommandRefusedError as error:
+            fail(str(error), Exit.REFUSED)
+
+    def _answer(self, connection: sqlite3.Connection, command_id: int, seconds: float) -> dict[str, Any]:
         try:
             answer = commands.wait_for_answer(connection, command_id, seconds, is_in_vain=self._is_in_vain)
         except commands.NotWithdrawnError as error:
@@ -175,7 +193,7 @@ class Session(Struct, frozen=True):
                 fail(str(stopped), Exit.UNREACHABLE)
             fail(f"the agent does not answer; its log is {self.workspace.agent_log}", Exit.UNREACHABLE)
         if answer.state == "refused":
-            fail(answer.reason or "refused", Exit.REFUSED)
+            raise CommandRefusedError(answer.reason or "refused")
         return answer.result or {}
 
     def _is_in_vain(self) -> bool:
@@ -208,8 +226,13 @@ class Session(Struct, frozen=True):
 
 def fail(message: str, code: int) -> NoReturn:
     """Print one line on standard error, and exit with a documented code."""
-    click.echo(f"gputui: {clean(message)}", err=True)
+    say_error(message)
     sys.exit(code)
+
+
+def say_error(message: str) -> None:
+    """Print one line on standard error."""
+    click.echo(f"gputui: {clean(message)}", err=True)
 
 
 def typed_moment(text: str) -> float:

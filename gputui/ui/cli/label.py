@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import click
 
 from gputui.runs.labels import LabelError, checked_note, checked_tag
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_result, verb
+from gputui.store.runs import Run
+from gputui.ui.cli.context import Exit, Session, fail, verb
+from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 
 
-@verb("label", changes=True)
-@click.argument("run")
+@verb("label", changes=is_no_rehearsal)
 @click.option("--name", help="Another name. The run's id stays; every command takes either.")
 @click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag.")
 @click.option("--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag.")
 @click.option("--note", metavar="TEXT", help='A note of at most 500 characters; "" removes it.')
-@json_option
+@several_runs(tag="--tagged")
 @click.pass_obj
 def command(
     session: Session,
-    run: str,
     name: str | None,
     added: tuple[str, ...],
     removed: tuple[str, ...],
     note: str | None,
-    as_json: bool,
+    choice: RunChoice,
 ) -> None:
-    """Change the name, tags and note of a run. Without an option: print them."""
+    """Change the name, tags and note of runs. Without an option: print them."""
     try:
         given: dict[str, Any] = {
             "name": name,
@@ -38,13 +37,19 @@ def command(
         }
     except LabelError as error:
         fail(str(error), Exit.USAGE)
+    if name is not None:
+        choice.single(["--name"])
     changes = {key: value for key, value in given.items() if value is not None}
-    with closing(session.reader()) as connection:
-        view = session.find_run(connection, run, only=True)
-    labels: dict[str, Any] = {"id": view.run_id, "state": view.state, "name": view.name, "tags": list(view.tags)}
-    labels["note"] = view.note
-    if changes:
-        labels = session.command("label", view.run_id, **changes)
-    tags = "".join(f"  #{tag}" for tag in labels["tags"])
-    note = f"  {labels['note']}" if labels["note"] else ""
-    print_result(labels, f"{view.run_id}  {labels['name']}{tags}{note}", as_json)
+
+    def label_one(run: Run) -> Answer:
+        labels = session.ask("label", run.run_id, **changes) if changes else _labels(run)
+        tags = "".join(f"  #{tag}" for tag in labels["tags"])
+        note = f"  {labels['note']}" if labels["note"] else ""
+        return Answer(labels, [f"{run.run_id}  {labels['name']}{tags}{note}"])
+
+    # Nobody needs to confirm what only prints.
+    for_each(session, choice if changes else choice._replace(is_sure=True), "label", label_one)
+
+
+def _labels(run: Run) -> dict[str, Any]:
+    return {"id": run.run_id, "state": run.state, "name": run.name, "tags": list(run.tags), "note": run.note}

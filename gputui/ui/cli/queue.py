@@ -21,7 +21,6 @@ from gputui.ui.cli.context import (
     print_table,
     say,
 )
-from gputui.ui.cli.run_verbs import act
 
 PLACES = ("first", "last", "up", "down")
 
@@ -132,4 +131,7 @@ def move(
     if first + last + up + down + (priority is not None) != 1:
         fail("give one of --first, --last, --up, --down and --priority N", Exit.USAGE)
     place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)
-    act(session, "queue_move", run, as_json, place=place, priority=priority)
+    with closing(session.reader()) as connection:
+        run_id = session.find_run(connection, run, only=True).run_id
+    result = session.command("queue_move", run_id, place=place, priority=priority)
+    print_result(result, f"{run_id} {result['state']}", as_json)

@@ -16,60 +16,70 @@ from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, verb
-from gputui.ui.cli.run_verbs import act, again_on_target
+from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
+from gputui.ui.cli.run_verbs import again_on_target, answer_of
+from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 
 _FORCE = "--force resumes it as it is"
 
 
-@verb("resume", changes=True)
-@click.argument("run")
+@verb("resume", changes=is_no_rehearsal)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
 @click.option("--time", "time_limit", metavar="TIME", help="Of a run on a target: the job's limit, such as 8h.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--force", is_flag=True, help="Also a complete run, or a trial that its study has ended.")
-@json_option
+@several_runs()
 @click.pass_obj
 def command(
     session: Session,
-    run: str,
     changes: tuple[str, ...],
     named: str | None,
     time_limit: str | None,
     wait: bool,
     force: bool,
-    as_json: bool,
+    choice: RunChoice,
 ) -> None:
-    """Continue a run that is over from the newest checkpoint of its training that validates."""
+    """Continue runs that are over from the newest checkpoint of their training that validates.
+
+    --set, --from, --time and --wait are for one run.
+    """
     if named == "":
         fail("--from is empty; it takes the path of a checkpoint", Exit.USAGE)
-    with closing(session.reader()) as connection:
-        view = session.find_run(connection, run, only=True)
-        if not (changes or named or force):
-            _refuse_complete(view)
-        rows = checkpoints.of_run(connection, view.run_id)
-    spec = known_spec(view)
-    path = None if named is None else named_path(named, rows, None if spec is None else spec.target)
-    job = {} if time_limit is None else {"time": time_limit}
-    given: dict[str, Any] = {"set": _changed_params(view, changes), **again_on_target(session, view, job)}
-    if path is not None:
-        given["from"] = path
-    if not wait:
-        act(session, "resume", view.run_id, as_json, **given)
-        return
-    from gputui.ui.cli.wait import wait_until_over
+    of_one = {"--set": changes, "--from": named, "--time": time_limit, "--wait": wait}
+    if used := [option for option, value in of_one.items() if value]:
+        choice.single(used)
 
-    session.command("resume", view.run_id, **given)
-    raise SystemExit(wait_until_over(session, view.run_id, as_json))
+    def resume_one(run: Run) -> Answer:
+        if not (changes or named or force):
+            _refuse_complete(run)
+        job = {} if time_limit is None else {"time": time_limit}
+        args: dict[str, Any] = {"set": _changed_params(run, changes), **again_on_target(session, run, job)}
+        if named is not None:
+            args["from"] = _path_of(session, run, named)
+        answer = answer_of(session, "resume", run, **args)
+        if wait:
+            from gputui.ui.cli.wait import wait_until_over
+
+            raise SystemExit(wait_until_over(session, run.run_id, choice.as_json))
+        return answer
+
+    for_each(session, choice, "resume --force" if force else "resume", resume_one)
 
 
 def _refuse_complete(run: Run) -> None:
-    """End the command for a run whose resume would do nothing, or not count."""
+    """Raise CommandRefusedError for a run whose resume would do nothing, or not count."""
     if run.state is RunState.SUCCEEDED:
-        fail(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}", Exit.REFUSED)
+        raise CommandRefusedError(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}")
     if run.study_id is not None and run.state.is_over:
-        fail(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}", Exit.REFUSED)
+        raise CommandRefusedError(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}")
+
+
+def _path_of(session: Session, run: Run, named: str) -> str:
+    spec = known_spec(run)
+    with closing(session.reader()) as connection:
+        rows = checkpoints.of_run(connection, run.run_id)
+    return named_path(named, rows, None if spec is None else spec.target)
 
 
 def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:

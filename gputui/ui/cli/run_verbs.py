@@ -17,22 +17,18 @@ from gputui.runs.submission import ticket_to_renew
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
+from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.layout.run_words import stop_words
 
 
-def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
-    """Send a command about a run to the agent and print the answer."""
-    with closing(session.reader()) as connection:
-        run_id = session.find_run(connection, wanted, only=True).run_id
-    result = session.command(verb, run_id, **args)
-    if as_json:
-        print_json(result)
-        return
-    say(_answer(verb, run_id, result))
-    if result.get("passed_over"):
-        say(str(result["passed_over"]))
+def answer_of(session: Session, verb: str, run: Run, **args: Any) -> Answer:
+    """Send a command about a run to the agent. Raises CommandRefusedError."""
+    result = session.ask(verb, run.run_id, **args)
+    passed_over = result.get("passed_over")
+    lines = [_answer(verb, run.run_id, result), *([str(passed_over)] if passed_over else [])]
+    return Answer(result, lines)
 
 
 def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
@@ -49,24 +45,23 @@ def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
     return f"{result.get('id', run_id)} {state}{start}{follow}"
 
 
-@verb("stop", changes=True)
-@click.argument("run")
+@verb("stop", changes=is_no_rehearsal)
 @click.option("--now", is_flag=True, help="Kill at once.")
-@json_option
+@several_runs()
 @click.pass_obj
-def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
-    """Ask a run to end. It may finish its step and save a checkpoint; --now kills it at once."""
-    with closing(session.reader()) as connection:
-        view = session.find_run(connection, run, only=True)
-        newest = get_attempt(connection, view.run_id, view.attempt)
-    act(session, "stop", view.run_id, as_json, now=now, meanwhile=_kill_command(view, newest, now=now))
-    if as_json:
-        return
-    with closing(session.reader()) as connection:
-        view = session.find_run(connection, view.run_id)
-        row = row_of(connection, view)
-    if view.stop is not None:
-        say(stop_words(row, time.time())[0])
+def stop(session: Session, now: bool, choice: RunChoice) -> None:
+    """Ask runs to end. They may finish their step and save a checkpoint; --now kills them at once."""
+
+    def stop_one(run: Run) -> Answer:
+        with closing(session.reader()) as connection:
+            newest = get_attempt(connection, run.run_id, run.attempt)
+        shape, lines = answer_of(session, "stop", run, now=now, meanwhile=_kill_command(run, newest, now=now))
+        with closing(session.reader()) as connection:
+            row = row_of(connection, session.find_run(connection, run.run_id))
+        waits = [] if row.run.stop is None else [stop_words(row, time.time())[0]]
+        return Answer(shape, [*lines, *waits])
+
+    for_each(session, choice, "stop", stop_one)
 
 
 def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
@@ -80,7 +75,7 @@ def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
 def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[str, str]:
     """The argument of a command that starts a run on a target again: with this shell's environment
     for the target's commands, and a job's options. Ends the command for an option that the run
-    cannot have."""
+    cannot have. Raises CommandRefusedError."""
     if run.target is None and job:
         fail(f"--{next(iter(job))} is for a run on a target, and {run.run_id} runs here", Exit.USAGE)
     if run.target is None or not run.state.is_over:
@@ -91,26 +86,27 @@ def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[
         with session.writing():
             return ticket_to_renew(session.workspace, run.run_id, lambda target: with_job_options(target, job))
     except SpecError as error:
-        fail(str(error), Exit.REFUSED)
+        raise CommandRefusedError(str(error)) from error
     except TargetOptionError as error:
         fail(str(error), Exit.USAGE)
 
 
-@verb("restart", changes=True)
-@click.argument("run")
-@json_option
+@verb("restart", changes=is_no_rehearsal)
+@several_runs()
 @click.pass_obj
-def restart(session: Session, run: str, as_json: bool) -> None:
-    """Begin a run again from the start, with the parameters as launched."""
-    with closing(session.reader()) as connection:
-        view = session.find_run(connection, run, only=True)
-    act(session, "restart", view.run_id, as_json, **again_on_target(session, view, {}))
+def restart(session: Session, choice: RunChoice) -> None:
+    """Begin runs again from the start, with the parameters as launched.
+
+    An active one is stopped first, if it is named and not chosen.
+    """
+    for_each(
+        session, choice, "restart", lambda run: answer_of(session, "restart", run, **again_on_target(session, run, {}))
+    )
 
 
-@verb("rm", changes=True)
-@click.argument("run")
-@json_option
+@verb("rm", changes=is_no_rehearsal)
+@several_runs()
 @click.pass_obj
-def rm(session: Session, run: str, as_json: bool) -> None:
-    """Remove a run that has ended: its history and its folder."""
-    act(session, "rm", run, as_json)
+def rm(session: Session, choice: RunChoice) -> None:
+    """Remove runs that have ended: their history and their folders."""
+    for_each(session, choice, "rm", lambda run: answer_of(session, "rm", run))

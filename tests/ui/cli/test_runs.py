@@ -113,13 +113,13 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
     machine.gputui("stop", run_id)
     machine.wait_for(run_id, "stopped")
     # A resume that is asked for machines has the same in fields.
-    answer = machine.json("resume", run_id)
+    (answer,) = machine.json("resume", run_id)
     assert answer["resume_from"].endswith(".pt") and answer["resume_step"] > saved
     machine.gputui("stop", run_id)
     machine.wait_for(run_id, "stopped")
     newest = max((machine.workspace.run_dir(run_id) / "checkpoints").glob("step_*.pt"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    assert newest.name in machine.json("resume", run_id)["passed_over"]
+    assert newest.name in machine.json("resume", run_id)[0]["passed_over"]
     machine.gputui("stop", run_id)
 
 
@@ -136,10 +136,10 @@ def test_a_path_or_the_name_of_one_of_the_runs_own(tmp_path: Path, monkeypatch: 
 
 def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
-    tagged = machine.json("label", "steps-1", "--tag", "base", "--tag", "lr:0.1", "--tag", "old")
+    (tagged,) = machine.json("label", "steps-1", "--tag", "base", "--tag", "lr:0.1", "--tag", "old")
     assert tagged["tags"] == ["base", "lr:0.1", "old"]
-    assert machine.json("label", "steps-1", "--untag", "old")["tags"] == ["base", "lr:0.1"]
-    labelled = machine.json("label", "steps-1", "--name", "baseline", "--note", "first try")
+    assert machine.json("label", "steps-1", "--untag", "old")[0]["tags"] == ["base", "lr:0.1"]
+    (labelled,) = machine.json("label", "steps-1", "--name", "baseline", "--note", "first try")
     assert (labelled["name"], labelled["note"]) == ("baseline", "first try")
     for wanted in ("baseline", "steps-1"):
         shown = machine.json("show", wanted)
@@ -150,13 +150,13 @@ def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
     )
     assert "baseline" in machine.gputui("show", "steps-1")
     assert machine.json("ps", "--tag", "base", "--tag", "none") == []
-    assert machine.json("label", "baseline") == labelled
+    assert machine.json("label", "baseline") == [labelled]
     keys = machine.rows("SELECT key FROM events WHERE kind = 'labelled' ORDER BY event_id")
     assert keys == [("tags",), ("tags",), ("name",), ("note",)]
     # The next run of the profile gets an id of its own, also where the folder of the renamed one is gone.
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
     assert {run["id"] for run in machine.json("ps")} == {"steps-1", "steps-2"}
-    assert machine.json("label", "baseline", "--note", "")["note"] is None
+    assert machine.json("label", "baseline", "--note", "")[0]["note"] is None
 
 
 def test_labels_survive_a_lost_database(machine: Machine) -> None:

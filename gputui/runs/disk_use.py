@@ -1,0 +1,57 @@
+"""The disk that a folder takes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# st_blocks is in units of 512 bytes on any file system: stat(2).
+_BLOCK_BYTES = 512
+
+
+class FileUse(NamedTuple):
+    """A file or folder, with the bytes that are allocated for it."""
+
+    path: str
+    size_bytes: int
+
+
+def files_below(folder: Path) -> Iterator[FileUse]:
+    """Everything below a folder: links as themselves, hard links once. What vanishes meanwhile is left out. Raises
+    OSError for what cannot be read."""
+    linked: set[tuple[int, int]] = set()
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as found:
+                entries = list(found)
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif status.st_nlink > 1:
+                if (status.st_dev, status.st_ino) in linked:
+                    continue
+                linked.add((status.st_dev, status.st_ino))
+            yield FileUse(entry.path, status.st_blocks * _BLOCK_BYTES)
+
+
+def folder_bytes(folder: Path, seconds: float) -> int | None:
+    """The bytes that a folder takes; None if it cannot be read to its end, or not within ``seconds``."""
+    deadline, total = time.monotonic() + seconds, 0
+    try:
+        for file in files_below(folder):
+            total += file.size_bytes
+            if time.monotonic() > deadline:
+                return None
+    except OSError:
+        return None
+    return total

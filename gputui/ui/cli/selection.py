@@ -1,0 +1,233 @@
+"""Several runs for one command: named, or chosen by what they have in common."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import click
+
+from gputui.core import units
+from gputui.core.yaml_forms.quantities import parse_duration
+from gputui.runs.disk_use import folder_bytes
+from gputui.runs.selection import ACTS_ON, RunFilter, age_seconds
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, RunLookupError, find_run, read_runs
+from gputui.ui.cli.context import (
+    CommandRefusedError,
+    Exit,
+    Session,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    say,
+    say_error,
+)
+
+SIZE_SECONDS = 2.0
+"""How long the folders of listed runs are looked at, together."""
+
+_STATES = [str(state) for state in RunState if state is not RunState.UNKNOWN]
+
+Function = Callable[..., Any]
+
+
+class _Age(click.ParamType[float]):
+    """A span of time, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = parse_duration(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is no time such as 12h, 30d or 8w", param, ctx)
+        return seconds
+
+
+def filter_options(tag: str = "--tag") -> Callable[[Function], Function]:
+    """Options that choose runs, handed over as ``only``; ``tag`` is the name of the one for tags."""
+    options = (
+        click.option(
+            "--state", "states", multiple=True, type=click.Choice(_STATES), metavar="STATE", help="Only runs in it."
+        ),
+        click.option(tag, "tags", multiple=True, metavar="TAG", help="Only runs with this tag."),
+        click.option("--profile", "profiles", multiple=True, metavar="NAME", help="Only runs of this profile."),
+        click.option("--study", "studies", multiple=True, metavar="ID", help="Only trials of this study."),
+        click.option("--older", type=_Age(), metavar="TIME", help="Only what ended, or if active began, before: 30d."),
+    )
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(
+            *args: Any, states: Any, tags: Any, profiles: Any, studies: Any, older: float | None, **rest: Any
+        ) -> Any:
+            return function(*args, only=RunFilter(states, profiles, studies, tags, older), **rest)
+
+        return _with(options, call)
+
+    return decorate
+
+
+def _with(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+class RunChoice(NamedTuple):
+    """The runs that a command line names and chooses, and what is to be done with them."""
+
+    names: tuple[str, ...]
+    only: RunFilter
+    is_sure: bool
+    is_rehearsal: bool
+    as_json: bool
+
+    def single(self, options: Iterable[str]) -> None:
+        """End the command unless it names one run, which these options are for."""
+        if len(self.names) != 1 or self.only:
+            fail(f"{' and '.join(options)} is for one run, named by its id", Exit.USAGE)
+
+
+def several_runs(tag: str = "--tag") -> Callable[[Function], Function]:
+    """Arguments and options of a command that acts on several runs, handed over as ``choice``."""
+    options = (
+        click.argument("names", nargs=-1, metavar="[RUN]…"),
+        filter_options(tag),
+        click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask about runs that were not named."),
+        click.option("--dry-run", "is_rehearsal", is_flag=True, help="Only list the runs."),
+        json_option,
+    )
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(
+            *args: Any, names: Any, only: RunFilter, is_sure: bool, is_rehearsal: bool, as_json: bool, **rest: Any
+        ) -> Any:
+            return function(*args, choice=RunChoice(names, only, is_sure, is_rehearsal, as_json), **rest)
+
+        return _with(options, call)
+
+    return decorate
+
+
+def is_no_rehearsal(options: Mapping[str, Any]) -> bool:
+    """Whether a command with `several_runs` changes anything."""
+    return not options["is_rehearsal"]
+
+
+class Answer(NamedTuple):
+    """What came of a command about one run: for programs, and lines for a person."""
+
+    shape: dict[str, Any]
+    lines: Sequence[str]
+
+
+def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run], Answer]) -> None:
+    """Let ``act`` do ``verb``, a key of `ACTS_ON`, with each chosen run, once the person has seen those that were not
+    named. Refusals are a line each; the exit code tells of them. ``act`` raises CommandRefusedError."""
+    word = verb.partition(" ")[0]
+    if not choice.names and not choice.only:
+        fail(f"name the runs, or choose them by --state, --profile, --older …; gputui {word} --help", Exit.USAGE)
+    with closing(session.reader()) as connection:
+        named, refusals = _named(connection, choice.names)
+        runs = list(named.values())
+        if choice.only:
+            now = time.time()
+            candidates = runs if choice.names else reversed(read_runs(connection))
+            runs = [run for run in candidates if choice.only.matches(run, now)]
+    if choice.only or choice.is_rehearsal:
+        runs = _shown_and_confirmed(session, choice, verb, runs)
+    shapes = []
+    for run in runs:
+        try:
+            answer = act(run)
+        except CommandRefusedError as error:
+            refusals[run.run_id] = str(error)
+            say_error(str(error))
+            continue
+        shapes.append(answer.shape)
+        for line in [] if choice.as_json else answer.lines:
+            say(line)
+    if choice.as_json:
+        print_json([*shapes, *({"id": run_id, "refused": reason} for run_id, reason in refusals.items())])
+    if refusals:
+        raise SystemExit(Exit.REFUSED)
+
+
+def _named(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[str, Run], dict[str, str]]:
+    """The runs of these names by their ids, and by the other names why they name none, which is said."""
+    runs, refusals = {}, {}
+    for name in names:
+        try:
+            run = find_run(connection, name, only=True)
+        except RunLookupError as error:
+            refusals[name] = str(error)
+            say_error(str(error))
+            continue
+        runs[run.run_id] = run
+    return runs, refusals
+
+
+def _shown_and_confirmed(session: Session, choice: RunChoice, verb: str, matching: Sequence[Run]) -> list[Run]:
+    """List what the command acts on and ask whether it may. Ends the command if it may not, or only lists."""
+    word = verb.partition(" ")[0]
+    runs = [run for run in matching if ACTS_ON[verb](run)]
+    sizes = sizes_of(session, runs)
+    if choice.as_json:
+        if choice.is_rehearsal:
+            print_json([_shape(run, sizes[run.run_id]) for run in runs])
+    elif runs:
+        _list(runs, sizes)
+    if len(runs) < len(matching) and not choice.as_json:
+        say(f"{units.count_of(len(matching) - len(runs), 'other run')} cannot be acted on by {word} now")
+    if choice.is_rehearsal:
+        if not runs and not choice.as_json:
+            say("no run matches")
+        raise SystemExit(Exit.OK)
+    if not runs:
+        fail(f"no run matches that {word} acts on; gputui ps lists the runs", Exit.REFUSED)
+    if choice.is_sure:
+        return runs
+    if choice.as_json or not can_ask():
+        many = units.count_of(len(runs), "run")
+        fail(f"{word} would act on {many}, and nobody can be asked here; --yes does it, --dry-run lists", Exit.REFUSED)
+    if not click.confirm(f"{word} {units.count_of(len(runs), 'run')}?", err=True):
+        fail("nothing was done", Exit.REFUSED)
+    return runs
+
+
+def can_ask() -> bool:
+    """Return whether a person sees the list and can answer."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def sizes_of(session: Session, runs: Iterable[Run]) -> dict[str, int | None]:
+    """The bytes that each run's folder takes; None for those that there was no time for."""
+    deadline = time.monotonic() + SIZE_SECONDS
+    folder = session.workspace.run_dir
+    return {run.run_id: folder_bytes(folder(run.run_id), deadline - time.monotonic()) for run in runs}
+
+
+def _shape(run: Run, size_bytes: int | None) -> dict[str, Any]:
+    age = age_seconds(run, time.time())
+    return {"id": run.run_id, "state": run.state, "age_seconds": round(age, 3), "size_bytes": size_bytes}
+
+
+def _list(runs: Sequence[Run], sizes: dict[str, int | None]) -> None:
+    now = time.time()
+    ages = (units.age(age_seconds(run, now)) for run in runs)
+    rows = [
+        (run.run_id, run.state, age, units.bytes_text(sizes[run.run_id]), run.name if run.is_renamed else "")
+        for run, age in zip(runs, ages, strict=True)
+    ]
+    print_table(("RUN", "STATE", "AGE", "SIZE", ""), rows)
+    measured = [size for size in sizes.values() if size is not None]
+    least = "" if len(measured) == len(runs) else "at least "
+    say(f"{units.count_of(len(runs), 'run')}, {least}{units.bytes_text(sum(measured))}")

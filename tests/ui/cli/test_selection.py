@@ -1,0 +1,110 @@
+"""Commands about several runs: named, or chosen by what they have in common."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.ui.cli import selection
+from tests.machines import Machine
+from tests.tables import table
+from tests.texts import mentions
+from tests.ui.cli.program import call, refused, said, shape
+from tests.ui.tui.filling import Filler
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def filler(workspace: Workspace) -> Iterator[Filler]:
+    """Two old runs that have ended, a young one, and one that trains."""
+    made = Filler(workspace, time.time())
+    for run_id, state, days in (("old-1", "failed", 40.0), ("old-2", "succeeded", 35.0), ("new-1", "stopped", 1.0)):
+        made.run(run_id, state, name=run_id[:3], started_ago=days * DAY + 60, ended_ago=days * DAY)
+        workspace.run_dir(run_id).mkdir()
+    made.run("live-1", "running", started_ago=50 * DAY)
+    (workspace.run_dir("old-1") / "model.pt").write_bytes(b"x" * 100_000)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("verb", ["stop", "rm", "resume", "restart", "label"])
+def test_a_command_without_runs_and_filters_is_wrong(filler: Filler, verb: str) -> None:
+    assert mentions(refused(filler.workspace, verb, code=2), verb, "--help")
+
+
+@table(
+    ("words", "ids"),
+    [
+        (("rm", "--older", "30d"), ["old-1", "old-2"]),
+        (("rm", "--older", "30d", "--state", "failed"), ["old-1"]),
+        (("rm", "--older", "30d", "--state", "failed", "--state", "succeeded"), ["old-1", "old-2"]),
+        (("rm", "--profile", "old"), ["old-1", "old-2"]),
+        (("rm", "new-1", "old-1", "--older", "30d"), ["old-1"]),
+        (("rm", "new-1", "live-1"), ["new-1"]),
+        (("rm", "--state", "running"), []),
+        (("rm", "--tag", "none"), []),
+        (("stop", "--older", "30d"), ["live-1"]),
+        (("resume", "--older", "0s"), ["old-1", "new-1"]),
+        (("resume", "--force", "--older", "30d"), ["old-1", "old-2"]),
+        (("restart", "--older", "30d"), ["old-1", "old-2"]),
+        (("label", "--tag", "base", "--older", "30d"), ["old-1", "old-2", "live-1"]),
+        (("label", "--tag", "base", "--tagged", "none"), []),
+    ],
+)
+def test_a_rehearsal_lists_what_would_be_acted_on(filler: Filler, words: tuple[str, ...], ids: list[str]) -> None:
+    listed = shape(filler.workspace, *words, "--dry-run")
+    assert [run["id"] for run in listed] == ids
+    table = said(filler.workspace, *words, "--dry-run")
+    assert mentions(table, *ids)
+    assert call(filler.workspace, "--readonly", *words, "--dry-run").code == 0
+
+
+def test_a_listed_run_has_its_age_and_size(filler: Filler) -> None:
+    (run,) = shape(filler.workspace, "rm", "old-1", "--dry-run")
+    assert run["state"] == "failed" and run["age_seconds"] > 40 * DAY and 100_000 <= run["size_bytes"] < 200_000
+    assert mentions(said(filler.workspace, "rm", "--older", "30d", "--dry-run"), "KiB", "2 runs", "KiB")
+
+
+def test_what_nobody_was_asked_about_is_refused(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call(filler.workspace, "rm", "--older", "30d")
+    assert done.code == 3 and "--yes" in done.stderr and mentions(done.stdout, "old-1", "old-2")
+    assert "--yes" in refused(filler.workspace, "rm", "--older", "30d", "--json", code=3)
+    assert refused(filler.workspace, "rm", "--tag", "none", code=3)
+    monkeypatch.setattr(selection, "can_ask", lambda: True)
+    monkeypatch.setattr("click.confirm", lambda _words, **_options: False)
+    assert call(filler.workspace, "rm", "--older", "30d").code == 3
+    assert len(shape(filler.workspace, "ps")) == 4
+
+
+@table(
+    "words",
+    [
+        ("resume", "old-1", "new-1", "--set", "lr=1"), ("resume", "--older", "1d", "--from", "x.pt"),
+        ("resume", "old-1", "--state", "failed", "--wait"), ("label", "old-1", "new-1", "--name", "best"),
+        ("rm", "--older", "soon"), ("rm", "--state", "done"),
+    ],
+)  # fmt: skip
+def test_what_is_for_one_run_or_makes_no_sense(filler: Filler, words: tuple[str, ...]) -> None:
+    assert refused(filler.workspace, *words, code=2).count("\n") == 1
+
+
+def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machine) -> None:
+    profile = machine.profile()
+    for _ in range(3):
+        machine.gputui("run", profile, "--set", "steps=1", "--wait")
+    machine.gputui("run", profile, "--set", "steps=100000")
+    answers = json.loads(machine.gputui("rm", "steps-4", "nobody-1", "steps-1", "--json", code=3).splitlines()[0])
+    assert answers[0] == {"id": "steps-1", "state": "removed"}
+    assert {answer["id"] for answer in answers[1:]} == {"nobody-1", "steps-4"}
+    assert all(answer["refused"] for answer in answers[1:])
+    assert {run["id"] for run in machine.json("ps")} == {"steps-2", "steps-3", "steps-4"}
+    machine.gputui("label", "steps-2", "steps-3", "steps-4", "--tag", "night")
+    machine.gputui("stop", "--tag", "night", "--yes", "--now")
+    machine.wait_for("steps-4", "stopped")
+    machine.gputui("rm", "--tag", "night", "--state", "succeeded", "--yes")
+    assert [run["id"] for run in machine.json("ps")] == ["steps-4"]
