@@ -39,6 +39,7 @@ class Purpose(StrEnum):
     SEARCH = "reading its checkpoints"
     ORPHANS = "looking for orphans"
     LOG_SIZES = "bounding logs"
+    RUN_SIZES = "measuring folders of runs"
 
 
 class JobKey(NamedTuple):

@@ -1,4 +1,4 @@
-"""Periodic maintenance: sizes of logs, orphaned processes, a warning about logouts."""
+"""Periodic maintenance: sizes of logs and runs, orphaned processes, a warning about logouts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.log_sizes import LogBounds, rotate
 from gputui.agent.removal import finish_removals
+from gputui.agent.run_sizes import RunSizes
 from gputui.core.units import bytes_text, duration
 from gputui.machine.systemd import logout_end
 from gputui.runs import orphans, repository
@@ -34,10 +35,12 @@ class Maintenance:
     files_at: float = 0.0
     orphans: OrphanWatch = field(init=False)
     log_bounds: LogBounds = field(init=False)
+    run_sizes: RunSizes = field(init=False)
 
     def __post_init__(self) -> None:
         self.orphans = OrphanWatch(self.context)
         self.log_bounds = LogBounds(self.context)
+        self.run_sizes = RunSizes(self.context)
 
     def begin(self) -> None:
         """Warn once per database if a logout would end the agent, and complete the removals of a
@@ -53,6 +56,7 @@ class Maintenance:
         sqlite3.Error."""
         self.orphans.turn(now)
         self.log_bounds.turn(now, living)
+        self.run_sizes.turn(now)
         if now >= self.files_at:
             self.files_at = now + FILES_SECONDS
             rotate(self.context.workspace.agent_log)

@@ -111,6 +111,7 @@ def move(
         changes["queued_at"] = now
     reason = cause if target.is_over or target is RunState.RECOVERING else None
     update(connection, "runs", {"run_id": run.run_id}, state=target, reason=reason, waiting_for=None, **changes)
+    connection.execute("DELETE FROM run_sizes WHERE run_id = ?", (run.run_id,))
     states = {"from_state": run.state, "to_state": target}
     (before_at,) = connection.execute("SELECT max(at) FROM transitions WHERE run_id = ?", (run.run_id,)).fetchone()
     at = now if before_at is None else max(now, before_at)
@@ -176,6 +177,21 @@ def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None
 
 def set_waiting_for(connection: sqlite3.Connection, run_id: str, text: str | None) -> None:
     update(connection, "runs", {"run_id": run_id}, waiting_for=text)
+
+
+def unmeasured_runs(connection: sqlite3.Connection) -> list[tuple[str, float]]:
+    """The runs that are over and whose folders were not measured since, each with its end."""
+    return connection.execute(
+        "SELECT run_id, ended_at FROM runs WHERE ended_at IS NOT NULL AND run_id NOT IN (SELECT run_id FROM run_sizes)"
+    ).fetchall()
+
+
+def set_size(connection: sqlite3.Connection, run_id: str, ended_at: float, size_bytes: int) -> None:
+    """Store what the folder of a run takes, unless the run has gone on since it ended."""
+    connection.execute(
+        "INSERT OR REPLACE INTO run_sizes SELECT run_id, ? FROM runs WHERE run_id = ? AND ended_at = ?",
+        (size_bytes, run_id, ended_at),
+    )
 
 
 def run_statuses(connection: sqlite3.Connection) -> dict[str, RunStatus]:

@@ -113,6 +113,7 @@ def run_shape(run: Run) -> Shape:
         "trial": run.trial,
         "tags": list(run.tags),
         "note": run.note,
+        "size_bytes": run.size_bytes,
     }
 
 

@@ -109,6 +109,7 @@ class Run(Struct, frozen=True):
     metric: str | None = None
     roles: MetricRoles = NO_ROLES
     unsound_since: int | None = None
+    size_bytes: int | None = None
 
     @property
     def is_renamed(self) -> bool:
@@ -184,6 +185,7 @@ SELECT r.*, r.spec AS spec_json,
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND gone_at IS NULL
         AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')) END AS saved_step,
     a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
+    z.size_bytes,
     {", ".join(f"o.{name} AS role_{name}" for name in MetricRoles.__struct_fields__)},
     (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
         FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
@@ -191,6 +193,7 @@ FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
 LEFT JOIN run_labels AS l ON l.run_id = r.run_id
+LEFT JOIN run_sizes AS z ON z.run_id = r.run_id
 LEFT JOIN metric_roles AS o ON o.run_id = r.run_id
 LEFT JOIN trials AS t ON t.study_id = r.study_id AND t.number = r.trial
 """  # noqa: S608 - fixed names
@@ -256,14 +259,14 @@ def queued_runs(connection: sqlite3.Connection) -> list[Run]:
     return _read(connection, f"WHERE r.state = 'queued' ORDER BY {ORDER}")
 
 
-def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """A value that changes when a run is added, removed, renamed, tagged or changes its state.
-    Until then, cached data of runs that are over are valid."""
+def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
+    """A value that changes when a run is added, removed, renamed, tagged, measured or changes its
+    state. Until then, cached data of runs that are over are valid."""
     row = connection.execute(
         "SELECT (SELECT count(*) FROM runs), (SELECT coalesce(max(transition_id), 0) FROM transitions), "
-        "(SELECT coalesce(max(change_id), 0) FROM run_labels)"
+        "(SELECT coalesce(max(change_id), 0) FROM run_labels), (SELECT count(*) FROM run_sizes)"
     ).fetchone()
-    return row[0], row[1], row[2]
+    return row[0], row[1], row[2], row[3]
 
 
 def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = None, *, only: bool = False) -> Run:
@@ -384,4 +387,5 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         ended_seconds=ended_seconds(attempts),
         usual_start_seconds=None,
         stop=StopRequest(move.at) if state is RunState.STOPPING else None,
+        size_bytes=None,
     )

@@ -151,6 +151,12 @@ CREATE TABLE run_labels (
     note TEXT
 ) STRICT;
 
+-- The bytes that the folder of a run took when it ended; measured later, and forgotten when the run goes on.
+CREATE TABLE run_sizes (
+    run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE,
+    size_bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- What a run's metrics mean: the names of its losses and of the metric that it is judged by. `is_given`: a person named
 -- the loss; `is_settled`: the first lines are over, so that a loss that was chosen stays.
 CREATE TABLE metric_roles (

@@ -186,8 +186,8 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
     )
     assert list(shown) == [
         "id", "name", "profile", "state", "attempt", "gpus", "params", "created_at", "started_at", "ended_at", "reason",
-        "target", "placement", "study", "trial", "tags", "note", "attempts", "cost_of_failures", "gpu_hours",
-        "energy_joules", "energy_is_partial",
+        "target", "placement", "study", "trial", "tags", "note", "size_bytes", "attempts", "cost_of_failures",
+        "gpu_hours", "energy_joules", "energy_is_partial",
     ]  # fmt: skip
     first, second, third = shown["attempts"]
     assert shown["cost_of_failures"] is None and first["incident"]["lost_steps"] is None

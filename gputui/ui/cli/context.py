@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import sqlite3
 import sys
 import time
@@ -22,6 +23,8 @@ from gputui.runs.identity import actor, asker
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
+
+WIDE_COLUMNS = 120
 
 
 class Exit(IntEnum):
@@ -271,6 +274,11 @@ def print_json_list(values: Iterable[Any]) -> None:
 def say(text: str) -> None:
     """Print a line for a person, with control characters removed."""
     click.echo(clean(text))
+
+
+def is_wide() -> bool:
+    """Return whether lists have room for columns that are left out of narrow terminals."""
+    return not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE_COLUMNS
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

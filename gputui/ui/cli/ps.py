@@ -13,8 +13,9 @@ from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
 from gputui.store.runs import read_runs
 from gputui.store.studies import read_studies
-from gputui.ui.cli.context import Session, json_option, print_json, print_table, say, verb
+from gputui.ui.cli.context import Session, is_wide, json_option, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
+from gputui.ui.cli.selection import sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
@@ -40,8 +41,10 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
     connection = session.reader_or_none()
     runs = [] if connection is None else read_runs(connection, active_only=active)
     runs = [run for run in runs if all(tag.removeprefix("#") in run.tags for tag in tags)]
+    sizes = sizes_of(session, runs) if as_json or is_wide() else {}
     if as_json:
-        print_json([row_shape(row_of(connection, run)) for run in runs] if connection else [])
+        rows = [row_of(connection, run) for run in runs] if connection else []
+        print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in rows])
         return
     is_active = any(not run.state.is_over for run in runs)
     if connection is not None and not is_active:
@@ -64,12 +67,13 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
     listed = [row_of(connection, run) for run in runs]
     has_own = any(row.progress.has_own_metric for row in listed)
     now = time.time()
-    rows = [_row(row, unread.get(row.run.run_id), now, has_own) for row in listed]
-    heads = [head for head in rows[0] if head not in ("NAME", "TAGS") or any(row[head] for row in rows)]
-    print_table(heads, [[row[head] for head in heads] for row in rows])
+    table = [_row(row, unread.get(row.run.run_id), now, has_own, sizes.get(row.run.run_id)) for row in listed]
+    unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
+    heads = [head for head in table[0] if head not in unused and (sizes or head != "SIZE")]
+    print_table(heads, [[row[head] for head in heads] for row in table])
 
 
-def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool) -> dict[str, str]:
+def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, size_bytes: int | None) -> dict[str, str]:
     """The cells of a run by their column. ``unread`` says why the run has no metrics."""
     run, progress = row.run, row.progress
     name, value = progress.listed_metric
@@ -86,6 +90,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool) -> 
         **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),
         "TIME": units.duration(run.trained_seconds(now)),
         "ETA": time_left(progress).removesuffix(" left") or "–" if _makes_steps(row, now) else "–",
+        "SIZE": units.bytes_text(size_bytes),
         "": " · ".join(part for part in (_remark(row, unread, now), run.note) if part),
     }
 

@@ -31,7 +31,7 @@ from gputui.ui.cli.context import (
 )
 
 SIZE_SECONDS = 2.0
-"""How long the folders of listed runs are looked at, together."""
+"""How long the folders of runs without a stored size are looked at, together."""
 
 _STATES = [str(state) for state in RunState if state is not RunState.UNKNOWN]
 
@@ -211,8 +211,13 @@ def can_ask() -> bool:
 def sizes_of(session: Session, runs: Iterable[Run]) -> dict[str, int | None]:
     """The bytes that each run's folder takes; None for those that there was no time for."""
     deadline = time.monotonic() + SIZE_SECONDS
-    folder = session.workspace.run_dir
-    return {run.run_id: folder_bytes(folder(run.run_id), deadline - time.monotonic()) for run in runs}
+    sizes = {}
+    for run in runs:
+        sizes[run.run_id] = run.size_bytes
+        if run.size_bytes is None:
+            folder = session.workspace.run_dir(run.run_id)
+            sizes[run.run_id] = folder_bytes(folder, deadline - time.monotonic())
+    return sizes
 
 
 def _shape(run: Run, size_bytes: int | None) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
+from gputui.ui.cli.selection import sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
@@ -72,6 +73,7 @@ class RunDetails(Struct, frozen=True):
     metrics_problem: str | None
     sources: list[SourceReport]
     loss_problem: str | None
+    size_bytes: int | None
 
 
 @verb("show", changes=False)
@@ -133,6 +135,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         metrics_problem=intake.intake_words(line_counts),
         sources=source_reports(connection, run.run_id),
         loss_problem=loss_problem,
+        size_bytes=sizes_of(session, [run])[run.run_id],
     )
 
 
@@ -156,6 +159,7 @@ def details_shape(found: RunDetails) -> dict[str, Any]:
         "metric_sources": [report.to_json() for report in found.sources],
         "checkpoints": checkpoints_shape(found.saved, found.spans),
         "code": found.code,
+        "size_bytes": found.size_bytes,
     }
 
 
@@ -200,6 +204,7 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
             newest = f", latest {usable[0].name}" if usable else ""
             more = f"; {len(passed)} passed over: gputui explain {run.run_id} says why" if passed else ""
             yield "checkpoints", f"{len(usable)} to resume from{newest}{more}"
+    yield "size", units.bytes_text(found.size_bytes)
     if run.waiting_for:
         yield "waiting", run.waiting_for
 

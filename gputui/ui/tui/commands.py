@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
+from gputui.core.units import bytes_text
 from gputui.runs.identity import actor, asker
 from gputui.store.commands import (
     ANSWER_SECONDS,
@@ -172,8 +173,10 @@ class Commands(Shell):
         self._ask_first(words, effect, "resume", run.run_id, args)
 
     def do_remove(self) -> None:
-        effect = "Its metrics, logs and checkpoints are removed, too. This cannot be undone."
-        self._ask_first(f"Remove {self.run_asked.run_id}", effect, "rm", self.run_asked.run_id)
+        run = self.run_asked
+        size = "" if run.size_bytes is None else f": {bytes_text(run.size_bytes)}"
+        effect = f"Its metrics, logs and checkpoints are removed, too{size}. This cannot be undone."
+        self._ask_first(f"Remove {run.run_id}", effect, "rm", run.run_id)
 
     # --- the queue, and GPUs in quarantine
 

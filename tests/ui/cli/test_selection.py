@@ -108,3 +108,14 @@ def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machi
     machine.wait_for("steps-4", "stopped")
     machine.gputui("rm", "--tag", "night", "--state", "succeeded", "--yes")
     assert [run["id"] for run in machine.json("ps")] == ["steps-4"]
+
+
+def test_sizes_are_in_wide_lists(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {run["id"]: run["size_bytes"] for run in shape(filler.workspace, "ps")}
+    assert sizes["old-1"] >= 100_000 and shape(filler.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
+    filler.connection.execute("INSERT INTO run_sizes VALUES ('old-1', 5)")
+    assert {run["id"]: run["size_bytes"] for run in shape(filler.workspace, "ps")} == {**sizes, "old-1": 5}
+    monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: False)
+    assert "SIZE" not in said(filler.workspace, "ps")
+    monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: True)
+    assert "SIZE" in said(filler.workspace, "ps")

@@ -86,7 +86,7 @@ class SnapshotReader:
         self._over: dict[tuple[str, float | None, int], Progress] = {}
         """Progress of ended runs, by run, end and attempt."""
         self._over_runs: list[Run] = []
-        self._over_mark: tuple[int, int, int] | None = None
+        self._over_mark: tuple[int, int, int, int] | None = None
         self._has_read = False
         self.is_behind = False
         """Whether the last snapshot left out something that the next one will have."""
