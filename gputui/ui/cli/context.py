@@ -17,7 +17,7 @@ import click
 from msgspec import Struct
 
 from gputui.core.config import Workspace
-from gputui.core.text import clean
+from gputui.core.text import cell_width, clean, clip, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
 from gputui.store import commands
@@ -25,6 +25,9 @@ from gputui.store.database import StoreError, StoreMissingError, is_locked, open
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
 
 WIDE_COLUMNS = 120
+LEAST_LAST_COLUMNS = 24
+"""What the last column of a table gets before others are left out."""
+_GAP = "  "
 
 
 class Exit(IntEnum):
@@ -249,9 +252,7 @@ def typed_moment(text: str) -> float:
 
 
 def print_json(value: Any) -> None:
-    # Standard output is None if it was closed.
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    click.echo(json.dumps(value, indent=2 if is_terminal else None, ensure_ascii=False))
+    click.echo(json.dumps(value, indent=None if terminal_columns() is None else 2, ensure_ascii=False))
 
 
 def print_result(value: Any, text: str, as_json: bool) -> None:
@@ -276,15 +277,37 @@ def say(text: str) -> None:
     click.echo(clean(text))
 
 
+def terminal_columns() -> int | None:
+    """The width of the terminal that is printed on; None for a file or pipe."""
+    # Standard output is None if it was closed.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_terminal else None
+
+
 def is_wide() -> bool:
     """Return whether lists have room for columns that are left out of narrow terminals."""
-    return not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE_COLUMNS
+    columns = terminal_columns()
+    return columns is None or columns >= WIDE_COLUMNS
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print left-aligned columns, two spaces apart."""
-    table = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(row[index]) for row in table) for index in range(len(header) - 1)]
-    for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        say("  ".join([*cells, row[-1]]).rstrip())
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
+    """Print left-aligned columns, two spaces apart, in a terminal without broken lines (`table_lines`)."""
+    for line in table_lines(header, rows, spare, terminal_columns()):
+        say(line)
+
+
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], room: int | None
+) -> list[str]:
+    """A table in lines of at most ``room`` cells: columns of ``spare`` are left out, the first ones first, then the
+    last column is cut."""
+    table = [[clean(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(cell_width(cell) for cell in column) for column in zip(*table, strict=True)]
+    kept = list(range(len(header)))
+    for name in spare:
+        needed = sum(widths[place] + len(_GAP) for place in kept[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
+        if room is not None and needed > room and name in header:
+            kept.remove(header.index(name))
+    *before, last = kept
+    lines = [_GAP.join([*(fit(row[place], widths[place]) for place in before), row[last]]).rstrip() for row in table]
+    return lines if room is None else [clip(line, room) for line in lines]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 
 import click
 
 from gputui.core import units
 from gputui.core.text import clean
+from gputui.runs.selection import RunFilter
 from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
@@ -15,7 +18,7 @@ from gputui.store.runs import read_runs
 from gputui.store.studies import read_studies
 from gputui.ui.cli.context import Session, is_wide, json_option, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
-from gputui.ui.cli.selection import sizes_of
+from gputui.ui.cli.selection import filter_options, sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
@@ -30,21 +33,26 @@ from gputui.ui.tui.layout.run_words import (
     unmeasured_words,
 )
 
+ORDERS = ("loss", "size", "started")
+_SPARE = ("SIZE", "ATTEMPT", "TAGS", "NAME", "GPUS", "ETA", "TIME")
+"""The columns that narrow terminals do without, the first ones first."""
+
 
 @verb("ps", changes=False)
 @json_option
 @click.option("--active", is_flag=True, help="Only runs that are not over.")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag.")
+@click.option("--sort", "order", type=click.Choice(ORDERS), help="Lowest loss, largest or newest first.")
+@filter_options()
 @click.pass_obj
-def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]) -> None:
+def command(session: Session, as_json: bool, active: bool, order: str | None, only: RunFilter) -> None:
     """List the runs, newest first."""
-    connection = session.reader_or_none()
+    connection, now = session.reader_or_none(), time.time()
     runs = [] if connection is None else read_runs(connection, active_only=active)
-    runs = [run for run in runs if all(tag.removeprefix("#") in run.tags for tag in tags)]
-    sizes = sizes_of(session, runs) if as_json or is_wide() else {}
+    runs = [run for run in runs if only.matches(run, now)]
+    sizes = sizes_of(session, runs) if as_json or order == "size" or is_wide() else {}
+    listed = [] if connection is None else _in_order([row_of(connection, run) for run in runs], order, sizes)
     if as_json:
-        rows = [row_of(connection, run) for run in runs] if connection else []
-        print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in rows])
+        print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in listed])
         return
     is_active = any(not run.state.is_over for run in runs)
     if connection is not None and not is_active:
@@ -52,9 +60,9 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
     session.note_missing_agent(is_active=is_active)
     pause = None if connection is None else queue.pause(connection)
     if pause is not None:
-        say(pause_line(pause, time.time()))
-    if tags and not runs:
-        say(f"no run has the tag {' '.join(tags)}")
+        say(pause_line(pause, now))
+    if only and not runs:
+        say("no run matches")
         return
     if connection is None or not runs:
         over = 0 if connection is None else len(read_runs(connection, over_only=True))
@@ -64,13 +72,25 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
             say(f"no runs yet in {session.workspace.state}; gputui profile list shows what can run")
         return
     unread = intake.without_metrics(connection)
-    listed = [row_of(connection, run) for run in runs]
     has_own = any(row.progress.has_own_metric for row in listed)
-    now = time.time()
     table = [_row(row, unread.get(row.run.run_id), now, has_own, sizes.get(row.run.run_id)) for row in listed]
     unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
     heads = [head for head in table[0] if head not in unused and (sizes or head != "SIZE")]
-    print_table(heads, [[row[head] for head in heads] for row in table])
+    spare = [head for head in _SPARE if head.lower() != order]
+    print_table(heads, [[row[head] for head in heads] for row in table], spare=spare)
+
+
+def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | None]) -> list[RunRow]:
+    """The rows, newest first, in one of `ORDERS`: unknown values come last."""
+
+    def rank(row: RunRow) -> float:
+        run, loss = row.run, row.progress.loss
+        if order == "loss":
+            return math.inf if loss is None or math.isnan(loss) else loss
+        value = sizes[run.run_id] if order == "size" else run.started_at
+        return math.inf if value is None else -value
+
+    return rows if order is None else sorted(rows, key=rank)
 
 
 def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, size_bytes: int | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 
@@ -119,3 +120,19 @@ def test_sizes_are_in_wide_lists(filler: Filler, monkeypatch: pytest.MonkeyPatch
     assert "SIZE" not in said(filler.workspace, "ps")
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: True)
     assert "SIZE" in said(filler.workspace, "ps")
+
+
+def test_runs_are_listed_in_an_order_with_unknown_values_last(filler: Filler) -> None:
+    for run_id, losses in {"old-1": (0.5, 0.25), "new-1": (3.0, 0.125), "live-1": (math.nan,)}.items():
+        filler.attempt(run_id, 1, "running")
+        lines = [{"step": step, "time": filler.now, "loss": loss} for step, loss in enumerate(losses)]
+        filler.metrics(run_id, 1, lines)
+
+    def ids(*words: str) -> list[str]:
+        return [run["id"] for run in shape(filler.workspace, "ps", *words)]
+
+    assert ids("--sort", "loss")[:2] == ["new-1", "old-1"]
+    assert ids("--sort", "started") == ["new-1", "old-2", "old-1", "live-1"]
+    assert ids("--sort", "size")[0] == "old-1"
+    assert ids("--older", "30d", "--state", "succeeded", "--state", "failed") == ["old-2", "old-1"]
+    assert ids("--profile", "none") == [] and said(filler.workspace, "ps", "--profile", "none").count("\n") == 1
