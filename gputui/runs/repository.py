@@ -49,8 +49,8 @@ def fitting_name(text: str) -> str:
 
 
 def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:
-    """A new id ``name-N`` and the run's place in the order of all runs. N counts per name; ids
-    whose folder still exists, and names of other runs, are skipped."""
+    """A new id ``name-N`` and the run's place in the order of all runs. N goes on from the highest
+    that the name had; ids whose folder still exists, and names of other runs, are skipped."""
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
     # By id: a run that was renamed keeps the id of its launch.
     start = f"{name}-"
@@ -60,8 +60,19 @@ def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[st
         (len(start), start),
     )
     taken = taken_folders | {row[0] for row in rows}
-    number = next(number for number in itertools.count(1) if f"{name}-{number}" not in taken)
+    highest = connection.execute("SELECT highest FROM run_numbers WHERE name = ?", (name,)).fetchone() or (0,)
+    number = next(number for number in itertools.count(highest[0] + 1) if f"{name}-{number}" not in taken)
     return f"{name}-{number}", int(sequence)
+
+
+def _note_number(connection: sqlite3.Connection, run_id: str) -> None:
+    """Store the number of an id as used."""
+    name, _, number = run_id.rpartition("-")
+    if number.isdecimal():
+        connection.execute(
+            "INSERT INTO run_numbers VALUES (?1, ?2) ON CONFLICT DO UPDATE SET highest = max(highest, ?2)",
+            (name, int(number)),
+        )
 
 
 def insert_run(
@@ -94,6 +105,7 @@ def insert_run(
         study_id=spec.study_id,
         trial=spec.trial,
     )
+    _note_number(connection, run_id)
     _set_roles(connection, run_id, spec)
     insert(connection, "transitions", run_id=run_id, at=now, to_state=RunState.QUEUED, cause=cause, actor=actor)
 

@@ -142,6 +142,13 @@ CREATE INDEX runs_by_state ON runs (state);
 -- The study and the trial that a run is of.
 CREATE INDEX runs_by_study ON runs (study_id, trial) WHERE study_id IS NOT NULL;
 
+-- The highest number that the id of a run had behind each name. A removed run's id is not given again: exports and notes
+-- name it.
+CREATE TABLE run_numbers (
+    name TEXT PRIMARY KEY,
+    highest INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- The tags (JSON list) and the note that a person gave a run. A change replaces the row, so that the highest number
 -- says whether anything changed, the name in `runs` too.
 CREATE TABLE run_labels (

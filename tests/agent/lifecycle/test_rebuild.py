@@ -13,6 +13,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.run_files import EARLY_FILE
 from gputui.core.config import Workspace
+from gputui.runs.repository import next_run_id
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.attempts import read_attempts
@@ -137,3 +138,10 @@ def test_attempts_that_a_restored_database_does_not_know_are_those_of_the_disk(
     held = context.connection.execute("SELECT gpu_uuid FROM leases").fetchall()
     assert held == ([("GPU-1",)] if exit_record is None else [])
     assert rebuild(context) == []
+
+
+def test_ids_go_on_behind_those_that_were_read_back(context: AgentContext, workspace: Workspace) -> None:
+    write_run(workspace, "net-3", {}, exits={1: '{"code": 0}'})
+    write_run(workspace, "net-x", {}, exits={1: '{"code": 0}'})
+    assert set(rebuild(context)) == {"net-3", "net-x"}
+    assert next_run_id(context.connection, "net", {"net-3", "net-x"})[0] == "net-4"

@@ -116,3 +116,13 @@ def test_files_on_a_target_that_cannot_be_known_are_named_in_the_log(
     ask_to_remove(supervisor)
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
     assert mentions(caplog.text, "a-1.1", "target", "stay")
+
+
+def test_the_id_of_a_removed_run_is_not_used_again(supervisor: Supervisor) -> None:
+    connection = supervisor.context.connection
+    for run_id in ("a-1", "a-2", "b-7"):
+        add_run(connection, run_id, RunState.STOPPED, workspace=supervisor.context.workspace)
+    for run_id in ("a-2", "b-7"):
+        ask_to_remove(supervisor, run_id)
+    assert [repository.next_run_id(connection, name, set())[0] for name in ("a", "b", "c")] == ["a-3", "b-8", "c-1"]
+    assert repository.next_run_id(connection, "a", {"a-3", "a-5"})[0] == "a-4"
