@@ -5,6 +5,7 @@ cost: GPU-hours, and energy from the GPUs' counters. Every reader raises sqlite3
 from __future__ import annotations
 
 import itertools
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -82,6 +83,17 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
     attempts = records(connection, Attempt, query, *values)
     placed = placements.of_run(connection, attempts[0].run_id) if attempts else {}
     return [replace(attempt, placement=placed.get(attempt.number)) for attempt in attempts] if placed else attempts
+
+
+def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
+    """For each attempt, the first step that a later one did again; infinite if none."""
+    cuts: dict[int, float] = {}
+    lowest = math.inf
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        cuts[attempt.number] = lowest
+        if attempt.first_step is not None:
+            lowest = min(lowest, attempt.first_step)
+    return cuts
 
 
 class FellowStay(Struct, frozen=True):

@@ -121,17 +121,6 @@ class AxisMap(Struct, frozen=True):
         return None if begin is None else timeline.trained_before[attempt] + at - begin
 
 
-def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
-    """For each attempt, the first step that a later one did again; infinite if none."""
-    cuts: dict[int, float] = {}
-    lowest = math.inf
-    for attempt in sorted(attempts, key=lambda each: -each.number):
-        cuts[attempt.number] = lowest
-        if attempt.first_step is not None:
-            lowest = min(lowest, attempt.first_step)
-    return cuts
-
-
 def interpolate(pairs: Pairs, x: float) -> float | None:
     """The function at ``x``; beyond an end, the value at the end. None without pairs."""
     if not pairs:

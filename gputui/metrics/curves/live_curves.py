@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.metrics.curves import lines as run_lines
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, cuts_of, epoch_of
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, epoch_of
 from gputui.metrics.curves.bins import NARROWEST_BIN, CurveBuilder
 from gputui.metrics.curves.epochs import epoch_points
 from gputui.metrics.curves.hardware import HardwareCurves
@@ -28,7 +28,7 @@ from gputui.metrics.curves.model import (
     RankCurves,
     Window,
 )
-from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
 from gputui.store.metrics.queries import FilePosition

@@ -11,11 +11,11 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.metrics.curves.axis import AxisTimeline, cuts_of, interpolate
+from gputui.metrics.curves.axis import AxisTimeline, interpolate
 from gputui.metrics.curves.bins import AttemptBins, joined_curve
 from gputui.metrics.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
 from gputui.metrics.draw.envelope import Bin
-from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import queries
 
 

@@ -8,10 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gputui.metrics.curves.axis import cuts_of
 from gputui.metrics.curves.names import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Validation, spread
-from gputui.store.attempts import Attempt
+from gputui.store.attempts import Attempt, cuts_of
 from gputui.store.metrics.queries import StoredLine
 from gputui.store.metrics.roles import MetricRoles
 
