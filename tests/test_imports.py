@@ -21,6 +21,14 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     ("statement", "forbidden"),
     [
+        (
+            "import gputui; gputui.log({}, step=1)",
+            {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "msgspec", "psutil"},
+        ),
+        (
+            "import gputui; gputui.runs, gputui.metrics",
+            {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "watchdog", "polars", "trainer"},
+        ),
         ("import gputui.agent.startup", {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "trainer"}),
         ("import gputui.machine.sampler", {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "watchdog", "trainer"}),
         ("import gputui.ui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
@@ -42,3 +50,9 @@ def test_the_screen_does_not_reach_into_the_agent() -> None:
     code = "import gputui.ui.tui.app, sys; print([m for m in sys.modules if m.startswith('gputui.agent')])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.strip() == "[]"
+
+
+def test_the_api_loads_no_package_with_the_name_of_a_function() -> None:
+    code = "import gputui, sys; print(gputui.run, [m for m in ('gputui.runs', 'gputui.metrics') if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.strip().endswith("[]")

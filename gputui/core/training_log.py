@@ -1,0 +1,61 @@
+"""The line of metrics that a training script writes by ``gputui.log``. Standard library only: it is quick to import."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import SupportsFloat, SupportsIndex
+
+
+def log(values: Mapping[str, SupportsFloat], *, step: SupportsIndex) -> None:
+    """Append a line of metrics to the file of the run; outside a run of gputui, do nothing.
+
+    Every rank and thread may call it. A file that cannot be written is no error: no training ends for it.
+
+    Args:
+        values: numbers by name, also scalars of torch and numpy.
+        step: the step in the whole run.
+
+    Raises:
+        TypeError: a name is not text, a value not a number, or the step not a whole number.
+    """
+    line = {
+        **{_name(name): _number(name, value) for name, value in values.items()},
+        "step": operator.index(step),
+        "time": time.time(),
+    }
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", ""))
+    if rank.isdecimal():
+        line["rank"] = int(rank)
+    path = os.environ.get("GPUTUI_METRICS")
+    if path is None:
+        return
+    # One write to a file opened with O_APPEND, so that lines of ranks and threads never mix.
+    data = f"{json.dumps(line)}\n".encode()
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a metric is text, not {name!r}")
+    return name
+
+
+def _number(name: str, value: object) -> float:
+    """The value as a number. Raises TypeError."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, SupportsFloat):
+        # A tensor of several values raises an error of its library's own.
+        with suppress(Exception):
+            return float(value)
+    raise TypeError(f"the metric {name!r} is a number, not {type(value).__name__}")
