@@ -13,6 +13,7 @@ from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
     Exit,
     JsonGroup,
@@ -30,7 +31,7 @@ MOST = 1000
 
 @click.group("alerts", cls=JsonGroup, invoke_without_command=True)
 @click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
-@click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
+@click.option("--run", metavar="RUN", shell_complete=completers.runs, help="Those of one run, those that are over too.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bool) -> None:
@@ -123,7 +124,7 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
 
 
 @command.command("rules", changes=False)
-@click.argument("profile", required=False)
+@click.argument("profile", required=False, shell_complete=completers.profiles)
 @json_option
 @click.pass_obj
 def rules(session: Session, profile: str | None, as_json: bool) -> None:

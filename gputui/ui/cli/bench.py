@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from gputui.core import units
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def command() -> None:
 
 
 @command.command("scaling", changes=True)
-@click.argument("profile")
+@click.argument("profile", shell_complete=completers.profiles)
 @click.option("--gpus", metavar="1,2,4", help="Numbers of GPUs to compare.")
 @click.option("--processes", metavar="1,2", help="Numbers of CPU processes instead, on a machine without GPUs.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter, such as steps=200.")

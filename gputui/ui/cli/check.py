@@ -13,6 +13,7 @@ from gputui.core.redaction import Redactor
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, print_json, say, verb
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ _MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 
 
 @verb("check", changes=False)
-@click.argument("profile")
+@click.argument("profile", shell_complete=completers.profiles)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
-@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option(
+    "--gpus",
+    metavar="N|0,1|all",
+    shell_complete=completers.gpus,
+    help="How many GPUs, or which (else as the profile says).",
+)
 @click.option(
     "--log",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

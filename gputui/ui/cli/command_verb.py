@@ -6,6 +6,7 @@ import click
 
 from gputui.ui.cli.context import Session, Verb
 
+SCRIPT_SUFFIXES = (".py", ".ipynb", ".sh")
 IS_COMMAND = "gputui.is_command"
 """Of a click context: whether its words are a command and not a profile."""
 
@@ -14,11 +15,12 @@ class CommandVerb(Verb):
     """A command whose options come before a typed command, but stand anywhere beside a profile."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from gputui.ui.cli import launch_spec
-
-        words, is_separated = self._words_of(ctx, args)
+        words, is_command = self._words_of(ctx, args)
         session = ctx.find_object(Session)
-        is_command = is_separated or (session is not None and launch_spec.is_command(session, words[:1]))
+        if session is not None and not is_command:
+            from gputui.ui.cli import launch_spec
+
+            is_command = launch_spec.is_command(session, words[:1])
         ctx.allow_interspersed_args = not is_command
         ctx.meta[IS_COMMAND] = is_command
         return super().parse_args(ctx, args)

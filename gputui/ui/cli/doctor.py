@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, verb
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
 
 
 @verb("doctor", changes=lambda options: options["bandwidth"])
-@click.argument("profile", required=False)
+@click.argument("profile", required=False, shell_complete=completers.profiles)
 @click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
 @click.option("--bandwidth", is_flag=True, help="Measure copies and all-reduce too, on the free GPUs (slow).")
 @click.option(

@@ -21,6 +21,7 @@ from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, say, verb
 from gputui.ui.tui.layout.words import dated_clock
 
@@ -29,7 +30,7 @@ MAX_ALERTS = 8
 
 
 @verb("explain", changes=False)
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=completers.runs)
 @click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
 @click.pass_obj
 def command(session: Session, run: str | None, evidence: bool) -> None:

@@ -13,11 +13,12 @@ from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format, absolute_target
 from gputui.store.metrics import queries
 from gputui.store.runs import Run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, say, verb
 
 
 @verb("export", changes=lambda options: options["follow"] or FORMATS[options["name"]].is_address)
-@click.argument("run")
+@click.argument("run", shell_complete=completers.runs)
 @click.argument("names", nargs=-1)
 @click.option("--to", "name", type=click.Choice(tuple(FORMATS)), required=True, help="Which form.")
 @click.option("--out", help="File, folder or (mlflow) tracking URI; else named after the run.")

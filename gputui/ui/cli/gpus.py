@@ -16,6 +16,7 @@ from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
 from gputui.ui.tui.layout.process_words import process_words
 
@@ -25,7 +26,12 @@ XID_SECONDS = 86_400.0
 
 @verb("gpus", changes=lambda options: options["clear"] is not None)
 @json_option
-@click.option("--clear", metavar="GPU", help="Let runs have a GPU again that is in quarantine (index or UUID).")
+@click.option(
+    "--clear",
+    metavar="GPU",
+    shell_complete=completers.gpus,
+    help="Let runs have a GPU again that is in quarantine (index or UUID).",
+)
 @click.option(
     "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
 )

@@ -25,9 +25,8 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
+from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES
 from gputui.ui.cli.context import Exit, Session
-
-SCRIPT_SUFFIXES = (".py", ".ipynb", ".sh")
 
 
 def load_profile(session: Session, wanted: str, *, or_else: str = "") -> Profile:

@@ -16,6 +16,7 @@ from gputui.runs.log_lines import stop_report
 from gputui.runs.logs import RankLog, read_window, shown_logs, tail_text
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, verb
 
 TAIL_BYTES = 256 << 10
@@ -25,7 +26,7 @@ STOP_BYTES = 8 << 10
 
 
 @verb("logs", changes=False)
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=completers.runs)
 @click.option("-f", "--follow", is_flag=True, help="Follow over attempts until the run ends.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank (else everything).")
 @click.option("--attempt", type=click.IntRange(1), help="An earlier attempt (else the newest).")

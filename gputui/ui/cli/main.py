@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from gputui.core.config import locate, own_checkout
 from gputui.ui.cli.context import Exit, Session, fail
@@ -52,6 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Administration": {
         "agent": ("agent", "Start or stop the agent; record always, orphans, Prometheus."),
+        "completion": ("completion", "Print the script that completes names in bash, zsh or fish."),
     },
 }
 VERBS = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
@@ -74,12 +76,17 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from gputui.core.yaml_forms.problems import nearest
 
             meant = nearest(args[0], VERBS)
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands without importing them, as click would."""
+        named = [CompletionItem(name, help=text) for name, (_, text) in VERBS.items() if name.startswith(incomplete)]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, verbs in SECTIONS.items():

@@ -21,6 +21,7 @@ from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json_list, print_table, say, verb
 from gputui.ui.tui.layout.panels import by_interest
 
@@ -31,7 +32,7 @@ _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch":
 
 
 @verb("metrics", changes=lambda options: options["loss"] is not None)
-@click.argument("run")
+@click.argument("run", shell_complete=completers.runs)
 @click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Every point, machine-readable.")
 @click.option("--plot", is_flag=True, help="Draw it.")

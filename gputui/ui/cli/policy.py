@@ -14,6 +14,7 @@ from gputui.recovery import policies, policy_simulation, policy_words
 from gputui.recovery.effects import AppliedAction, Result
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policy_simulation import SimulatedAttempt
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 @command.command("show", changes=False)
-@click.argument("what", metavar="[NAME|PROFILE|RUN]", default="standard")
+@click.argument("what", metavar="[NAME|PROFILE|RUN]", default="standard", shell_complete=completers.profiles)
 @json_option
 @click.pass_obj
 def show(session: Session, what: str, as_json: bool) -> None:
@@ -88,8 +89,8 @@ def show(session: Session, what: str, as_json: bool) -> None:
 
 @command.command("try", changes=False)
 @click.option("--incident", "kind", required=True, metavar="KIND", help="The trouble that the run meets.")
-@click.option("--profile", metavar="PROFILE", help="A new run of this profile.")
-@click.option("--run", "run", metavar="RUN", help="A new run like this one.")
+@click.option("--profile", metavar="PROFILE", shell_complete=completers.profiles, help="A new run of this profile.")
+@click.option("--run", "run", metavar="RUN", shell_complete=completers.runs, help="A new run like this one.")
 @click.option("--policy", "policy_name", metavar="NAME", help="A built-in policy in place of its own.")
 @click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
 @click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _first_mistake(entry: ProfileEntry) -> str | None:
 
 
 @command.command("save", changes=False)
-@click.argument("run")
+@click.argument("run", shell_complete=completers.runs)
 @click.argument("name", required=False)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="File; else that of the name in the home.")
 @click.pass_obj
@@ -95,7 +96,7 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
 
 
 @command.command("export", changes=False)
-@click.argument("profile")
+@click.argument("profile", shell_complete=completers.profiles)
 @click.option("--to", "system", type=click.Choice(tuple(MANIFESTS)), required=True, help="System.")
 @click.option("--out", type=click.Path(path_type=Path), help="File; else standard output.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")

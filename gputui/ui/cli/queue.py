@@ -10,6 +10,7 @@ import click
 from gputui.core import units
 from gputui.store import queue
 from gputui.store.json_shapes import iso
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
     Exit,
     JsonGroup,
@@ -113,7 +114,7 @@ def resume_queue(session: Session, as_json: bool) -> None:
 
 
 @command.command("move", changes=True)
-@click.argument("run")
+@click.argument("run", shell_complete=completers.runs)
 @click.option("--first", is_flag=True, help="Before all others that wait.")
 @click.option("--last", is_flag=True, help="Behind all others that wait.")
 @click.option("--up", is_flag=True, help="One place earlier.")

@@ -17,12 +17,13 @@ from gputui.reports.summary.gates import GATE_THRESHOLDS
 from gputui.reports.summary.stored_facts import active_since, read_facts, siblings
 from gputui.reports.summary.story import verdict, verdict_on_all
 from gputui.store.runs import Run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, verb
 from gputui.ui.tui.dialogs.typed_time import SPAN, TypedTimeError, parse_moment
 
 
 @verb("report", changes=False)
-@click.argument("names", metavar="[RUN]...", nargs=-1)
+@click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=completers.runs)
 @click.option("--since", metavar="TIME", help="All runs active since: 24h, 7d, 2026-11-20.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures; files only with --out.")

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
-from gputui.recovery.actions import NO_CHECKPOINTS
 from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
+from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
@@ -29,10 +29,28 @@ DECISION_SECONDS = 1.0
 
 
 @verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb)
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROFILE | SCRIPT… | -- COMMAND…")
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="PROFILE | SCRIPT… | -- COMMAND…",
+    shell_complete=completers.profiles,
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
-@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as profile or launcher say, or 1).")
-@click.option("--on", "target", metavar="TARGET", help="Where it runs (gputui target list); else here.")
+@click.option(
+    "--gpus",
+    metavar="N|0,1|all",
+    shell_complete=completers.gpus,
+    help="How many GPUs, or which (else as profile or launcher say, or 1).",
+)
+@click.option(
+    "--on",
+    "target",
+    metavar="TARGET",
+    shell_complete=completers.targets,
+    help="Where it runs (gputui target list); else here.",
+)
 @click.option("--time", "time_limit", metavar="TIME", help="With --on: the job's limit, such as 8h.")
 @click.option("--partition", help="With --on: the job's partition.")
 @click.option("--account", help="With --on: the account that pays for the job.")
@@ -40,7 +58,14 @@ DECISION_SECONDS = 1.0
 @click.option(
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
 )
-@click.option("--after", "predecessors", multiple=True, metavar="RUN", help="Start once this run has succeeded.")
+@click.option(
+    "--after",
+    "predecessors",
+    multiple=True,
+    metavar="RUN",
+    shell_complete=completers.runs,
+    help="Start once this run has succeeded.",
+)
 @click.option("--notify", is_flag=True, help="Tell everybody in notify.yaml when it ends or recovers.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
@@ -120,6 +145,8 @@ def command(
         state = first_state(session, run_id)
         say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
         if spec.typed and spec.checkpoints is None:
+            from gputui.recovery.actions import NO_CHECKPOINTS
+
             say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (docs/recipes.md)")
 
 

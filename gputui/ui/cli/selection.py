@@ -18,6 +18,7 @@ from gputui.runs.disk_use import folder_bytes
 from gputui.runs.selection import ACTS_ON, RunFilter, age_seconds
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
     CommandRefusedError,
     Exit,
@@ -57,8 +58,22 @@ def filter_options(tag: str = "--tag") -> Callable[[Function], Function]:
             "--state", "states", multiple=True, type=click.Choice(_STATES), metavar="STATE", help="Only runs in it."
         ),
         click.option(tag, "tags", multiple=True, metavar="TAG", help="Only runs with this tag."),
-        click.option("--profile", "profiles", multiple=True, metavar="NAME", help="Only runs of this profile."),
-        click.option("--study", "studies", multiple=True, metavar="ID", help="Only trials of this study."),
+        click.option(
+            "--profile",
+            "profiles",
+            multiple=True,
+            metavar="NAME",
+            shell_complete=completers.profiles,
+            help="Only runs of this profile.",
+        ),
+        click.option(
+            "--study",
+            "studies",
+            multiple=True,
+            metavar="ID",
+            shell_complete=completers.studies,
+            help="Only trials of this study.",
+        ),
         click.option("--older", type=_Age(), metavar="TIME", help="Only what ended, or if active began, before: 30d."),
     )
 
@@ -98,7 +113,7 @@ class RunChoice(NamedTuple):
 def several_runs(tag: str = "--tag") -> Callable[[Function], Function]:
     """Arguments and options of a command that acts on several runs, handed over as ``choice``."""
     options = (
-        click.argument("names", nargs=-1, metavar="[RUN]…"),
+        click.argument("names", nargs=-1, metavar="[RUN]…", shell_complete=completers.runs),
         filter_options(tag),
         click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask about runs that were not named."),
         click.option("--dry-run", "is_rehearsal", is_flag=True, help="Only list the runs."),

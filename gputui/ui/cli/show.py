@@ -37,6 +37,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
+from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
 from gputui.ui.cli.selection import sizes_of
 from gputui.ui.tui.data.progress import row_of
@@ -77,9 +78,14 @@ class RunDetails(Struct, frozen=True):
 
 
 @verb("show", changes=False)
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=completers.runs)
 @click.option("--diff", "with_diff", is_flag=True, help="How the code that ran differed from its git commit.")
-@click.option("--against", metavar="RUN", help="With --diff: how it differed from the code of that run.")
+@click.option(
+    "--against",
+    metavar="RUN",
+    shell_complete=completers.runs,
+    help="With --diff: how it differed from the code of that run.",
+)
 @json_option
 @click.pass_obj
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:

@@ -15,7 +15,8 @@ from gputui.core import units
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.store.studies import StudyLookupError, StudyRecord, find_study, read_studies, read_trials
 from gputui.studies.spec import missing_library, study_spec
-from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
+from gputui.ui.cli import completers
+from gputui.ui.cli.command_verb import IS_COMMAND, SCRIPT_SUFFIXES, CommandVerb
 from gputui.ui.cli.context import (
     Exit,
     Group,
@@ -28,7 +29,6 @@ from gputui.ui.cli.context import (
     say,
     typed_moment,
 )
-from gputui.ui.cli.launch_spec import SCRIPT_SUFFIXES
 from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row, waiting_trials
 
 
@@ -43,7 +43,12 @@ def command() -> None:
 
 @command.command("run", changes=lambda options: not options["dry_run"], cls=CommandVerb)
 @click.argument(
-    "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE | PROFILE | SCRIPT… | -- COMMAND…"
+    "words",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="FILE | PROFILE | SCRIPT… | -- COMMAND…",
+    shell_complete=completers.study_files,
 )
 @click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Run each combination of these values.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="With --grid: a value of every trial.")
@@ -54,7 +59,13 @@ def command() -> None:
 @click.option("--over", type=click.Choice(("best", "last")), help="With --grid: which value counts.  [default: best]")
 @click.option("--parallel", type=click.IntRange(1, 256), help="With --grid: trials at a time (else as many as fit).")
 @click.option("--name", help="With --grid: what the study is called (else the profile's name and -grid).")
-@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui target list); else here.")
+@click.option(
+    "--on",
+    "target",
+    metavar="TARGET",
+    shell_complete=completers.targets,
+    help="Where its trials run (gputui target list); else here.",
+)
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its first points and what they are expected to take.")
 @json_option
@@ -116,7 +127,7 @@ def _typed_moment(at: str | None) -> float | None:
 
 
 @command.command("check", changes=False)
-@click.argument("file")
+@click.argument("file", shell_complete=completers.study_files)
 @click.option("--dry-run", is_flag=True, help="Show the first ten trials, and the time expected from earlier runs.")
 @json_option
 @click.pass_obj
@@ -162,7 +173,7 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
 
 
 @command.command("show", changes=False)
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=completers.studies)
 @click.option("--source", is_flag=True, help="Only the study's file.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
 @json_option
@@ -202,7 +213,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
 
 
 @command.command("pause", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @json_option
 @click.pass_obj
 def pause(session: Session, study: str, as_json: bool) -> None:
@@ -211,7 +222,7 @@ def pause(session: Session, study: str, as_json: bool) -> None:
 
 
 @command.command("resume", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @json_option
 @click.pass_obj
 def resume(session: Session, study: str, as_json: bool) -> None:
@@ -220,7 +231,7 @@ def resume(session: Session, study: str, as_json: bool) -> None:
 
 
 @command.command("stop", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @json_option
 @click.pass_obj
 def stop(session: Session, study: str, as_json: bool) -> None:
@@ -229,7 +240,7 @@ def stop(session: Session, study: str, as_json: bool) -> None:
 
 
 @command.command("extend", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @click.option("--trials", type=click.IntRange(1), help="So many trials more.")
 @click.option("--gpu-hours", type=click.FloatRange(0, min_open=True), help="So many GPU-hours more.")
 @click.option("--wall", metavar="TIME", help="So much time more, such as 2h.")
@@ -248,7 +259,7 @@ def extend(
 
 
 @command.command("enqueue", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @click.option("--set", "values", multiple=True, required=True, metavar="KEY=VALUE", help="A tuned parameter's value.")
 @json_option
 @click.pass_obj
@@ -266,7 +277,7 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
 
 
 @command.command("prune", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @click.argument("trial", type=click.IntRange(0))
 @json_option
 @click.pass_obj
@@ -276,7 +287,7 @@ def prune(session: Session, study: str, trial: int, as_json: bool) -> None:
 
 
 @command.command("keep", changes=True)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @click.argument("trial", type=click.IntRange(0))
 @click.option("--undo", is_flag=True, help="Leave it to the pruner again.")
 @json_option
@@ -287,7 +298,7 @@ def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) ->
 
 
 @command.command("export", changes=False)
-@click.argument("study")
+@click.argument("study", shell_complete=completers.studies)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--lineage", is_flag=True, help="The course of a population's best member as a profile with phases.")
 @click.option("--trial", type=click.IntRange(0), help="With --lineage: of this member instead.")
@@ -318,7 +329,7 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
 
 
 @command.command("report", changes=False)
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=completers.studies)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="A folder: a page, and with pictures.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
 @json_option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gputui.ui.cli import launch_spec
+from gputui.ui.cli import completers, launch_spec
 from gputui.ui.cli.check import result_line
 from gputui.ui.cli.context import Exit, Group, Session, json_option, print_json, print_table, say
 
@@ -44,7 +44,7 @@ def list_(session: Session, as_json: bool) -> None:
 
 
 @command.command("check", changes=True)
-@click.argument("name")
+@click.argument("name", shell_complete=completers.targets)
 @json_option
 @click.pass_obj
 def check(session: Session, name: str, as_json: bool) -> None:
