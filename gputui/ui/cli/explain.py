@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,13 +17,14 @@ from gputui.store import alerts, checkpoints
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import read_attempts
 from gputui.store.events import SINK_KINDS, EventView, read_data_events
+from gputui.store.json_shapes import alert_shape
 from gputui.store.metrics import intake
 from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, say, verb
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.tui.layout.words import dated_clock
 
 WIDTH = 100
@@ -32,40 +34,79 @@ MAX_ALERTS = 8
 @verb("explain", changes=False)
 @click.argument("run", required=False, shell_complete=completers.runs)
 @click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
+@json_option
 @click.pass_obj
-def command(session: Session, run: str | None, evidence: bool) -> None:
-    """Explain what happened to a run (by default the newest), why each decision was taken, and its state now."""
-    from gputui.recovery.checkpoints.attempt_spans import spans_of
-    from gputui.recovery.checkpoints.resumable import checkpoints_sentence, seen_checkpoints_sentence
-    from gputui.runs.spec import known_spec
+def command(session: Session, run: str | None, evidence: bool, as_json: bool) -> None:
+    """Explain what happened to a run (by default the newest), why each decision was taken, and its state now.
 
+    --json is that of gputui show with the paragraphs, alerts and folders of evidence.
+    """
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         kept = evidence_folders(session.workspace.run_dir(view.run_id))
         if evidence:
-            if not kept:
-                fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", Exit.REFUSED)
-            for folder in kept:
-                say(str(folder))
+            _print_folders(view, kept, as_json)
             return
-        story = story_of(connection, view)
+        story = [*story_of(connection, view), *_remarks(connection, view)]
         raised = alerts.of_run(connection, view.run_id)
-        if rows := checkpoints.of_run(connection, view.run_id):
-            spec = known_spec(view)
-            if spec is not None and spec.checkpoints is None:
-                story.append(seen_checkpoints_sentence(rows))
-            else:
-                spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
-                story.append(checkpoints_sentence(rows, spans))
-        story += [f"{event.message[:1].upper()}{event.message[1:]}." for event in data_events(connection, view.run_id)]
-        if trouble := intake_words(intake.intake(connection, view.run_id)):
-            story.append(f"{trouble}.")
+        if as_json:
+            print_json(_shape(session, connection, view, story, raised, kept))
+            return
     if raised:
         story.append(alerts_sentence(raised))
     if kept:
         attempts_word = "attempt " if len(kept) == 1 else "attempts "
         story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
     print_paragraphs(story)
+
+
+def _print_folders(view: Run, kept: Sequence[Path], as_json: bool) -> None:
+    if as_json:
+        print_json([str(folder) for folder in kept])
+        return
+    if not kept:
+        fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", Exit.REFUSED)
+    for folder in kept:
+        say(str(folder))
+
+
+def _remarks(connection: sqlite3.Connection, view: Run) -> Iterator[str]:
+    """The sentences behind the story: on the run's checkpoints, and on trouble with what it wrote."""
+    from gputui.recovery.checkpoints.attempt_spans import spans_of
+    from gputui.recovery.checkpoints.resumable import checkpoints_sentence, seen_checkpoints_sentence
+    from gputui.runs.spec import known_spec
+
+    if rows := checkpoints.of_run(connection, view.run_id):
+        spec = known_spec(view)
+        if spec is not None and spec.checkpoints is None:
+            yield seen_checkpoints_sentence(rows)
+        else:
+            spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
+            yield checkpoints_sentence(rows, spans)
+    for event in data_events(connection, view.run_id):
+        yield f"{event.message[:1].upper()}{event.message[1:]}."
+    if trouble := intake_words(intake.intake(connection, view.run_id)):
+        yield f"{trouble}."
+
+
+def _shape(
+    session: Session,
+    connection: sqlite3.Connection,
+    view: Run,
+    story: Sequence[str],
+    raised: Sequence[AlertView],
+    kept: Sequence[Path],
+) -> dict[str, Any]:
+    """The JSON of ``gputui explain --json``."""
+    from gputui.ui.cli.show import details_shape, read_details
+
+    now = time.time()
+    return {
+        **details_shape(read_details(session, connection, view, now)),
+        "paragraphs": list(story),
+        "alerts": [alert_shape(alert, now) for alert in raised],
+        "evidence_folders": [str(folder) for folder in kept],
+    }
 
 
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:

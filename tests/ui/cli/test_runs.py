@@ -192,3 +192,23 @@ def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
         assert [(each["step"], each["value"]) for each in machine.json("metrics", run_id, "loss")] == points
     (machine.folder / "none").mkdir()
     machine.gputui("import", str(machine.folder / "none"), code=2)
+
+
+def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(workspace: Workspace) -> None:
+    filler = Filler(workspace)
+    filler.overnight()
+    filler.bad_night()
+    filler.close()
+    folder = workspace.run_dir("vit-b16-1") / "incidents" / "1-cuda_oom"
+    folder.mkdir(parents=True)
+    explained, shown = shape(workspace, "explain", "vit-b16-1"), shape(workspace, "show", "vit-b16-1")
+    assert (
+        explained["attempts"][:2] == shown["attempts"][:2]
+        and explained["cost_of_failures"] == shown["cost_of_failures"]
+    )
+    assert set(explained) - set(shown) == {"paragraphs", "alerts", "evidence_folders"}
+    printed = " ".join(said(workspace, "explain", "vit-b16-1").split())
+    assert all(paragraph in printed for paragraph in explained["paragraphs"]) and len(explained["paragraphs"]) >= 5
+    assert [alert["rule"] for alert in explained["alerts"]].count("gradient_norm") == 1
+    assert explained["evidence_folders"] == shape(workspace, "explain", "vit-b16-1", "--evidence") == [str(folder)]
+    assert shape(workspace, "explain", "resnet50-2", "--evidence") == []
