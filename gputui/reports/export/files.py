@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gputui.core.files import replaced
+from gputui.reports.export.formats import LOCAL_DATABASE
 from gputui.reports.export.sink import ExportError, Position, Sink, TargetTakenError
 from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item
@@ -127,6 +128,18 @@ def refuse_full_folder(target: Path) -> None:
             raise ExportError(f"{target} is a file; choose another place")
     except OSError as error:
         raise cannot_write(target, error) from error
+
+
+def make_folder(target: str) -> None:
+    """Make the folder that an absolute target lies in; an address has one only in a local database.
+    Raises ExportError."""
+    folder = Path(target.removeprefix(LOCAL_DATABASE)).parent
+    if not folder.is_absolute():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
 
 
 def cannot_write(path: Path, error: OSError) -> ExportError:

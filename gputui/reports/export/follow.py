@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.core.files import replaced
-from gputui.reports.export.files import cannot_write, refuse_full_file, refuse_other_than_files
+from gputui.reports.export.files import cannot_write, make_folder, refuse_full_file, refuse_other_than_files
 from gputui.reports.export.formats import FORMATS, Format, missing_package
 from gputui.reports.export.sink import ExportError, Sink
 from gputui.reports.export.subject import Subject, read_subject
@@ -60,7 +60,7 @@ def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> in
     """Write what a run has so far to an absolute target; returns the lines or steps. A file is
     written completely or not at all. ``replaces``: a file is replaced, a tracker gets another run.
 
-    Raises ExportError. Nothing is left behind, except in a tracker that failed.
+    Raises ExportError. Nothing but the folder is left behind, except in a tracker that failed.
     """
     if FORMATS[name].is_folder or FORMATS[name].is_address:
         if replaces:
@@ -68,9 +68,11 @@ def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> in
         sink = make_sink(name, subject, target)
         if not (replaces and FORMATS[name].is_address):
             sink.refuse_taken()
+        make_folder(target)
         return _write_all(sink, subject, Path(target))
     path = Path(target)
     (refuse_other_than_files if replaces else refuse_full_file)(path)
+    make_folder(target)
     try:
         with replaced(path) as file:
             return _write_all(make_sink(name, subject, file.name), subject, path)
@@ -161,11 +163,10 @@ class Follower:
         """Make the target this sink's, even if `begin` fails. One in the run's own folder is its,
         from before the database was lost."""
         target = Path(self.target)
-        is_path = not FORMATS[self.name].is_address
-        if not (is_path and target.is_relative_to(folder)):
+        is_address = FORMATS[self.name].is_address
+        if is_address or not target.is_relative_to(folder):
             sink.refuse_taken()
-        if is_path:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.target)
         return self._save(subject, SinkCursor(self.name if self.is_sink else None, written_at=self.wall()))
 
     def _save(self, subject: Subject, cursor: SinkCursor) -> SinkCursor:

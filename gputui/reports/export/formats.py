@@ -10,7 +10,8 @@ from typing import Literal, TypeGuard
 from msgspec import Struct
 
 Format = Literal["csv", "jsonl", "parquet", "sqlite", "tensorboard", "mlflow", "wandb"]
-_SQLITE = "sqlite:///"
+LOCAL_DATABASE = "sqlite:///"
+"""The begin of an address that is followed by the path of a file."""
 
 
 class FormatFacts(Struct, frozen=True):
@@ -87,6 +88,6 @@ def absolute_target(name: Format, target: str, base: Path) -> str:
     """A target relative to ``base``, made absolute."""
     if not FORMATS[name].is_address:
         return str(base / Path(target).expanduser())
-    if target.startswith(_SQLITE) and not target.startswith(f"{_SQLITE}/"):
-        return f"{_SQLITE}{base / target.removeprefix(_SQLITE)}"
+    if target.startswith(LOCAL_DATABASE) and not target.startswith(f"{LOCAL_DATABASE}/"):
+        return f"{LOCAL_DATABASE}{base / target.removeprefix(LOCAL_DATABASE)}"
     return target

@@ -13,13 +13,16 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.reports.export.follow import export
-from gputui.reports.export.formats import Format
+from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.mlflow_sink import valid_name, without_login
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
 from tests.texts import mentions
 from tests.ui.cli.program import said
 from tests.ui.tui.filling import NOW, Filler
+
+PREFIXES = {"mlflow": "sqlite:///"}
+"""What stands before the path in a target."""
 
 
 @pytest.fixture
@@ -42,6 +45,13 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
 def write(filler: Filler, form: Format, target: Path | str, *, replace: bool = False) -> int:
     subject = read_subject(filler.connection, "net-1", form, str(target))
     return export(subject, form, str(target), replaces=replace)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_missing_folders_are_made(form: Format, filler: Filler, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "folder" / "out"
+    said(filler.workspace, "export", "net-1", "--to", form, "--out", f"{PREFIXES.get(form, '')}{target}")
+    assert target.exists()
 
 
 def test_files_hold_what_was_measured(filler: Filler, tmp_path: Path) -> None:
@@ -112,9 +122,10 @@ def test_mlflow(filler: Filler, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_leaves_nothing(filler: Filler, tmp_path: Path) -> None:
     forms: tuple[Format, ...] = ("csv", "jsonl", "parquet")
     old = tmp_path / "old"
+    (tmp_path / "file").touch()
     for form in forms:
-        with pytest.raises(ExportError, match=r"cannot write .*/gone/out: No such file or directory; choose another"):
-            write(filler, form, tmp_path / "gone" / "out")
+        with pytest.raises(ExportError, match=r"cannot write .*/file/folder: .*; choose another"):
+            write(filler, form, tmp_path / "file" / "folder" / "out")
         old.write_text("as it was")
         with pytest.raises(ExportError, match="exists already"):
             write(filler, form, old)
