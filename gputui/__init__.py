@@ -1,4 +1,4 @@
-"""Read runs, metrics and GPUs of a home, and log metrics of a run: docs/python.md."""
+"""Read runs, metrics and GPUs of a home, and log metrics of a run: gputui help python."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -184,6 +184,11 @@ def shipped_studies() -> Path:
     return _shipped("studies")
 
 
+def shipped_pages() -> Path:
+    """The folder of the documentation that comes with gputui."""
+    return _shipped("docs")
+
+
 def _shipped(name: str) -> Path:
     packaged = Path(__file__).resolve().parents[1] / f"shipped_{name}"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / name

@@ -51,7 +51,7 @@ def saved_profile(run: Run, name: str, history: SavedHistory) -> str:
     if secrets:
         remarks[""].append(f"{', '.join(secrets)}: secret values are not stored; write them here")
     remarks[""] += [remark for report in history.sources for remark in _source_remarks(report)]
-    title = f"What {name} starts, as it ran. gputui check {name} shows it; docs/profiles.md has every key."
+    title = f"What {name} starts, as it ran. gputui check {name} shows it; gputui help profiles has every key."
     return profile_text(title, keys, remarks)
 
 

@@ -52,7 +52,9 @@ def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Work
     known |= {name: {"name": name, **stored_target(target)} for name, target in own.items()}
     if name in known:
         return known[name]
-    others = f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; docs/targets.md shows how"
+    others = (
+        f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; gputui help targets says how"
+    )
     raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, known) or others}")
 
 

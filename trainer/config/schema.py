@@ -91,7 +91,7 @@ class DataSettings(_Group):
     """The data and how it is read"""
 
     data: DataSource = Field("auto", description="auto: digits or stdlib")
-    data_dir: Path | None = Field(None, description="folder of the data (docs/trainer.md)")
+    data_dir: Path | None = Field(None, description="folder of the data (gputui help trainer)")
     tokenizer: Path | None = Field(None, description="documents: a Hugging Face tokenizer's folder")
     data_column: str = Field("", description="parquet: column of the data; default: by type")
     label_column: str = Field("label", description="parquet: the column with the class")

@@ -70,7 +70,7 @@ class Draft:
     @property
     def text(self) -> str:
         """The profile as a file."""
-        title = f"{self.name}, drafted by gputui init. gputui check shows what it starts; docs/recipes.md has more."
+        title = f"{self.name}, drafted by gputui init. gputui check shows what it starts; gputui help recipes has more."
         return profile_text(title, self.keys, self.remarks)
 
 

@@ -47,7 +47,8 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: P
         read_profile(profile.text, path)
     except ProfileError as error:
         fail(
-            f"no valid profile could be drafted: {error.problems[0]}; write one by hand (docs/profiles.md)", Exit.USAGE
+            f"no valid profile could be drafted: {error.problems[0]}; gputui help profiles says how to write one",
+            Exit.USAGE,
         )
     try:
         _write_new(path, profile.text)

@@ -87,7 +87,7 @@ def _print(trial: Trial, log: Path, loss: str | None) -> None:
             say(f"    then expected {clean(near.expected)}, found {clean(near.found) or 'the end of the line'}")
     if not trial.points:
         say("")
-        say("nothing would be drawn; docs/profiles.md says what patterns understand")
+        say("nothing would be drawn; gputui help profiles says what patterns understand")
 
 
 def _print_points(trial: Trial, loss: str | None) -> None:

@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Administration": {
         "agent": ("agent", "Start or stop the agent; record always, orphans, Prometheus."),
+        "help": ("help", "Print a page of the documentation."),
         "completion": ("completion", "Print the script that completes names in bash, zsh or fish."),
     },
 }

@@ -103,7 +103,7 @@ def _none_words(connection: sqlite3.Connection, run: Run) -> str:
     trouble = intake_words(intake.intake(connection, run.run_id))
     spec = known_spec(run)
     if spec is not None and not spec.metrics:
-        trouble = "its profile says metrics: off; metrics: there says where they are (docs/profiles.md)"
+        trouble = "its profile says metrics: off; metrics: there says where they are (gputui help profiles)"
     if not trouble and not run.attempt:
         trouble = f"it has not started ({run.waiting_for or run.state})"
     return f"{run.run_id} has no metrics" + (f": {trouble}" if trouble else "" if run.state.is_over else " yet")

@@ -147,7 +147,7 @@ def command(
         if spec.typed and spec.checkpoints is None:
             from gputui.recovery.actions import NO_CHECKPOINTS
 
-            say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (docs/recipes.md)")
+            say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (gputui help recipes)")
 
 
 def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:

@@ -29,7 +29,7 @@ def list_(session: Session, as_json: bool) -> None:
     if as_json:
         print_json(list(found.values()))
     elif not found:
-        say(f"no targets in {session.workspace.targets}; docs/targets.md shows how to write one")
+        say(f"no targets in {session.workspace.targets}; gputui help targets shows how to write one")
     else:
         rows = [
             (

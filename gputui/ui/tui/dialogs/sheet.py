@@ -76,7 +76,7 @@ class HelpScreen(SheetScreen):
     """The help of one page."""
 
     def __init__(self, about: Context) -> None:
-        super().__init__(f"Keys · gputui {VERSION} · docs/screen.md")
+        super().__init__(f"Keys · gputui {VERSION} · gputui help screen")
         self._about = about
 
     def lines(self, width: int) -> list[Line]:

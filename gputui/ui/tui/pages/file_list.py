@@ -85,7 +85,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         if self.rows is None:
             return f"Reading {self.WHAT}s…"
         if not self.rows:
-            doc = "docs/studies.md" if "study" in self.WHAT else "docs/profiles.md"
+            doc = "gputui help studies" if "study" in self.WHAT else "gputui help profiles"
             return f"There is no {self.WHAT}; {doc} says how to write one."
         return f"No {self.WHAT} matches." if self.chosen_path is None else f"↵ {self.VERB}s this file."
 
