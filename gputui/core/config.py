@@ -47,13 +47,17 @@ class Workspace(Struct, frozen=True):
     state: Path
 
     @property
-    def label(self) -> str:
-        """``the home /data/home``, as ``--home`` and GPUTUI_HOME take it; in the XDG directories,
-        which have no such folder, ``the state folder /data/gputui``."""
+    def place(self) -> Path:
+        """The folder that ``--home`` and GPUTUI_HOME take; in the XDG directories, which have no such
+        folder, the state folder."""
         home = self.state.parent
-        if self == Workspace(home / "profiles", home / "state"):
-            return f"the home {home}"
-        return f"the state folder {self.state}"
+        return home if self == Workspace(home / "profiles", home / "state") else self.state
+
+    @property
+    def label(self) -> str:
+        """``the home /data/home``, or ``the state folder /data/gputui``."""
+        kind = "state folder" if self.place == self.state else "home"
+        return f"the {kind} {self.place}"
 
     @property
     def database(self) -> Path:

@@ -24,6 +24,8 @@ def test_what_is_said_goes_before_it() -> None:
     assert locate(None, {"HOME": "/h"}, checkout=checkout).state == Path("/checkout/state")
     assert locate(None, {"HOME": "/h"}).state == Path("/h/.local/state/gputui")
     assert locate("/given", environ).label == "the home /given"
+    assert locate("/given", environ).place == Path("/given")
+    assert locate(None, {"HOME": "/h"}).place == Path("/h/.local/state/gputui")
     assert locate(None, {"HOME": "/h"}).label == "the state folder /h/.local/state/gputui"
     assert locate(None, {"HOME": "/h", "XDG_STATE_HOME": "/x"}).label == "the state folder /x/gputui"
 

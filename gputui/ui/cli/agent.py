@@ -66,17 +66,17 @@ def status(session: Session, as_json: bool) -> None:
     identity = read_identity(session.workspace)
     connection = session.reader_or_none()
     view = None if connection is None else read_agent(connection)
-    home = str(session.workspace.state.parent)
+    workspace = session.workspace
     record = _record(session, connection)
     if as_json:
-        shape = json_shapes.agent_shape(view, running=identity is not None, home=home)
+        shape = json_shapes.agent_shape(view, running=identity is not None, home=str(workspace.place))
         print_json({**shape, "record": record.to_json()})
         return
     if identity is None:
-        say(f"no agent runs for {home}")
+        say(f"no agent runs for {workspace.label}")
     else:
         doing = "recording" if identity.recording else "in the background"
-        say(f"agent {identity.version} {doing}, pid {identity.process.pid}, home {home}")
+        say(f"agent {identity.version} {doing}, pid {identity.process.pid}, {workspace.label}")
     for line in record.lines():
         say(line)
 

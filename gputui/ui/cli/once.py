@@ -60,7 +60,7 @@ def once(session: Session, *, at: str | None, as_json: bool) -> int:
     if moment is None and not is_running and notice is None:
         notice = _age_notice(snapshot)
     if as_json:
-        print_json(snapshot_shape(snapshot, running=is_running, home=str(session.workspace.state.parent)))
+        print_json(snapshot_shape(snapshot, running=is_running, home=str(session.workspace.place)))
     else:
         width, height = frame_size(os.environ, sys.stdout)
         lines = overview_frame(snapshot, width, height, host_name=socket.gethostname(), notice=notice)
