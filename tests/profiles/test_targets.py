@@ -48,7 +48,7 @@ def test_an_option_that_the_target_cannot_have(
     assert mentions(str(caught.value), *words) and "\n" not in str(caught.value)
 
 
-FREE = {"state": "ok", "run_id": None, "processes": [], "quarantine": None}
+FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quarantine": None}
 
 
 @table(
@@ -56,6 +56,7 @@ FREE = {"state": "ok", "run_id": None, "processes": [], "quarantine": None}
     [
         (0, json.dumps([FREE, {**FREE, "run_id": "vit-3"}]), "pass", ("1 of 2", "vit-3")),
         (0, json.dumps([{**FREE, "processes": [{"pid": 7}]}, {**FREE, "state": "lost"}]), "warn", ("0 of 2",)),
+        (0, json.dumps([FREE, {**FREE, "locked_by": "vit-1 of alice (pid 5)"}]), "pass", ("1 of 2",)),
         (0, f"Last login: today\n{json.dumps([FREE])}\n", "pass", ("1 of 1",)),
         (0, "[]", "warn", ("0 of 0",)),
         (127, "", "skip", ("unknown",)),

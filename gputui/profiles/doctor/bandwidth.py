@@ -106,14 +106,15 @@ class Bandwidth(Struct, frozen=True):
     latency_seconds: float | None = None
 
 
-def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
-    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs."""
+def free_gpus(reading: GpuReading, held: Sequence[str]) -> tuple[int, ...] | None:
+    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs. ``held`` are
+    the UUIDs of those that runs of any home or user have."""
     if reading.source != "nvml" or not reading.facts:
         return None
     free = []
     for number, gpu in enumerate(reading.facts):
         sample = reading.samples.get(gpu.uuid)
-        if gpu.mig_mode or gpu.uuid in leased or sample is None or sample.state != "ok":
+        if gpu.mig_mode or gpu.uuid in held or sample is None or sample.state != "ok":
             continue
         used, busy = sample.memory_used_bytes, sample.utilization_percent
         if used is not None and used < FREE_MEMORY_BYTES and (busy is None or busy < FREE_PERCENT):

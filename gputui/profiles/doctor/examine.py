@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +20,7 @@ from gputui.profiles.doctor.home import check_home
 from gputui.profiles.doctor.host import check_host
 from gputui.profiles.probe import InterpreterAnswer, ProbeError, ask_interpreter
 from gputui.runs.checks import CheckResult
+from gputui.runs.gpu_locks import GpuLocks
 from gputui.store import hardware
 from gputui.store.database import StoreError, open_reader
 
@@ -69,15 +70,23 @@ def examine(
         *host,
         *home_future.result(),
     ]
-    return [*results, *_bandwidth(interpreter, answer, gpus, leased)] if bandwidth else results
+    if not bandwidth:
+        return results
+    return [*results, *_bandwidth(interpreter, answer, gpus, held_gpus(workspace, gpus, leased))]
+
+
+def held_gpus(workspace: Workspace, gpus: GpuReading, leased: Sequence[str]) -> list[str]:
+    """The UUIDs of the GPUs that runs of this home, of another one or of another user have."""
+    locks = GpuLocks.of(workspace)
+    return [gpu.uuid for gpu in gpus.facts if gpu.uuid in leased or locks.holder(gpu.uuid) is not None]
 
 
 def _bandwidth(
-    interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading, leased: list[str]
+    interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading, held: list[str]
 ) -> list[CheckResult]:
     if answer is None or answer.torch is None or answer.missing:
         return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
-    free = free_gpus(gpus, leased)
+    free = free_gpus(gpus, held)
     if free is not None and not free:
         return [CheckResult("bandwidth", "skip", "no GPU is free; ask again when nothing runs")]
     uuids = None if free is None else [gpus.facts[number].uuid for number in free]

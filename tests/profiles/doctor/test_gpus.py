@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.fakenvml.build import FakeNvml
+from gputui.core.config import Workspace
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
 from gputui.profiles.doctor.bandwidth import Bandwidth, check_bandwidth, free_gpus, measure
-from gputui.profiles.doctor.examine import check_interpreter
+from gputui.profiles.doctor.examine import check_interpreter, held_gpus
 from gputui.profiles.doctor.gpus import (
     GpuReading,
     check_driver,
@@ -24,6 +25,7 @@ from gputui.profiles.doctor.gpus import (
     read_gpus,
 )
 from gputui.profiles.probe import InterpreterAnswer
+from gputui.runs.gpu_locks import GpuLocks
 from gputui.store.series import GpuSample, GpuSlowSample
 from tests.machine.conftest import fake_library, fake_nvml  # noqa: F401 - fixtures
 from tests.texts import mentions
@@ -144,6 +146,15 @@ def test_only_free_gpus_are_measured() -> None:
         assert free_gpus(reading, leased) == free, (changes, leased)
     for reading in (replace(FREE, facts=()), replace(FREE, source="simulated")):
         assert free_gpus(reading, []) is None
+
+
+def test_a_gpu_is_held_by_a_lease_here_or_by_a_lock_of_anybody(workspace: Workspace) -> None:
+    # Simulated GPUs: their locks are in this home.
+    workspace.scenario.touch()
+    assert held_gpus(workspace, FREE, []) == [] and held_gpus(workspace, FREE, ["GPU-1"]) == ["GPU-1"]
+    taken = GpuLocks.of(workspace).take(["GPU-0"])
+    assert held_gpus(workspace, FREE, []) == ["GPU-0"]
+    taken.close()
 
 
 def test_figures_of_a_fit_machine() -> None:
