@@ -32,7 +32,7 @@ from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import FastTick
+from gputui.machine.gpu_model import FastTick, Inventory
 from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
@@ -206,7 +206,7 @@ class Agent:
         parts.do("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
         if is_tick:
-            parts.do("the locks of GPUs", self.supervisor.admission.note_locks)
+            self._note_gpus()
         now = self.context.monotonic()
         # Work that is due before the sampler's next tick is done now: one wake-up a second serves
         # all.
@@ -267,13 +267,24 @@ class Agent:
     def _read_sampler(self) -> bool:
         """Take in the sampler's messages; True if its tick is among them."""
         messages, recorder = self.sampler.read(), self.context.recorder
-        recorder.take(messages)
+        inventories = [message for message in messages if isinstance(message, Inventory)]
+        if inventories:
+            # Before the first sample, which is what a command waits for that asks which GPUs are free.
+            recorder.take(inventories)
+            recorder.flush()
+            self._note_gpus()
+        recorder.take(message for message in messages if not isinstance(message, Inventory))
         if self.options.output is not None:
             indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
             self.options.output.take(messages, indices)
         recorder.flush(heartbeat=True)
         self.supervisor.needs_schedule = True
         return any(isinstance(message, FastTick) for message in messages)
+
+    def _note_gpus(self) -> None:
+        """Store which GPUs others hold, and which this home uses."""
+        self.supervisor.parts.do("the locks of GPUs", self.supervisor.admission.note_locks)
+        self.supervisor.parts.do("the choice of GPUs", self.supervisor.used_gpus.turn)
 
     def _pump(self) -> bool:
         if self.context.janitor.is_log_late:

@@ -88,6 +88,11 @@ class Workspace(Struct, frozen=True):
         return self.profiles.parent / "record.yaml"
 
     @property
+    def gpus(self) -> Path:
+        """The GPUs that runs of this home use; may be missing."""
+        return self.profiles.parent / "gpus.yaml"
+
+    @property
     def study_files(self) -> Path:
         """Study files of this home, found by name; may be missing."""
         return self.profiles.parent / "studies"

@@ -1,13 +1,18 @@
-"""The GPUs that a profile or ``--gpus`` selects, and which of this machine's GPUs these are."""
+"""The GPUs that a profile, ``--gpus`` or ``gpus.yaml`` selects, and which of this machine's GPUs these are."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import PlainValidator
+
+from gputui.core.yaml_forms.forms import Model, expected
 from gputui.core.yaml_forms.problems import did_you_mean, shorten
 from gputui.machine.gpu_model import GpuFacts
+from gputui.runs.gpu_conditions import EXCLUDED
 from gputui.runs.spec import GpuRequest
 
 MAX_GPUS = 1024
@@ -86,9 +91,14 @@ def shell_selection(text: str) -> Selection:
     return parse_selection(devices) if devices else Selection()
 
 
-def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, memory_bytes: int | None) -> GpuRequest:
+def request_gpus(
+    selection: Selection,
+    inventory: Sequence[GpuFacts] | None,
+    memory_bytes: int | None,
+    excluded: Collection[str] = (),
+) -> GpuRequest:
     """The request for the scheduler. ``inventory`` is None if the driver has not been asked, and
-    empty if it shows no GPU.
+    empty if it shows no GPU; ``excluded`` are the UUIDs of those that this home does not use.
 
     Raises SelectionError with a remedy.
     """
@@ -104,20 +114,25 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
         return GpuRequest(len(selection.devices) or selection.count, uuids, memory_bytes)
     if not inventory:
         raise SelectionError("no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU")
-    whole = [gpu for gpu in inventory if not gpu.mig_mode]
+    used = [gpu for gpu in inventory if gpu.uuid not in excluded]
+    if not used:
+        raise SelectionError(f"gpus.yaml names no GPU of this machine, which has {_indices(inventory)}")
+    whole = [gpu for gpu in used if not gpu.mig_mode]
     if selection.is_all:
-        if len(whole) < len(inventory):
-            split = _indices([gpu for gpu in inventory if gpu.mig_mode])
+        if len(whole) < len(used):
+            split = _indices([gpu for gpu in used if gpu.mig_mode])
             raise SelectionError(f"GPU {split} is in MIG mode and cannot be used; {_others(whole)}")
         return GpuRequest(len(whole), (), memory_bytes)
     if not selection.devices:
         if selection.count > len(whole):
             fewer = "to run on the CPU" if not whole else "instead"
             asked = f"{selection.count} GPU{'' if selection.count == 1 else 's'} asked for"
-            raise SelectionError(f"{asked}, {machine_has(inventory)}; use --gpus {len(whole)} {fewer}")
+            raise SelectionError(f"{asked}, {machine_has(inventory, excluded)}; use --gpus {len(whole)} {fewer}")
         return GpuRequest(selection.count, (), memory_bytes)
     chosen = [_find(device, inventory) for device in selection.devices]
     for gpu in chosen:
+        if gpu.uuid in excluded:
+            raise SelectionError(f"GPU {gpu.index} {EXCLUDED}; {_others(whole)}")
         if gpu.mig_mode:
             raise SelectionError(f"GPU {gpu.index} is in MIG mode and cannot be used; {_others(whole)}")
     uuids = tuple(gpu.uuid for gpu in chosen)
@@ -126,11 +141,13 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
     return GpuRequest(len(uuids), uuids, memory_bytes)
 
 
-def machine_has(inventory: Sequence[GpuFacts]) -> str:
-    """The number of GPUs that a run may have, and those that MIG keeps from it."""
-    split = [gpu for gpu in inventory if gpu.mig_mode]
-    has = f"this machine has {len(inventory) - len(split)}"
-    return f"{has} without GPU {_indices(split)}, in MIG mode" if split else has
+def machine_has(inventory: Sequence[GpuFacts], excluded: Collection[str] = ()) -> str:
+    """The number of GPUs that a run may have, and those that MIG or ``gpus.yaml`` keeps from it."""
+    others = [gpu for gpu in inventory if gpu.uuid in excluded]
+    split = [gpu for gpu in inventory if gpu.mig_mode and gpu not in others]
+    words = [f"without GPU {_indices(split)}, in MIG mode"] if split else []
+    words += [f"without GPU {_indices(others)}, not used here (gpus.yaml)"] if others else []
+    return " ".join([f"this machine has {len(inventory) - len(split) - len(others)}", *words])
 
 
 def _device(item: object) -> int | str:
@@ -173,3 +190,19 @@ def _others(whole: Sequence[GpuFacts]) -> str:
 
 def _malformed(given: object) -> NoSelectionError:
     return NoSelectionError(f"expected {EXPECTED}, found {shorten(repr(given))}", is_refusal=False)
+
+
+def _used(given: object) -> frozenset[int | str]:
+    try:
+        devices = parse_selection(given).devices if isinstance(given, list) else ()
+    except SelectionError:
+        devices = ()
+    if not devices:
+        raise expected("a list of indices or UUIDs such as [0, 1, 2]")
+    return frozenset(devices)
+
+
+class GpusForm(Model):
+    """``gpus.yaml``: the GPUs that runs of the home may have; the others are left to other users."""
+
+    use: Annotated[frozenset[int | str], PlainValidator(_used)]

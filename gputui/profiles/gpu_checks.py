@@ -42,6 +42,11 @@ class GpuSituation(Struct, frozen=True):
     def facts(self) -> list[GpuFacts]:
         return [gpu.facts for gpu in self.conditions]
 
+    @property
+    def excluded(self) -> set[str]:
+        """The UUIDs of the GPUs that this home does not use."""
+        return {gpu.facts.uuid for gpu in self.conditions if gpu.is_excluded}
+
     def condition(self, uuid: str) -> GpuCondition:
         return next(gpu for gpu in self.conditions if gpu.facts.uuid == uuid)
 

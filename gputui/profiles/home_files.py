@@ -1,5 +1,5 @@
-"""``alerts.yaml``, ``notify.yaml`` and ``record.yaml`` of a home: overrides of alert rules, the
-recipients of messages, and the retention of samples.
+"""``alerts.yaml``, ``notify.yaml``, ``record.yaml`` and ``gpus.yaml`` of a home: overrides of alert
+rules, the recipients of messages, the retention of samples, and the GPUs for its runs.
 
 Most homes have none of them, and the agent then does not import pydantic.
 """
@@ -32,6 +32,18 @@ def load_recipients(path: Path) -> tuple[Recipient, ...]:
     from gputui.profiles.notify_form import read_recipients
 
     return read_recipients(read_text(path, "file of recipients"), path)
+
+
+def load_used_gpus(path: Path) -> frozenset[int | str] | None:
+    """The indices and UUIDs of the GPUs that the file gives to runs; None without a file: all.
+    Raises ProfileError with every problem and its line."""
+    if not path.exists():
+        return None
+    from gputui.core.yaml_forms.file import parse_file, read_text
+    from gputui.core.yaml_forms.forms import validated
+    from gputui.profiles.devices import GpusForm
+
+    return validated(parse_file(read_text(path, "file of GPUs"), path), path, GpusForm).use
 
 
 def load_alerts(path: Path) -> Overrides:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +58,7 @@ def resolve(
     overrides: Mapping[str, Scalar] | None = None,
     gpus_override: str | None = None,
     inventory: Sequence[GpuFacts] | None = None,
+    excluded: Collection[str] = (),
     environ: Mapping[str, str] | None = None,
     target: Mapping[str, Any] | None = None,
     heeds_shell_gpus: bool = True,
@@ -67,7 +68,8 @@ def resolve(
     ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type;
     ``gpus_override`` is ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or
     UUIDs, without which CUDA_VISIBLE_DEVICES of ``environ`` counts if ``heeds_shell_gpus``;
-    ``inventory`` are the GPUs of this machine, None if unknown; ``environ`` is that of the person
+    ``inventory`` are the GPUs of this machine, None if unknown, ``excluded`` the UUIDs of those that
+    this home does not use; ``environ`` is that of the person
     who launches; ``target`` is None for this machine.
 
     Raises ResolveError with every problem.
@@ -90,7 +92,7 @@ def resolve(
         elif target is None and heeds_shell_gpus and (shell := _shell_gpus(selection, env)) is not None:
             source = SHELL_GPUS
             selection = shell_selection(shell)
-        gpus = _gpus(form, selection, inventory)
+        gpus = _gpus(form, request_gpus(selection, inventory, form.requires.gpu_memory, excluded))
         if source == SHELL_GPUS:
             gpus = replace(gpus, shell=env[SHELL_GPUS])
     except SelectionError as error:
@@ -213,9 +215,8 @@ def _shell_gpus(usual: Selection, environ: Mapping[str, str]) -> str | None:
     return environ.get(SHELL_GPUS)
 
 
-def _gpus(form: ProfileForm, selection: Selection, inventory: Sequence[GpuFacts] | None) -> GpuRequest:
-    """The request for the selected GPUs. Raises SelectionError."""
-    request = request_gpus(selection, inventory, form.requires.gpu_memory)
+def _gpus(form: ProfileForm, request: GpuRequest) -> GpuRequest:
+    """The request for GPUs with what the profile says of them."""
     request = replace(request, beside_desktop=form.beside_desktop)
     if form.min_gpus is None or not request.count:
         return request

@@ -23,6 +23,8 @@ HOT_CELSIUS = 80.0
 _COOL_CELSIUS = 50.0
 _BAND_CELSIUS = 15.0
 
+EXCLUDED = "is not used here (gpus.yaml)"
+
 _PYTHON = re.compile(r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s|$)|\s+-[XW]\s*\S+)*\s*(-m\s+)?")
 
 
@@ -35,6 +37,7 @@ class GpuCondition(Struct, frozen=True):
         holders: the runs that lease it; shared_by: the study whose trials share it.
         quarantine: the reason of one; alert: the title of an active one.
         locked_by: another home or user that holds its lock, in words.
+        is_excluded: ``gpus.yaml`` leaves it to others.
         is_lingering: a process of an ended attempt is still on it.
     """
 
@@ -48,6 +51,7 @@ class GpuCondition(Struct, frozen=True):
     quarantine: str | None = None
     alert: str | None = None
     locked_by: str | None = None
+    is_excluded: bool = False
     is_lingering: bool = False
 
     @property
@@ -63,7 +67,9 @@ class GpuCondition(Struct, frozen=True):
 
     @property
     def broken(self) -> str | None:
-        """The reason why nothing can run on it until somebody repairs or replaces it, or None."""
+        """The reason why nothing can run on it until somebody allows, repairs or replaces it, or None."""
+        if self.is_excluded:
+            return EXCLUDED
         if self.quarantine is not None:
             return f"is in quarantine ({self.quarantine})"
         if self.sample is not None and self.sample.state != "ok":
@@ -178,6 +184,7 @@ def condition_of(gpu: GpuView, quarantine: str | None = None, alert: str | None 
         quarantine=quarantine,
         alert=alert,
         locked_by=gpu.locked_by,
+        is_excluded=gpu.is_excluded,
     )
 
 

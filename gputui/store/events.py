@@ -61,6 +61,7 @@ EventKind = Literal[
     "gpu_unresponsive",
     "gpu_quarantined",  # [UUID]
     "gpu_cleared",  # [UUID]
+    "used_gpus_unusable",
     "gpu_xid",  # [UUID]
     "gpu_lost",  # [UUID]
     "gpu_returned",  # [UUID]

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     leases the GPU, and ``rank`` is the rank of that run's process on it; ``shared_with`` are (id,
     name) of other trials that share it. ``processes`` is None if the driver gave no list.
     ``event_text`` is the driver's newest event; ``locked_by`` the other home or user that has locked
-    it now.
+    it now; ``is_excluded``: ``gpus.yaml`` leaves it to others.
     """
 
     index: int
@@ -75,6 +75,7 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     event_text: str | None
     shared_with: tuple[tuple[str, str], ...] = ()
     locked_by: str | None = None
+    is_excluded: bool = False
 
     @property
     def own_used_bytes(self) -> int | None:
@@ -122,7 +123,7 @@ SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".joi
         ORDER BY at DESC LIMIT 1), g.processes) AS processes,
     iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
         JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
-    iif(:is_past, NULL, g.locked_by) AS locked_by,
+    iif(:is_past, NULL, g.locked_by) AS locked_by, iif(:is_past, 0, g.is_excluded) AS is_excluded,
     min(g.last_seen_at, :at) AS last_seen_at, e.at AS event_at, e.code AS event_code, e.text AS event_text
 FROM gpus AS g
 LEFT JOIN (SELECT uuid, code, text, max(at) AS at FROM (SELECT * FROM gpu_events WHERE at <= :at
@@ -231,6 +232,7 @@ def _gpu_view(
         run_name=run_name,
         rank=rank_among(processes, run_id),
         shared_with=tuple((other, name) for other, name in holders[1:]),
+        is_excluded=bool(row["is_excluded"]),
     )
 
 
@@ -295,6 +297,18 @@ def set_locks(connection: sqlite3.Connection, holders: Mapping[str, str | None])
     connection.executemany(
         "UPDATE gpus SET locked_by = ? WHERE uuid = ?", [(holder, uuid) for uuid, holder in holders.items()]
     )
+
+
+def set_excluded(connection: sqlite3.Connection, uuids: Collection[str]) -> None:
+    """Store which GPUs no run of this home gets, by ``gpus.yaml``. Raises sqlite3.Error."""
+    connection.execute(
+        "UPDATE gpus SET is_excluded = uuid IN (SELECT value FROM json_each(?))", (json.dumps(sorted(uuids)),)
+    )
+
+
+def excluded(connection: sqlite3.Connection) -> set[str]:
+    """The UUIDs of the GPUs that no run of this home gets, by ``gpus.yaml``."""
+    return {uuid for (uuid,) in connection.execute("SELECT uuid FROM gpus WHERE is_excluded").fetchall()}
 
 
 def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]:

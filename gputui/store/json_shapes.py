@@ -90,6 +90,7 @@ def gpu_shape(
         else {"at": iso(gpu.event_at), "code": gpu.event_code, "text": gpu.event_text},
         "run_ids": list(gpu.run_ids),
         "locked_by": gpu.locked_by,
+        "excluded": gpu.is_excluded,
     }
 
 

@@ -33,6 +33,7 @@ CREATE TABLE gpus (
     processes TEXT,
     processes_at REAL,
     locked_by TEXT,
+    is_excluded INTEGER NOT NULL DEFAULT 0,
     first_seen_at REAL NOT NULL,
     last_seen_at REAL NOT NULL
 ) STRICT;

@@ -39,15 +39,18 @@ def resolve_study(
     """
     if spec.target is not None:
         situation = None
-    whole = None if situation is None else sum(not gpu.mig_mode for gpu in situation.facts)
-    if situation is not None and whole and spec.gpus_per_trial > whole:
-        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, {machine_has(situation.facts)}; give {whole} at most"
+    inventory, excluded = (None, set()) if situation is None else (situation.facts, situation.excluded)
+    whole = sum(not gpu.mig_mode and gpu.uuid not in excluded for gpu in inventory or ())
+    if inventory is not None and whole and spec.gpus_per_trial > whole:
+        has = machine_has(inventory, excluded)
+        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, {has}; give {whole} at most"
         raise ResolveError([asked], is_refusal=True)
     base = resolve(
         profile,
         overrides=dict(spec.params),
         gpus_override=None if spec.gpus_per_trial == gpus_of(profile) else str(spec.gpus_per_trial),
-        inventory=None if situation is None else situation.facts,
+        inventory=inventory,
+        excluded=excluded,
         target=spec.target,
         heeds_shell_gpus=False,
     )

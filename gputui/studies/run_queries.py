@@ -73,7 +73,8 @@ def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, 
     """The number of trials that may run at the same time; see `decide.room_for`. ``base`` is the
     specification of their runs."""
     gpus, leased, queued = connection.execute(
-        "SELECT (SELECT count(*) FROM gpus WHERE present AND uuid NOT IN (SELECT gpu_uuid FROM gpu_quarantine)), "
+        "SELECT (SELECT count(*) FROM gpus WHERE present AND NOT is_excluded "
+        "AND uuid NOT IN (SELECT gpu_uuid FROM gpu_quarantine)), "
         "(SELECT count(DISTINCT l.gpu_uuid) FROM leases AS l JOIN runs AS r USING (run_id) "
         "WHERE r.study_id IS NOT ?1), (SELECT coalesce(sum(coalesce(gpu_count, max(spec ->> '$.gpus.count', "
         "json_array_length(spec, '$.gpus.uuids')))), 0) FROM runs "

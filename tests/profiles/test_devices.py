@@ -77,6 +77,28 @@ def test_requests(given: object, inventory: Sequence[GpuFacts] | None, request_:
 
 
 @table(
+    ("given", "result"),
+    [
+        ("all", GpuRequest(3)), (3, GpuRequest(3)), ("0,1", GpuRequest(2, tuple(UUIDS[:2]))),
+        (4, ("4 GPUs", "has 3 without GPU 3", "gpus.yaml", "--gpus 3")), ("3,", ("GPU 3", "gpus.yaml", "--gpus 0,1,2")),
+    ],
+)  # fmt: skip
+def test_gpus_that_the_home_leaves_to_others(given: object, result: GpuRequest | tuple[str, ...]) -> None:
+    selection, excluded = parse_selection(given), {UUIDS[3]}
+    if isinstance(result, GpuRequest):
+        assert request_gpus(selection, FOUR, None, excluded) == result
+        return
+    with pytest.raises(SelectionError) as caught:
+        request_gpus(selection, FOUR, None, excluded)
+    assert mentions(str(caught.value), *result) and caught.value.is_refusal
+
+
+def test_a_home_that_uses_no_gpu_of_the_machine_does_not_fall_back_to_the_cpu() -> None:
+    with pytest.raises(SelectionError, match=r"gpus\.yaml"):
+        request_gpus(parse_selection("all"), FOUR, None, set(UUIDS))
+
+
+@table(
     ("given", "inventory", "words"),
     [
         ("4", WITH_MIG, ("4 GPUs", "has 3", "GPU 3", "MIG", "--gpus 3")),

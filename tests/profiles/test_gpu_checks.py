@@ -190,6 +190,7 @@ def test_free_ones_in_the_order_of_their_indices() -> None:
         ({"alert": {1: "GPU hot"}, "processes": {0: desktop(780, 350, 690)}}, [2, 3, 1, 0]),
         ({"sample": {0: GpuSample("GPU-0", state="lost")}, "quarantine": {2: "XID 79"}}, [1, 3]),
         ({"processes": {0: desktop(2049), 1: [GpuProcess(5, 1 << 20, "C", "bob")]}}, [2, 3]),
+        ({"is_excluded": {1: True}, "sample": {0: of(0, 71)}}, [2, 3, 0]),
         ({"locked_by": {0: "vit-1 of alice (pid 5)"}, "sample": {3: of(3, gib=9)}}, [1, 2]),
     ],
 )  # fmt: skip

@@ -48,7 +48,7 @@ def test_an_option_that_the_target_cannot_have(
     assert mentions(str(caught.value), *words) and "\n" not in str(caught.value)
 
 
-FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quarantine": None}
+FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quarantine": None, "excluded": False}
 
 
 @table(

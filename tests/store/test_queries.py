@@ -170,7 +170,7 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
         "temperature_slowdown_celsius", "temperature_shutdown_celsius",
         "power_limit_default_watts", "power_limit_max_watts", "pcie_generation_max", "pcie_width_max",
         "compute_capability", "persistence_mode", "mig_mode", "memory_is_unified", "xids_last_day", "last_event",
-            "run_ids", "locked_by",
+            "run_ids", "locked_by", "excluded",
     ]  # fmt: skip
     assert gpu["pcie_width"] == 16 and gpu["nvlink_sent_bytes_per_second"] is None and gpu["last_event"] is None
     assert gpu["processes"][0] == {

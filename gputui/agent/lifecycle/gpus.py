@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
 from gputui.agent.recording.recorder import Recorder
+from gputui.core.config import file_identity
 from gputui.recovery.watch.rules import titles_by_subject
 from gputui.runs import repository
 from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.repository import GpuHolders
 from gputui.runs.scheduler import GpuAvailability
 from gputui.store.alerts import lasting
-from gputui.store.hardware import quarantined
+from gputui.store.hardware import excluded, quarantined, set_excluded
 from gputui.store.runs import get_run
 
 # Poll interval for the end of processes that cannot be killed.
@@ -37,7 +38,7 @@ def gpu_availability(
     if inventory is None:
         return None
     recorder, leases = context.recorder, repository.leases(connection)
-    in_use, failed = repository.leases_in_use(connection), quarantined(connection)
+    in_use, failed, unused = repository.leases_in_use(connection), quarantined(connection), excluded(connection)
     alerts = titles_by_subject(lasting(connection))
     gpus: list[GpuAvailability] = []
     for facts in inventory.gpus:
@@ -54,6 +55,7 @@ def gpu_availability(
             quarantine=failed[uuid].reason if uuid in failed else None,
             alert=alerts.get(uuid),
             locked_by=None if uuid in in_use else holder(uuid),
+            is_excluded=uuid in unused,
             is_lingering=uuid in held,
         )
         gpus.append(condition.availability())
@@ -62,6 +64,36 @@ def gpu_availability(
         run_ids, study = leases[uuid]
         gpus.append(GpuAvailability(uuid, None, run_ids, missing, out_of_service=True, shared_by=study))
     return gpus
+
+
+@dataclass(slots=True)
+class UsedGpus:
+    """The choice of ``gpus.yaml``: which GPUs runs of this home may have."""
+
+    context: AgentContext
+    # The file and the GPUs that the stored choice was made of.
+    seen: tuple[object, ...] = ()
+
+    def turn(self) -> None:
+        """Store which GPUs the file excludes, if it or the GPUs have changed. An invalid one changes
+        nothing. Raises sqlite3.Error."""
+        path, facts = self.context.workspace.gpus, self.context.recorder.facts
+        found = (file_identity(path), *((gpu.uuid, gpu.index) for gpu in facts.values()))
+        if found == self.seen:
+            return
+        # A machine without the file needs no YAML parser.
+        from gputui.core.yaml_forms.problems import ProfileError
+        from gputui.profiles.home_files import load_used_gpus
+
+        try:
+            used = load_used_gpus(path)
+        except ProfileError as error:
+            text = f"{error.problems[0]}; the choice of GPUs stays as it was"
+            self.context.note("used_gpus_unusable", text, severity="warning", subject="GPUs")
+        else:
+            unused = {gpu.uuid for gpu in facts.values() if used is not None and not used & {gpu.uuid, gpu.index}}
+            set_excluded(self.context.connection, unused)
+        self.seen = found
 
 
 def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:

@@ -26,7 +26,7 @@ from gputui.agent.lifecycle.attempt_end import end_attempt, machine_context
 from gputui.agent.lifecycle.checkpoint_retention import CheckpointRetention
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.execution import finish_postmortem
-from gputui.agent.lifecycle.gpus import GpuHolds
+from gputui.agent.lifecycle.gpus import GpuHolds, UsedGpus
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.source_search import SourceSearches
@@ -70,6 +70,7 @@ class Supervisor:
     unstepped_ends: list[str] = field(default_factory=list)
     parts: Parts = field(init=False)
     holds: GpuHolds = field(init=False)
+    used_gpus: UsedGpus = field(init=False)
     health: HealthMonitor = field(init=False)
     admission: Admission = field(init=False)
     waits: RecoveryWaits = field(init=False)
@@ -85,6 +86,7 @@ class Supervisor:
         self.searches = SourceSearches(context)
         self.health = HealthMonitor(context, self.parts)
         self.holds = GpuHolds(context)
+        self.used_gpus = UsedGpus(context)
         locks = GpuLocks.of(context.workspace)
         self.admission = Admission(context, self.parts, self.holds, locks, self._spawn)
         self.waits = RecoveryWaits(context, self.parts)

@@ -88,7 +88,7 @@ def _members(
     yield "doctor.json", _dump([result.to_json() for result in results], scrubber)
     shown = {name: value for name, value in environ.items() if name.startswith(_SHOWN_ENVIRONMENT)}
     yield "environment.json", _dump(dict(sorted(shown.items())), scrubber)
-    for path in (workspace.settings, workspace.alerts, workspace.record):
+    for path in (workspace.settings, workspace.alerts, workspace.record, workspace.gpus):
         if path.exists():
             parsed = _parsed(path)
             text = "not readable as YAML or JSON, left out" if parsed is None else parsed

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gputui.core.config import Workspace
 from gputui.profiles.doctor.bandwidth import TORCHRUN_MODULE, check_bandwidth, free_gpus, measure
-from gputui.profiles.doctor.gpus import GpuReading, check_gpus, has_nvidia_hardware, read_gpus
+from gputui.profiles.doctor.gpus import GpuReading, NotedGpus, check_gpus, has_nvidia_hardware, read_gpus
 from gputui.profiles.doctor.home import check_home
 from gputui.profiles.doctor.host import check_host
 from gputui.profiles.probe import InterpreterAnswer, ProbeError, ask_interpreter
@@ -55,7 +55,7 @@ def examine(
         )
         home_future = pool.submit(check_home, workspace, now)
         host = check_host()
-        quarantined, leased = _quarantined_and_leased(workspace)
+        noted = _noted_gpus(workspace)
     gpus = gpus_future.result()
     answer: InterpreterAnswer | None = None
     try:
@@ -65,14 +65,14 @@ def examine(
         remedy = "name a profile whose python: is the training environment's interpreter"
         python_results = [CheckResult("interpreter", "fail", f"{interpreter.python} {error}", remedy)]
     results = [
-        *check_gpus(gpus, quarantined, has_hardware=has_nvidia_hardware()),
+        *check_gpus(gpus, noted, has_hardware=has_nvidia_hardware()),
         *python_results,
         *host,
         *home_future.result(),
     ]
     if not bandwidth:
         return results
-    return [*results, *_bandwidth(interpreter, answer, gpus, held_gpus(workspace, gpus, leased))]
+    return [*results, *_bandwidth(interpreter, answer, gpus, held_gpus(workspace, gpus, noted.leased))]
 
 
 def held_gpus(workspace: Workspace, gpus: GpuReading, leased: Sequence[str]) -> list[str]:
@@ -93,15 +93,16 @@ def _bandwidth(
     return check_bandwidth(measure(interpreter.python, interpreter.environ, uuids), gpus, free)
 
 
-def _quarantined_and_leased(workspace: Workspace) -> tuple[dict[str, str], list[str]]:
-    """GPUs out of service (UUID → reason), and UUIDs that runs of this home hold. Both are empty if
-    the database is missing or unreadable, which another check reports."""
+def _noted_gpus(workspace: Workspace) -> NotedGpus:
+    """What the database says of GPUs; nothing if it is missing or unreadable, which another check
+    reports."""
     try:
         with closing(open_reader(workspace.database)) as connection:
-            out = {uuid: one.reason for uuid, one in hardware.quarantined(connection).items()}
-            return out, [gpu.uuid for gpu in hardware.read_gpus(connection, time.time()) if gpu.run_id is not None]
+            failed = {uuid: one.reason for uuid, one in hardware.quarantined(connection).items()}
+            leased = [gpu.uuid for gpu in hardware.read_gpus(connection, time.time()) if gpu.run_id is not None]
+            return NotedGpus(failed, leased, hardware.excluded(connection))
     except (StoreError, sqlite3.Error):
-        return {}, []
+        return NotedGpus()
 
 
 def check_interpreter(python: str, answer: InterpreterAnswer, reading: GpuReading) -> list[CheckResult]:

@@ -11,10 +11,10 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +23,7 @@ from gputui.machine.child import ChildError, run_child
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import PATHS, GpuPair
 from gputui.runs.checks import CheckResult, graded
-from gputui.runs.gpu_conditions import GpuCondition
+from gputui.runs.gpu_conditions import EXCLUDED, GpuCondition
 from gputui.store.series import GpuSample, GpuSlowSample
 
 DEADLINE_SECONDS = 15.0
@@ -51,6 +51,15 @@ class GpuReading(Struct, frozen=True):
     slow: Mapping[str, GpuSlowSample] = msgspec.field(default_factory=dict)
     pairs: tuple[GpuPair, ...] = ()
     nvlinks: Mapping[int, int | None] = msgspec.field(default_factory=dict)
+
+
+class NotedGpus(NamedTuple):
+    """What a home has noted of its GPUs: the reason of each quarantine by UUID, the UUIDs that its
+    runs lease, and those that ``gpus.yaml`` excludes."""
+
+    quarantined: Mapping[str, str] = {}
+    leased: Sequence[str] = ()
+    excluded: Collection[str] = ()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -170,12 +179,12 @@ def has_nvidia_hardware() -> bool:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_gpus(reading: GpuReading, quarantined: Mapping[str, str], *, has_hardware: bool) -> list[CheckResult]:
-    """All checks of the GPUs, in the order in which they are shown. ``quarantined``: UUID → reason;
-    ``has_hardware``: the machine has an NVIDIA GPU, even if the driver does not report it."""
+def check_gpus(reading: GpuReading, noted: NotedGpus, *, has_hardware: bool) -> list[CheckResult]:
+    """All checks of the GPUs, in the order in which they are shown. ``has_hardware``: the machine
+    has an NVIDIA GPU, even if the driver does not report it."""
     return [
         check_driver(reading, has_hardware=has_hardware),
-        check_health(reading, quarantined),
+        check_health(reading, noted),
         check_persistence(reading),
         check_pcie(reading),
         check_topology(reading),
@@ -198,14 +207,14 @@ def check_driver(reading: GpuReading, *, has_hardware: bool) -> CheckResult:
     return graded("driver", detail, "see dmesg | grep -i nvrm; reboot helps often", fails=bool(reading.problem))
 
 
-def check_health(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckResult:
+def check_health(reading: GpuReading, noted: NotedGpus) -> CheckResult:
     """Check that all GPUs are recognised and healthy."""
     if not reading.facts:
         return CheckResult("gpus", "skip", "no GPUs to look at")
     broken, warnings = [], []
     for gpu in reading.facts:
         condition = GpuCondition(
-            gpu, reading.samples.get(gpu.uuid), reading.slow.get(gpu.uuid), quarantine=quarantined.get(gpu.uuid)
+            gpu, reading.samples.get(gpu.uuid), reading.slow.get(gpu.uuid), quarantine=noted.quarantined.get(gpu.uuid)
         )
         unusable, warning = condition.broken, condition.defect
         if gpu.mig_mode:
@@ -222,7 +231,8 @@ def check_health(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckRe
         return CheckResult("gpus", "warn", "; ".join(warnings), remedy)
     names = Counter(gpu.name for gpu in reading.facts)
     counted = ", ".join(f"{count} × {name}" for name, count in names.items())
-    return CheckResult("gpus", "pass", f"{counted}, healthy")
+    unused = [f"; GPU {gpu.index} {EXCLUDED}" for gpu in reading.facts if gpu.uuid in noted.excluded]
+    return CheckResult("gpus", "pass", f"{counted}, healthy{''.join(unused)}")
 
 
 def check_persistence(reading: GpuReading) -> CheckResult:

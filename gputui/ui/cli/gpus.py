@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from gputui.core import units
-from gputui.runs.gpu_conditions import condition_of
+from gputui.runs.gpu_conditions import EXCLUDED, condition_of
 from gputui.store import json_shapes
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
@@ -154,6 +154,7 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
         return f"{free}, beside {shown}" if shown else free
     if gpu.facts.get("mig_mode"):
         return shown or "MIG"
-    if gpu.locked_by is not None:
-        return f"held by {gpu.locked_by}"
-    return shown or "no visible process"
+    held = shown if gpu.locked_by is None else f"held by {gpu.locked_by}"
+    if gpu.is_excluded:
+        return "; ".join(filter(None, (held, EXCLUDED.removeprefix("is "))))
+    return held or "no visible process"

@@ -15,7 +15,6 @@ import click
 
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
@@ -83,7 +82,8 @@ def resolve_spec(
             profile,
             overrides=split_assignments(changes),
             gpus_override=gpus,
-            inventory=_inventory(situation),
+            inventory=None if situation is None else situation.facts,
+            excluded=() if situation is None else situation.excluded,
             target=target,
             heeds_shell_gpus=heeds_shell_gpus,
         )
@@ -122,19 +122,20 @@ def resolve_without_gpus(
     requested all the same, with one line per problem."""
     try:
         overrides = split_assignments(changes)
-        return resolve(profile, overrides=overrides, gpus_override=gpus, inventory=_inventory(situation)), []
+        spec = resolve(
+            profile,
+            overrides=overrides,
+            gpus_override=gpus,
+            inventory=None if situation is None else situation.facts,
+            excluded=() if situation is None else situation.excluded,
+        )
     except ResolveError as error:
         if not error.is_refusal:
             refuse(list(error.problems), Exit.USAGE)
         return resolve_spec(profile, changes, gpus, None, heeds_shell_gpus=False), list(error.problems)
     except ParameterError as error:
         refuse(list(error.problems), Exit.USAGE)
-
-
-def _inventory(situation: GpuSituation | None) -> Sequence[GpuFacts] | None:
-    if situation is None:
-        return None
-    return situation.facts
+    return spec, []
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:

@@ -10,7 +10,7 @@ import subprocess
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuHolds, gpu_availability
+from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuHolds, UsedGpus, gpu_availability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
 from gputui.profiles.situation import read_situation
@@ -18,7 +18,8 @@ from gputui.runs import repository
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.runs.scheduler import GpuAvailability
-from gputui.store.hardware import quarantine
+from gputui.store.events import read_events
+from gputui.store.hardware import excluded, quarantine
 from gputui.store.run_states import RunState
 from gputui.store.series import GpuSample
 from tests.agent.conftest import NOW, add_run
@@ -85,6 +86,38 @@ def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connecti
         assert blocked_by is None if word is None else word in (blocked_by or ""), index
     assert [index for index, gpu in found.items() if gpu.out_of_service] == [1, 2, 4]
     assert found[0].free_bytes == (80 << 30) - (600 << 20) and found[6].free_bytes is None
+
+
+def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_nothing(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
+    facts = [GpuFacts(f"GPU-{i}", i, "H200") for i in range(3)]
+    context.recorder.take([Inventory(NOW, "nvml", "580.95", tuple(facts))])
+    context.recorder.flush()
+    used = UsedGpus(context)
+
+    def unused(text: str | None) -> set[str]:
+        workspace.gpus.unlink(missing_ok=True)
+        if text is not None:
+            workspace.gpus.write_text(text)
+        used.turn()
+        return excluded(connection)
+
+    assert unused(None) == set()
+    assert unused("use: [0, GPU-1]") == {"GPU-2"}
+    assert [gpu.out_of_service for gpu in gpu_availability(context) or ()] == [False, False, True]
+    for mistake in ("use: 2", "use: [0, 0]", "use: []", "used: [1]"):
+        assert unused(mistake) == {"GPU-2"}
+    assert [event.kind for event in read_events(connection)] == ["used_gpus_unusable"] * 4
+    # What the driver lists later is another user's, too, also for the agent that comes next.
+    used = UsedGpus(context)
+    assert unused("use: [2]") == {"GPU-0", "GPU-1"}
+    context.recorder.take([Inventory(NOW, "nvml", "580.95", (*facts, GpuFacts("GPU-3", 3, "H200")))])
+    context.recorder.flush()
+    used.turn()
+    assert excluded(connection) == {"GPU-0", "GPU-1", "GPU-3"}
+    assert unused(None) == set()
 
 
 def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(

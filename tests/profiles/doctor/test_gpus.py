@@ -17,6 +17,7 @@ from gputui.profiles.doctor.bandwidth import Bandwidth, check_bandwidth, free_gp
 from gputui.profiles.doctor.examine import check_interpreter, held_gpus
 from gputui.profiles.doctor.gpus import (
     GpuReading,
+    NotedGpus,
     check_driver,
     check_gpus,
     check_health,
@@ -51,7 +52,7 @@ def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
 
 
 def test_a_fit_machine_passes_everything() -> None:
-    for result in check_gpus(FIT, {}, has_hardware=True):
+    for result in check_gpus(FIT, NotedGpus(), has_hardware=True):
         assert result.status == "pass", result
     assert mentions(check_topology(FIT).detail, "1 of 1 pairs", "NVLink", "18 links", "all pairs")
 
@@ -75,8 +76,13 @@ def test_unhealthy_gpus() -> None:
         (replace(FIT, facts=(replace(FACTS[0], mig_mode=True), FACTS[1])), {}, "warn", "MIG"),
         (GpuReading("nvml"), {}, "skip", "no GPUs"),
     ]:
-        result = check_health(reading, quarantined)
+        result = check_health(reading, NotedGpus(quarantined))
         assert result.status == status and words in result.detail, (reading, quarantined, status, words)
+
+
+def test_a_gpu_that_is_left_to_others_is_named_and_no_fault() -> None:
+    result = check_health(FIT, NotedGpus(excluded={"GPU-1"}))
+    assert result.status == "pass" and mentions(result.detail, "healthy", "GPU 1", "gpus.yaml")
 
 
 def test_a_narrow_link_counts_under_load_only() -> None:

@@ -80,6 +80,20 @@ def test_free_gpus_as_a_value_for_other_scripts(machine: Machine) -> None:
     assert "16GiB" in machine.gputui("gpus", "--recommend", "1", "--memory", "lots", code=2)
 
 
+def test_gpus_that_the_home_leaves_to_others(machine: Machine) -> None:
+    machine.workspace.scenario.write_text("gpus: 4\nmemory: 80GiB\n")
+    machine.workspace.gpus.write_text("use: [0, 2]\n")
+    # The first answer of a new agent knows of the file.
+    assert [gpu["excluded"] for gpu in machine.json("gpus")] == [False, True, False, True]
+    assert [gpu["index"] for gpu in machine.json("gpus", "--recommend", "2")["gpus"]] == [0, 2]
+    profile = machine.profile()
+    said = machine.gputui("run", profile, "--gpus", "3,", code=3)
+    assert mentions(said, "GPU 3", "gpus.yaml", "--gpus 0,2") and len(said.splitlines()) == 1
+    machine.gputui("run", profile, "--gpus", "all", "--set", "steps=1", "--wait")
+    uuids = {gpu["uuid"]: gpu["index"] for gpu in machine.json("gpus")}
+    assert [uuids[uuid] for uuid in machine.json("show", "steps-1")["gpus"]] == [0, 2]
+
+
 def test_those_that_reach_each_other_fastest(machine: Machine, fake_nvml: FakeNvml) -> None:  # noqa: F811
     """Four GPUs on two CPUs, asked through the real binding: 0-1 on one PCIe switch, 2-3 with NVLink."""
     lines = ["gpus 4", "load 0", "path 0 1 10", "path 2 3 40", "nvlink 2 3"]

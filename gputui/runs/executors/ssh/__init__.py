@@ -110,8 +110,8 @@ def judge_gpus(done: CommandResult) -> CheckResult:
         return CheckResult("gpus", "warn", f"{_UNKNOWN}: {done.words}", _REMEDY)
     try:
         gpus = json.loads(done.output.strip().rpartition("\n")[2])  # a login may print text before it
-        # Not free: lost, leased, used by anybody, held by another home or user, or in quarantine.
-        uses = ("run_id", "processes", "locked_by", "quarantine")
+        # Not free: lost, leased, used by anybody, held by another home or user, in quarantine, or left to others.
+        uses = ("run_id", "processes", "locked_by", "quarantine", "excluded")
         taken = [gpu["state"] != "ok" or any(gpu[use] for use in uses) for gpu in gpus]
         users = dict.fromkeys(str(gpu["run_id"]) for gpu in gpus if gpu["run_id"] is not None)
     except (ValueError, KeyError, TypeError):

@@ -9,7 +9,7 @@ from msgspec import Struct
 from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
 from gputui.metrics.draw.raster import Span
-from gputui.runs.gpu_conditions import condition_of, users_of
+from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
 from gputui.store.hardware import GpuView, Quarantined
 from gputui.ui.tui.data.snapshot import RankRow, Snapshot
 from gputui.ui.tui.layout.process_words import process_words
@@ -105,6 +105,8 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [("MIG", "dim")]
     if gpu.locked_by is not None:
         return [(f"held by {clean(gpu.locked_by)}", "text")]
+    if gpu.is_excluded and not gpu.processes:
+        return [(EXCLUDED.removeprefix("is "), "dim")]
     if gpu.processes is None:
         return [(UNKNOWN, "dim")]
     if not gpu.processes:

@@ -216,6 +216,8 @@ def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
         remedy = f"No run gets it before C here or `gputui gpus --clear {row.gpu.index}` clears it."
         text = f"since {dated_clock(failed.since, now)}{where}: {failed.reason}. {remedy}"
         facts.append(Fact("quarantine", clean(text), "warn"))
+    if row.gpu.is_excluded:
+        facts.append(Fact("runs", "none of this home: gpus.yaml leaves it to others", "dim"))
     held, condition = held_back(row), health(row)
     throttled = Fact("throttled by", _plain(held) or "nothing", held[0][1] if held else "dim")
     sound = Fact("health", _plain(condition), condition[0][1])

@@ -189,6 +189,7 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
         overrides=form.overrides(),
         gpus_override=form.text(GPUS) if form.fields[0].is_changed else None,
         inventory=None if situation is None or target is not None else situation.facts,
+        excluded=() if situation is None else situation.excluded,
         environ=os.environ,
         target=target,
     )

@@ -83,6 +83,22 @@ def test_a_desktop_and_the_lease_of_another_home_are_named(filler: Filler, works
         assert mentions(gpu_user(gpu, None), "free" if is_free else words)
 
 
+def test_a_gpu_that_the_home_leaves_to_others_is_not_free_and_tells_who_has_it(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.agent()
+    filler.gpus(1)
+    bob = json.dumps([{"pid": 9, "kind": "C", "user": "bob", "command": "train.py", "memory_bytes": 2 << 30}])
+    for processes, words in (("[]", "not used here (gpus.yaml)"), (bob, "bob · train.py")):
+        filler.sample(0, memory_gib=1)
+        filler.connection.execute("UPDATE gpus SET processes = ?, is_excluded = 1", (processes,))
+        snapshot = read(workspace)
+        [gpu] = snapshot.gpus
+        shown = "".join(text for text, _ in who(gpu_row(snapshot, gpu), 40))
+        assert (shown, "0 free" in text_of(gpu_figures(snapshot))) == (words, True)
+        assert gpu_user(gpu, None).endswith("not used here (gpus.yaml)")
+
+
 def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Filler, workspace: Workspace) -> None:
     filler.agent()
     filler.gpus(1)
