@@ -30,7 +30,7 @@ def situation_of(
         return None
     titles = titles_by_subject(lasting)
     conditions = [
-        condition_of(gpu, failed[gpu.uuid].reason if gpu.uuid in failed else None, titles.get(gpu.uuid)) for gpu in gpus
+        condition_of(gpu, failed[gpu.uuid].words if gpu.uuid in failed else None, titles.get(gpu.uuid)) for gpu in gpus
     ]
     situation = GpuSituation(conditions, waiting)
     return replace(situation, promised=situation.promises()) if waiting.runs else situation

@@ -384,13 +384,20 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
 
 
 class Quarantined(Struct, frozen=True):
-    """A GPU in quarantine since a time; it failed under ``run_id`` and ``attempt``."""
+    """A GPU in quarantine since a time; it failed under ``run_id`` and ``attempt``, or a person, the
+    ``actor``, set it aside."""
 
     uuid: str
     since: float
     run_id: str | None
     attempt: int | None
     reason: str
+    actor: str | None
+
+    @property
+    def words(self) -> str:
+        """The reason, and the person who gave it."""
+        return self.reason if self.actor is None else f"by {self.actor}: {self.reason}"
 
 
 def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
@@ -400,12 +407,20 @@ def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
 
 
 def quarantine(
-    connection: sqlite3.Connection, uuids: Sequence[str], *, run_id: str, attempt: int, reason: str, now: float
+    connection: sqlite3.Connection,
+    uuids: Sequence[str],
+    *,
+    reason: str,
+    now: float,
+    run_id: str | None = None,
+    attempt: int | None = None,
+    actor: str | None = None,
 ) -> None:
-    """Quarantine GPUs; one that is in quarantine already keeps its reason."""
-    where = {"run_id": run_id, "attempt": attempt}
+    """Quarantine GPUs that failed in an attempt, or for a person; one that is in quarantine already
+    keeps its reason."""
+    whence = {"run_id": run_id, "attempt": attempt, "actor": actor}
     for uuid in uuids:
-        insert(connection, "gpu_quarantine", "IGNORE", gpu_uuid=uuid, since=now, reason=reason, **where)
+        insert(connection, "gpu_quarantine", "IGNORE", gpu_uuid=uuid, since=now, reason=reason, **whence)
 
 
 def clear(connection: sqlite3.Connection, uuid: str) -> bool:

@@ -75,7 +75,7 @@ def gpu_shape(
         "run_id": gpu.run_id,
         "rank": gpu.rank,
         "processes": None if gpu.processes is None else [asdict(process) for process in gpu.processes],
-        "quarantine": failed and {"since": iso(failed.since), **_of(failed, "reason", "run_id", "attempt")},
+        "quarantine": failed and {"since": iso(failed.since), **_of(failed, "reason", "run_id", "attempt", "actor")},
         "run_name": gpu.run_name,
         "step_seconds": step_seconds,
         "data_wait_fraction": data_wait_fraction,

@@ -400,14 +400,15 @@ CREATE TABLE observations (
     UNIQUE (run_id, attempt, kind, ends)
 ) STRICT;
 
--- GPUs that failed: no run gets one before a person clears it. `run_id` is the run that it failed under; a run that is
--- forgotten takes nothing from it.
+-- GPUs that failed, or that a person (`actor`) set aside: no run gets one before a person clears it. `run_id` is the run
+-- that it failed under; a run that is forgotten takes nothing from it.
 CREATE TABLE gpu_quarantine (
     gpu_uuid TEXT PRIMARY KEY,
     since REAL NOT NULL,
     run_id TEXT,
     attempt INTEGER,
-    reason TEXT NOT NULL
+    reason TEXT NOT NULL,
+    actor TEXT
 ) STRICT, WITHOUT ROWID;
 
 -- What a run's next attempt needs besides its parameters: variables of that attempt alone, and what it waits for.

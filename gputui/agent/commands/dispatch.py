@@ -31,6 +31,7 @@ HANDLERS: dict[str, Handler] = {
     "set_loss": runs.set_loss,
     "orphans_ended": runs.orphans_ended,
     "clear_gpu": operation.clear_gpu,
+    "quarantine_gpu": operation.quarantine_gpu,
     "queue_pause": operation.pause_queue,
     "queue_resume": operation.resume_queue,
     "queue_move": operation.move_in_queue,

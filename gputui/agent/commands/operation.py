@@ -6,10 +6,12 @@ from typing import Any
 
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.core import units
+from gputui.core.redaction import redact_text
+from gputui.core.text import clean
 from gputui.recovery.watch.rules import RULES
 from gputui.store import alerts, queue
 from gputui.store.alerts import ANY_SUBJECT, AlertView
-from gputui.store.hardware import clear
+from gputui.store.hardware import clear, quarantine, quarantined
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, queued_runs
 
@@ -20,6 +22,19 @@ def clear_gpu(request: CommandRequest) -> Result:
     if not clear(request.connection, uuid):
         raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
     request.context.note("gpu_cleared", f"{uuid} was cleared by {request.actor}", key=uuid)
+    return {"uuid": uuid}
+
+
+def quarantine_gpu(request: CommandRequest) -> Result:
+    """Set a GPU aside: runs on it continue, and no other one gets it."""
+    uuid, why = str(request.args["uuid"]), redact_text(clean(str(request.args["why"])))
+    if uuid not in request.context.recorder.facts:
+        raise RefusedError(f"there is no GPU {uuid}; gputui gpus lists them")
+    if (before := quarantined(request.connection).get(uuid)) is not None:
+        raise RefusedError(f"{uuid} is in quarantine already: {before.words}")
+    quarantine(request.connection, [uuid], reason=why, now=request.context.now(), actor=request.actor)
+    text = f"{request.actor} put {uuid} into quarantine: {why}; gputui gpus --clear ends it"
+    request.context.note("gpu_quarantined", text, key=uuid, severity="warning")
     return {"uuid": uuid}
 
 

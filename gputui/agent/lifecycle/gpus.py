@@ -52,7 +52,7 @@ def gpu_availability(
             has_processes=bool(processes),
             holders=run_ids,
             shared_by=study,
-            quarantine=failed[uuid].reason if uuid in failed else None,
+            quarantine=failed[uuid].words if uuid in failed else None,
             alert=alerts.get(uuid),
             locked_by=None if uuid in in_use else holder(uuid),
             is_excluded=uuid in unused,

@@ -98,7 +98,7 @@ def _noted_gpus(workspace: Workspace) -> NotedGpus:
     reports."""
     try:
         with closing(open_reader(workspace.database)) as connection:
-            failed = {uuid: one.reason for uuid, one in hardware.quarantined(connection).items()}
+            failed = {uuid: one.words for uuid, one in hardware.quarantined(connection).items()}
             leased = [gpu.uuid for gpu in hardware.read_gpus(connection, time.time()) if gpu.run_id is not None]
             return NotedGpus(failed, leased, hardware.excluded(connection))
     except (StoreError, sqlite3.Error):

@@ -24,7 +24,7 @@ FIRST_SAMPLE_SECONDS = 10.0
 XID_SECONDS = 86_400.0
 
 
-@verb("gpus", changes=lambda options: options["clear"] is not None)
+@verb("gpus", changes=lambda options: options["clear"] is not None or options["quarantine"] is not None)
 @json_option
 @click.option(
     "--clear",
@@ -33,23 +33,42 @@ XID_SECONDS = 86_400.0
     help="Let runs have a GPU again that is in quarantine (index or UUID).",
 )
 @click.option(
+    "--quarantine",
+    metavar="GPU",
+    shell_complete=completers.gpus,
+    help="Let no run have a GPU until it is cleared (with --why).",
+)
+@click.option("--why", metavar="TEXT", help="The reason for --quarantine.")
+@click.option(
     "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
 )
 @click.option("--memory", metavar="SIZE", help="Only GPUs with so much free memory, such as 16GiB (--recommend).")
 @click.pass_obj
-def command(session: Session, as_json: bool, clear: str | None, recommend: int | None, memory: str | None) -> None:
-    """The GPUs now, who is on them, and which are in quarantine because they failed.
+def command(
+    session: Session,
+    as_json: bool,
+    clear: str | None,
+    quarantine: str | None,
+    why: str | None,
+    recommend: int | None,
+    memory: str | None,
+) -> None:
+    """The GPUs now, who is on them, and which are in quarantine.
 
     In a script: CUDA_VISIBLE_DEVICES=$(gputui gpus --recommend 2 --memory 16GiB) python train.py
     """
     if memory is not None and recommend is None:
         fail("--memory goes with --recommend", Exit.USAGE)
+    if (quarantine is None) != (why is None):
+        fail("--quarantine GPU and --why TEXT go together", Exit.USAGE)
     session.need_agent()
     connection = session.reader()
     gpus, problem = wait_for_gpus(connection)
+    uuid_of = {name: gpu.uuid for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
     if clear is not None:
-        uuid = next((gpu.uuid for gpu in gpus if clear in (gpu.uuid, str(gpu.index))), clear)
-        session.command("clear_gpu", None, uuid=uuid)
+        session.command("clear_gpu", None, uuid=uuid_of.get(clear, clear))
+    if quarantine is not None:
+        session.command("quarantine_gpu", None, uuid=uuid_of.get(quarantine, quarantine), why=why)
     if recommend is not None:
         from gputui.ui.cli.recommended_gpus import print_recommended
 
@@ -76,7 +95,7 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
             units.celsius(gpu.temperature_celsius),
             units.watts(gpu.power_watts),
             gpu.name,
-            failed[gpu.uuid].reason if gpu.uuid in failed else gpu_user(gpu, promised.get(gpu.uuid)),
+            failed[gpu.uuid].words if gpu.uuid in failed else gpu_user(gpu, promised.get(gpu.uuid)),
         )
         for gpu in gpus
     ]

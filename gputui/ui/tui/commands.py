@@ -200,8 +200,8 @@ class Commands(Shell):
         if chosen is None or chosen.uuid not in held:
             chosen = next(gpu for gpu in self.snapshot.gpus if gpu.uuid in held)
         failed = held[chosen.uuid]
-        where = f" under {failed.run_id}" if failed.run_id else ""
-        effect = f"Runs can have it again. It failed{where}: {clean(failed.reason)}"
+        whence = f"It failed under {failed.run_id}" if failed.run_id else "It was set aside"
+        effect = f"Runs can have it again. {whence}: {clean(failed.words)}"
         self._ask_first(f"Clear GPU {chosen.index}", effect, "clear_gpu", args={"uuid": chosen.uuid})
 
 

@@ -205,6 +205,17 @@ class Navigation(Commands):
 
         self.push_screen(labels_form(run, save))
 
+    def do_quarantine_gpu(self) -> None:
+        from gputui.ui.tui.dialogs.questions import quarantine_form
+
+        gpu = self.page.gpu_in_question
+        assert gpu is not None
+
+        def quarantine(why: str) -> None:
+            self.ask(f"Quarantine GPU {gpu.index}", "quarantine_gpu", None, {"uuid": gpu.uuid, "why": why})
+
+        self.push_screen(quarantine_form(gpu, quarantine))
+
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
 

@@ -19,8 +19,10 @@ from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch, runs
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.gpus import gpu_availability
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
+from gputui.machine.gpu_model import GpuFacts, Inventory
 from gputui.recovery.checkpoints.choices import CheckpointChoice
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
@@ -30,6 +32,8 @@ from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, read_spec, submit_run, ticket_path, write_ticket
 from gputui.store import commands, queue
 from gputui.store.database import open_commander
+from gputui.store.events import read_events
+from gputui.store.hardware import quarantined
 from gputui.store.runs import get_run
 from tests.agent.conftest import NOW
 from tests.conftest import wait_until
@@ -293,3 +297,20 @@ def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
     commands.submit(supervisor.context.connection, "label", "demo-1", {"name": "baseline"}, "me", now=NOW)
     assert dispatch.answer_all(supervisor) == 0
     assert read_labels(supervisor.context.workspace.run_dir("demo-1")) == Labels("demo")
+
+
+def test_a_person_sets_a_gpu_aside_and_clears_it(supervisor: Supervisor) -> None:
+    connection, recorder = supervisor.context.connection, supervisor.context.recorder
+    recorder.take([Inventory(NOW, "nvml", "580.95", (GpuFacts("GPU-0", 0, "H200"),))])
+    done = ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-0", "why": "the fan\x1b[2J rattles"})
+    assert done.state == "done"
+    gpu = quarantined(connection)["GPU-0"]
+    assert (gpu.actor, gpu.run_id, gpu.since) == ("me", None, NOW) and mentions(gpu.words, "me", "the fan", "rattles")
+    assert "\x1b" not in gpu.reason
+    assert [gpu.out_of_service for gpu in gpu_availability(supervisor.context) or ()] == [True]
+    again = ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-0", "why": "heat"})
+    assert again.state == "refused" and mentions(again.reason or "", "me", "rattles")
+    assert ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-9", "why": "heat"}).state == "refused"
+    assert ask(supervisor, "clear_gpu", None, {"uuid": "GPU-0"}).state == "done" and not quarantined(connection)
+    kinds = [event.kind for event in read_events(connection)]
+    assert sorted(filter(None, kinds)) == ["gpu_cleared", "gpu_quarantined"]

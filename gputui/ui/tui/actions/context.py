@@ -90,6 +90,7 @@ CHECKS: Mapping[str, str | Check] = {
     "one_quarantine": (
         lambda c: len(c.quarantined) > 1 and (c.gpu is None or c.gpu.uuid not in c.quarantined), _SEVERAL,
     ),
+    "sound": (lambda c: c.gpu and c.gpu.uuid in c.quarantined, "GPU {c.gpu.index} is in quarantine already."),
     "process": (lambda c: c.pid is None, "There is no process to choose."),
     "alert": (lambda c: c.alert is None, "There is no alert to choose."),
     "alert_run": (lambda c: c.run is None, "This alert is about no known run."),

@@ -93,6 +93,7 @@ overview | study_new | ctrl+n |  | Start a study from a file | change
 
 [This page]
 overview gpu | clear_gpu | C |  | Clear the quarantine | change quarantine
+overview gpu | quarantine_gpu |  |  | Quarantine the GPU | change gpu sound
 charts | cursor_right cursor_left | right l / left h | crosshair | Crosshair {right|left}; a log sideways |  | charts
 charts | zoom_in zoom_out | plus / minus | zoom | Zoom {in|out} |  | charts
 charts | zoom_all | 0 |  | Zoom out to the whole run

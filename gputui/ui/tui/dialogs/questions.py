@@ -12,6 +12,7 @@ from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.labels import LabelError, checked_labels
 from gputui.store.alerts import AlertView
+from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.ui.tui.layout.columns import wrap
@@ -163,6 +164,15 @@ def extend_form(study_id: str, take: Callable[[int], object]) -> FormScreen[int]
         return number if 0 < number < 100_000 else None, f"{study_id} gets that many more trials."
 
     return FormScreen("Extend the study", "extend", {"trials": ""}, check, take)
+
+
+def quarantine_form(gpu: GpuView, take: Callable[[str], object]) -> FormScreen[str]:
+    """Ask why a GPU is set aside."""
+
+    def check(form: FormScreen[str]) -> tuple[str | None, str]:
+        return form.typed[0] or None, "No new run gets it until it is cleared."
+
+    return FormScreen(f"Quarantine GPU {gpu.index}", "quarantine", {"why": ""}, check, take)
 
 
 LabelChanges = dict[str, str | list[str]]

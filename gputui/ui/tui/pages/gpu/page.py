@@ -214,7 +214,7 @@ def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
     if (failed := row.quarantined) is not None:
         where = f" under {failed.run_id}, attempt {failed.attempt}" if failed.run_id else ""
         remedy = f"No run gets it before C here or `gputui gpus --clear {row.gpu.index}` clears it."
-        text = f"since {dated_clock(failed.since, now)}{where}: {failed.reason}. {remedy}"
+        text = f"since {dated_clock(failed.since, now)}{where}: {failed.words}. {remedy}"
         facts.append(Fact("quarantine", clean(text), "warn"))
     if row.gpu.is_excluded:
         facts.append(Fact("runs", "none of this home: gpus.yaml leaves it to others", "dim"))

@@ -144,7 +144,7 @@ def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, curso
         # Beside its values, in place of a run's.
         own = placed[: next(number for number, (column, _) in enumerate(placed) if column.head == "RUN / USER")]
         left = sum(room + column.gap for column, room in own)
-        why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.reason), "text")]
+        why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.words), "text")]
         line = [*row_line(own, row, left, style), *fit_line(why, width - 1 - left)]
     else:
         line = row_line(placed, row, width - 1, style)

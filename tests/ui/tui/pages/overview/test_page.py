@@ -137,6 +137,11 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
         await pilot.press("C", "y")
         await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
         assert asked(filler) == [("clear_gpu", None, {"uuid": uuid(4)})]
+        app.do_quarantine_gpu()
+        await pilot.pause()
+        await pilot.press("enter", *"fan", "enter")
+        await until(pilot, lambda: len(asked(filler)) == 2)
+        assert asked(filler)[1] == ("quarantine_gpu", None, {"uuid": uuid(4), "why": "fan"})
         await pilot.press("shift+tab", "enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen)
