@@ -36,7 +36,7 @@ _EVENT_OF_STATE: dict[RunState, NoticeEvent] = {
 }
 
 
-class RunFacts(Struct, frozen=True):
+class RunNotice(Struct, frozen=True):
     """What a message says of a run. ``incident`` and ``decision`` are the newest ones, ``cost`` is
     that of all its incidents; ``loss`` has its name. ``at`` is UTC unix seconds."""
 
@@ -78,7 +78,7 @@ class RunFacts(Struct, frozen=True):
         }
 
 
-def run_ended(facts: RunFacts, cause: str) -> Message:
+def run_ended(facts: RunNotice, cause: str) -> Message:
     """A run is over; ``cause`` is that of its last transition."""
     run, seconds = facts.run, facts.run.trained_seconds(facts.at)
     event = _EVENT_OF_STATE[run.state]
@@ -94,7 +94,7 @@ def run_ended(facts: RunFacts, cause: str) -> Message:
     return _of_run(event, severity, f"{facts.name} {run.state}{lasted}", lines, facts, more)
 
 
-def run_recovered(facts: RunFacts) -> Message:
+def run_recovered(facts: RunNotice) -> Message:
     """A run is running again after it failed."""
     assert facts.incident is not None
     lines = [f"Cause: {facts.incident.summary}"]
@@ -105,7 +105,7 @@ def run_recovered(facts: RunFacts) -> Message:
 
 
 def _of_run(
-    event: NoticeEvent, severity: Severity, title: str, lines: Sequence[str], facts: RunFacts, more: str
+    event: NoticeEvent, severity: Severity, title: str, lines: Sequence[str], facts: RunNotice, more: str
 ) -> Message:
     cost = "" if facts.cost is None else in_words(facts.cost)
     costs = [f"Cost of its failures: {cost}"] if cost else []

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.notify import messages
-from gputui.agent.notify.messages import RunFacts
+from gputui.agent.notify.messages import RunNotice
 from gputui.agent.notify.outbox import Outbox
 from gputui.agent.notify.sender import NOT_INSTALLED
 from gputui.core.config import file_identity
@@ -138,7 +138,7 @@ class News:
                 self._put(messages.run_recovered(self._facts(run, now)), now, is_asked=is_asked)
         return has_ended
 
-    def _facts(self, run: Run, now: float) -> RunFacts:
+    def _facts(self, run: Run, now: float) -> RunNotice:
         connection, run_id = self.context.connection, run.run_id
         attempts, incidents = read_attempts(connection, run_id), read_incidents(connection, run_id)
         decisions = read_decisions(connection, run_id)
@@ -146,7 +146,7 @@ class News:
         by_incident = costs(attempts, incidents, decisions, StepTimes(connection, run_id), start_is_chosen_there=there)
         name = run.roles.loss or LOSS
         value = queries.latest(connection, run_id).get(name)
-        return RunFacts(
+        return RunNotice(
             run,
             now,
             self.host,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from gputui.agent.context import AgentContext
-from gputui.agent.notify.sender import Order, Result
+from gputui.agent.notify.sender import Delivery, Receipt
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.core.units import duration
 from gputui.runs import notices
@@ -87,13 +87,13 @@ class Outbox:
             return
         try:
             content = message.content
-            self.senders[message.notice_id] = self._start(message.notice_id, Order(recipient, content))
+            self.senders[message.notice_id] = self._start(message.notice_id, Delivery(recipient, content))
         except msgspec.MsgspecError:
             self._give_up(message, "its row in the database is damaged")
         except OSError as error:
             self._settle(message, f"no process can be started for it: {error.strerror or error}")
 
-    def _start(self, notice_id: int, order: Order) -> subprocess.Popen[bytes]:
+    def _start(self, notice_id: int, delivery: Delivery) -> subprocess.Popen[bytes]:
         """Start a sender, which inherits the lock on the file of its message. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         descriptor = os.open(self._file(notice_id), flags, PRIVATE_FILE_MODE)
@@ -113,7 +113,7 @@ class Outbox:
             os.close(descriptor)
         assert sender.stdin is not None
         with sender.stdin as stdin:
-            stdin.write(msgspec.json.encode(order))
+            stdin.write(msgspec.json.encode(delivery))
         return sender
 
     def _settle(self, message: Owed, problem: str | None) -> None:
@@ -154,6 +154,6 @@ def _first_of_each(owed: Iterable[Owed]) -> Iterable[Owed]:
 def _problem_in(path: Path) -> str | None:
     """The problem in the result of a sender that has ended; None if it sent the message."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Result).problem
+        return msgspec.json.decode(path.read_bytes(), type=Receipt).problem
     except (OSError, msgspec.MsgspecError):
         return KILLED

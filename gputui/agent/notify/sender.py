@@ -1,9 +1,9 @@
 """The process that sends one message to one recipient.
 
-    python -m gputui.agent.notify.sender RESULT_FD < order.json
+    python -m gputui.agent.notify.sender RESULT_FD < delivery.json
 
 It outlives the agent that started it, so that a message is neither lost nor sent again when the agent is killed: it
-holds a lock on its file until it ends, and writes its `Result` there. Only this process imports apprise. The order
+holds a lock on its file until it ends, and writes its `Receipt` there. Only this process imports apprise. The delivery
 comes on standard input because an address may contain secrets, which a command line would show.
 """
 
@@ -32,30 +32,30 @@ STDERR_BYTES = 1 << 16
 NOT_INSTALLED = "apprise is not installed here: pip install 'gputui[notify]'"
 
 
-class Order(Struct, frozen=True):
+class Delivery(Struct, frozen=True):
     """A message and who is to get it."""
 
     recipient: Recipient
     message: Message
 
 
-class Result(Struct, frozen=True):
+class Receipt(Struct, frozen=True):
     """Why a message could not be sent, redacted; None if it was."""
 
     problem: str | None
 
 
 def main() -> None:
-    """Send the message on standard input, and write the result to the descriptor of the argument."""
+    """Send the message on standard input, and write the receipt to the descriptor of the argument."""
     signal.alarm(SEND_SECONDS)
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    result = Result(send(order))
-    os.pwrite(int(sys.argv[1]), msgspec.json.encode(result), 0)
+    delivery = msgspec.json.decode(sys.stdin.buffer.read(), type=Delivery)
+    receipt = Receipt(send(delivery))
+    os.pwrite(int(sys.argv[1]), msgspec.json.encode(receipt), 0)
 
 
-def send(order: Order) -> str | None:
+def send(delivery: Delivery) -> str | None:
     """Send a message; return the problem, redacted, or None."""
-    to, message = order.recipient.to, order.message
+    to, message = delivery.recipient.to, delivery.message
     if isinstance(to, str):
         problem, secrets = _post(to, message), {to, *secrets_in(os.environ, {}, (to,))}
     else:

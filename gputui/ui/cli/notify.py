@@ -28,11 +28,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json([_shape(recipient, unsent) for recipient in recipients])
         return
-    rows = []
-    for recipient in recipients:
-        waiting = [message for message in unsent if message.recipient == recipient.digest]
-        rows.append((recipient.label, _events(recipient), str(len(waiting) or ""), _problem(waiting) or ""))
-    print_table(("WHO", "TOLD OF", "UNSENT", ""), rows)
+    waiting = {recipient: _unsent_to(recipient, unsent) for recipient in recipients}
+    print_table(("WHO", "UNSENT", "TOLD OF"), [(to.label, str(len(waiting[to])), _events(to)) for to in recipients])
+    for recipient, messages in waiting.items():
+        if (problem := _problem(messages)) is not None:
+            say(f"{recipient.label}: {problem}")
     say("gputui notify test sends everybody a message")
 
 
@@ -42,11 +42,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def test(session: Session, as_json: bool) -> None:
     """Send a test message to everybody in notify.yaml."""
     from gputui.agent.notify.messages import trial_message
-    from gputui.agent.notify.sender import Order, send
+    from gputui.agent.notify.sender import Delivery, send
 
     message, results = trial_message(socket.gethostname()), []
     for recipient in recipients_of(session):
-        problem = send(Order(recipient, message))
+        problem = send(Delivery(recipient, message))
         results.append({"to": recipient.label, "sent": problem is None, "problem": problem})
         if not as_json:
             say(f"✓ {recipient.label}: sent" if problem is None else f"✗ {recipient.label}: {problem}")
@@ -69,7 +69,7 @@ def recipients_of(session: Session) -> tuple[Recipient, ...]:
 
 
 def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
-    waiting = [message for message in unsent if message.recipient == recipient.digest]
+    waiting = _unsent_to(recipient, unsent)
     return {
         "to": recipient.label,
         "events": list(recipient.events),
@@ -77,6 +77,10 @@ def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
         "unsent": len(waiting),
         "problem": _problem(waiting),
     }
+
+
+def _unsent_to(recipient: Recipient, unsent: list[Owed]) -> list[Owed]:
+    return [message for message in unsent if message.recipient == recipient.digest]
 
 
 def _events(recipient: Recipient) -> str:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.notify import messages
-from gputui.agent.notify.messages import LINE_CELLS, RunFacts
+from gputui.agent.notify.messages import LINE_CELLS, RunNotice
 from gputui.recovery.costs import Cost
 from gputui.store.alerts import AlertView
 from gputui.store.run_history import DecisionView, IncidentView
@@ -21,7 +21,7 @@ RUN = Run("vit-3", 1, "vit", "vit", RunState.FAILED, 2, {}, "{}", 0.0, ended_sec
 INCIDENT = IncidentView(1, "vit-3", 2, 1.0, "cuda_oom", 0, 35, "rank 0 ran out of GPU memory", ())
 DECISION = DecisionView(1, 1, "vit-3", 2, 1.0, 0, "stop", (), {}, None, 0.0, "no smaller batch is left", None)
 COST = Cost(120, 540.0, 0.6)
-FACTS = RunFacts(RUN, 20_000.0, "ws1", INCIDENT, DECISION, COST, 1200, ("train/loss", 0.4321))
+FACTS = RunNotice(RUN, 20_000.0, "ws1", INCIDENT, DECISION, COST, 1200, ("train/loss", 0.4321))
 ALERT = AlertView(
     7, "disk", "error", "host", "", "the host", None, 100.0, None, None, None, None, None, None, 97.0, 95.0, "%",
     "The disk is 97 % full", "remove runs",
@@ -47,7 +47,7 @@ def test_an_end_without_an_incident_of_its_own(state: str, event: str) -> None:
 
 def test_a_run_with_a_name_that_never_started() -> None:
     run = replace(RUN, name="my best", ended_seconds=None, ended_at=None, attempt=0)
-    message = messages.run_ended(RunFacts(run, 1.0, "ws1"), "no GPU has 900 GiB")
+    message = messages.run_ended(RunNotice(run, 1.0, "ws1"), "no GPU has 900 GiB")
     assert message.title == "vit-3 (my best) failed" and message.fields["step"] == message.fields["loss"] == ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gputui.agent.notify.sender import Order, run_command, send
+from gputui.agent.notify.sender import Delivery, run_command, send
 from gputui.runs.identity import identify
 from gputui.runs.notices import Message, Recipient
 from gputui.runs.shim import all_pids
@@ -61,7 +61,7 @@ def test_a_command_that_never_ends_is_killed_with_what_it_started(tmp_path: Path
 
 def test_secrets_of_a_command_are_not_told() -> None:
     complain = "import sys; sys.exit('mailbox of ' + sys.argv[2] + ' is full')"
-    problem = send(Order(Recipient((sys.executable, "-c", complain, "--api-key", "hunter-22")), MESSAGE))
+    problem = send(Delivery(Recipient((sys.executable, "-c", complain, "--api-key", "hunter-22")), MESSAGE))
     assert "[redacted]" in (problem or "") and "hunter-22" not in (problem or "")
 
 
@@ -74,7 +74,7 @@ def test_secrets_of_a_command_are_not_told() -> None:
 )
 def test_services_get_title_and_body(address: str, expected: dict[str, Any]) -> None:
     with http_sink() as sink:
-        assert send(Order(Recipient(address.format(port=sink.port)), MESSAGE)) is None
+        assert send(Delivery(Recipient(address.format(port=sink.port)), MESSAGE)) is None
         (received,) = sink.received
     assert expected.items() <= received.items()
 
@@ -84,7 +84,7 @@ def test_slack_gets_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with http_sink() as sink:
         monkeypatch.setattr(NotifySlack, "webhook_url", f"http://127.0.0.1:{sink.port}/services")
-        assert send(Order(Recipient("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#runs"), MESSAGE)) is None
+        assert send(Delivery(Recipient("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#runs"), MESSAGE)) is None
         (received,) = sink.received
     assert received["path"].startswith("/services/T1JJ3T3L2/A1BRTD4JD/")
     assert received["channel"] == "#runs" and MESSAGE.title in json.dumps(received)
@@ -93,11 +93,11 @@ def test_slack_gets_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_that_is_down_and_an_address_of_none() -> None:
     with http_sink() as sink:
         port = sink.port
-    problem = send(Order(Recipient(f"json://me:s3cret-pass@127.0.0.1:{port}/t0ken"), MESSAGE))
+    problem = send(Delivery(Recipient(f"json://me:s3cret-pass@127.0.0.1:{port}/t0ken"), MESSAGE))
     assert problem is not None and "s3cret-pass" not in problem
-    assert mentions(send(Order(Recipient("nosuch://x"), MESSAGE)), "apprise", "appriseit.com")
+    assert mentions(send(Delivery(Recipient("nosuch://x"), MESSAGE)), "apprise", "appriseit.com")
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    assert mentions(send(Order(Recipient("ntfy://topic"), MESSAGE)), "pip install", "gputui[notify]")
+    assert mentions(send(Delivery(Recipient("ntfy://topic"), MESSAGE)), "pip install", "gputui[notify]")

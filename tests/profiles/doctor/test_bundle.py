@@ -60,7 +60,7 @@ def test_planted_secrets_are_in_no_member(home: Workspace, tmp_path: Path) -> No
     folder = tmp_path / "gputui-bundle"
     texts = {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
     assert set(texts) == set(names) >= {
-        "versions.json", "doctor.json", "environment.json", "settings.json", "alerts.json", "incidents.json",
+        "versions.json", "doctor.json", "environment.json", "settings.json", "notify.json", "incidents.json",
         "agent.log",
     }  # fmt: skip
     for name, text in texts.items():

@@ -39,7 +39,7 @@ def test_who_is_told_of_what_and_what_is_unsent(machine: Machine) -> None:
     (owed,) = notices.owed(connection)
     notices.note_delay(connection, owed.notice_id, time.time() + 1e6, "mailbox full")
     connection.close()
-    assert mentions(said(machine.workspace, "notify"), "tell", "run_failed", "alert (error)", "1", "mailbox full")
+    assert mentions(said(machine.workspace, "notify"), "tell", "1", "run_failed", "alert (error)", "mailbox full")
     (listed,) = json.loads(said(machine.workspace, "notify", "--json"))
     assert (listed["to"], listed["unsent"], listed["problem"]) == ("tell", 1, "mailbox full")
     assert "mailbox full" in said(machine.workspace, "--once")
