@@ -20,6 +20,7 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, file_system_of, is_network_file_system
 from gputui.core.units import bytes_text
 from gputui.machine.child import ChildError, run_child
+from gputui.profiles.doctor.disk_use import check_disk_use
 from gputui.profiles.doctor.host import disk_room
 from gputui.runs.agent_process import read_identity
 from gputui.runs.checks import CheckResult, graded
@@ -64,6 +65,7 @@ def check_home(workspace: Workspace, now: float) -> list[CheckResult]:
         check_database(state, *read_database(workspace.database)),
         check_agent(_agent(workspace, now)),
         check_other_agents(_other_agents(workspace)),
+        *check_disk_use(workspace),
     ]
 
 
@@ -73,7 +75,7 @@ def check_disk(state: str, room: tuple[int, int] | None) -> CheckResult:
         return CheckResult("disk", "skip", f"cannot tell how full the disk of {state} is")
     free_bytes, total_bytes = room
     detail = f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} free for {state}"
-    remedy = "delete old runs (gputui rm), or choose another --home"
+    remedy = "remove old runs (gputui rm --older 30d --dry-run lists them), or choose another --home"
     too_little, little = free_bytes < TOO_LITTLE_DISK_BYTES, free_bytes < LITTLE_DISK_BYTES
     return graded("disk", detail, remedy, fails=too_little, warns=little)
 

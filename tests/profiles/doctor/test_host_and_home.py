@@ -67,7 +67,7 @@ def test_what_is_said_of_figures() -> None:
 
 def test_this_machine_is_checked(tmp_path: Path) -> None:
     results = [*host.check_host(), *home.check_home(locate(tmp_path, {}), 1e9)]
-    assert len({result.name for result in results}) == len(results) == 16
+    assert len({result.name for result in results}) == len(results) == 17
 
 
 def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""What takes the disk of a home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.core.config import Workspace, locate
+from gputui.profiles.doctor.disk_use import LARGEST_RUNS, check_disk_use, measure
+from gputui.store.checkpoints import save
+from tests.ledgers import ledger_row
+from tests.texts import mentions
+from tests.ui.tui.filling import Filler
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def filler(workspace: Workspace) -> Iterator[Filler]:
+    made = Filler(workspace)
+    yield made
+    made.close()
+
+
+def written(path: Path, mebibytes: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * round(mebibytes * MIB))
+    return path
+
+
+def test_each_file_belongs_to_a_part(filler: Filler) -> None:
+    workspace = filler.workspace
+    filler.run("vit-1", "failed")
+    run, state = workspace.run_dir("vit-1"), workspace.state
+    shard = written(run / "out" / "checkpoint-10" / "shards" / "model.bin", 4)
+    saved = [shard.parents[1], written(run / "best.pt", 2)]
+    save(filler.connection, "vit-1", [], [ledger_row(str(place)) for place in saved])
+    written(run / "attempts" / "1" / "nodes" / "0" / "output.log", 3)
+    written(state / "agent.log", 1)
+    written(run / "charts" / "loss.svg", 1)
+    written(run / "data.log", 0.5)
+    written(state / "removed" / "old-1.1" / "model.pt", 5)
+    written(state / "gputui.db.corrupt-20260101T000000Z", 7)
+    written(state / "studies" / "lr" / "journal", 0.25)
+    use = measure(workspace)
+    sizes = {part: size / MIB for part, size in use.parts.items()}
+    assert use.is_whole and sizes.pop("database") > 7
+    assert {part: round(size, 1) for part, size in sizes.items()} == pytest.approx(
+        {
+            "checkpoints": 6.0, "logs": 4.0, "exports": 1.0, "run files": 0.5, "removed runs": 5.0,
+            "the rest": 0.25,
+        },
+        abs=0.1,
+    )  # fmt: skip
+    assert list(use.runs) == ["vit-1"] and use.runs["vit-1"] / MIB == pytest.approx(10.5, abs=0.1)
+
+
+def test_the_largest_come_first_and_too_little_time_is_told(filler: Filler) -> None:
+    for number in range(1, LARGEST_RUNS + 2):
+        written(filler.workspace.run_dir(f"a-{number}") / "x.bin", number / 4)
+    results = {result.name: result.detail for result in check_disk_use(filler.workspace)}
+    assert mentions(results["disk use"], "MiB", filler.workspace.state) and "least" not in results["disk use"]
+    assert (
+        mentions(results["disk: largest runs"], "a-6 1.5 MiB", "a-5", "a-2")
+        and "a-1 " not in results["disk: largest runs"]
+    )
+    assert mentions(results["disk: run files"], "MiB", "gputui rm")
+    results = {result.name: result.detail for result in check_disk_use(filler.workspace, seconds=-1.0)}
+    assert "at least" in results["disk use"]
+
+
+def test_a_home_that_is_not_there(tmp_path: Path) -> None:
+    (result,) = check_disk_use(locate(tmp_path, {}))
+    assert result.status == "skip"
