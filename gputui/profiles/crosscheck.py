@@ -44,6 +44,9 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
             yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
     yield from _check_sinks(data.get("sinks"))
     yield from _check_scopes(data)
+    gpus, ranks = data.get("gpus"), data.get("nproc", 1)
+    if isinstance(gpus, float) and ranks not in (1, "gpus"):
+        yield CrossFinding(("nproc",), f"{ranks} processes do not share {gpus:g} of a GPU; write nproc: 1")
     yield from _check_phases(data)
     params = _mapping(data, "params")
     for role, name in _mapping(data, "roles").items():

@@ -85,6 +85,8 @@ def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
         if len(chosen) == request.count:
             return ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in chosen) + memory
     requested = ", ".join(request.uuids) if request.uuids else f"any {request.count}"
+    if request.share < 1:
+        requested = f"{request.share:g} of one"
     return f"{requested}{memory}" + ("; waits until they are free" if situation is not None else "")
 
 

@@ -17,7 +17,7 @@ from gputui.runs.spec import GpuRequest
 
 MAX_GPUS = 1024
 
-EXPECTED = 'a number, "all", or a list of indices or UUIDs'
+EXPECTED = 'a number, a part of one such as 0.5, "all", or a list of indices or UUIDs'
 
 _UUID = re.compile(r"GPU-[A-Za-z0-9-]{1,64}")
 _NO_MIG = "MIG instances cannot be used, for ranks on them cannot talk to each other; name whole GPUs"
@@ -38,11 +38,13 @@ class NoSelectionError(SelectionError):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Any ``count`` GPUs, or exactly ``devices`` (indices and UUIDs) if there are any, or all."""
+    """Any ``count`` GPUs, or exactly ``devices`` (indices and UUIDs) if there are any, or all; or a
+    ``share`` of one."""
 
     count: int = 0
     devices: tuple[int | str, ...] = ()
     is_all: bool = False
+    share: float = 1.0
 
     @property
     def is_none(self) -> bool:
@@ -51,7 +53,7 @@ class Selection:
 
 
 def parse_selection(given: object) -> Selection:
-    """Read ``2``, ``"all"``, ``[0, 1]``, ``"0,1"``, ``"0,"`` (index 0 alone), a UUID or a list of UUIDs.
+    """Read ``2``, ``0.5``, ``"all"``, ``[0, 1]``, ``"0,1"``, ``"0,"`` (index 0 alone), a UUID or a list of UUIDs.
 
     Raises SelectionError.
     """
@@ -61,8 +63,14 @@ def parse_selection(given: object) -> Selection:
         if not 0 <= given <= MAX_GPUS:
             raise _malformed(given)
         return Selection(count=given)
+    if isinstance(given, float):
+        if not 0 < given < 1:
+            raise _malformed(given)
+        return Selection(count=1, share=given)
     if isinstance(given, str):
         text = given.strip()
+        if re.fullmatch(r"0?\.\d{1,6}", text):
+            return parse_selection(float(text))
         if text.lower() == "all":
             return Selection(is_all=True)
         if text.isascii() and text.isdigit():
@@ -111,7 +119,7 @@ def request_gpus(
                 "give a number or UUIDs, or see gputui doctor"
             )
         uuids = tuple(device for device in selection.devices if isinstance(device, str))
-        return GpuRequest(len(selection.devices) or selection.count, uuids, memory_bytes)
+        return GpuRequest(len(selection.devices) or selection.count, uuids, memory_bytes, share=selection.share)
     if not inventory:
         raise SelectionError("no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU")
     used = [gpu for gpu in inventory if gpu.uuid not in excluded]
@@ -128,7 +136,7 @@ def request_gpus(
             fewer = "to run on the CPU" if not whole else "instead"
             asked = f"{selection.count} GPU{'' if selection.count == 1 else 's'} asked for"
             raise SelectionError(f"{asked}, {machine_has(inventory, excluded)}; use --gpus {len(whole)} {fewer}")
-        return GpuRequest(selection.count, (), memory_bytes)
+        return GpuRequest(selection.count, (), memory_bytes, share=selection.share)
     chosen = [_find(device, inventory) for device in selection.devices]
     for gpu in chosen:
         if gpu.uuid in excluded:

@@ -92,6 +92,8 @@ def resolve(
         elif target is None and heeds_shell_gpus and (shell := _shell_gpus(selection, env)) is not None:
             source = SHELL_GPUS
             selection = shell_selection(shell)
+        if target is not None and selection.share < 1:
+            raise SelectionError("a part of a GPU is for this machine; a target gives whole ones")
         gpus = _gpus(form, request_gpus(selection, inventory, form.requires.gpu_memory, excluded))
         if source == SHELL_GPUS:
             gpus = replace(gpus, shell=env[SHELL_GPUS])

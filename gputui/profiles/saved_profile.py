@@ -199,6 +199,8 @@ def _gpus(request: GpuRequest) -> dict[str, Any]:
     keys: dict[str, Any] = {"gpus": request.count, "min_gpus": request.min_count}
     if request.uuids:
         keys["gpus"] = ",".join(request.uuids)
+    elif request.share < 1:
+        keys["gpus"] = request.share
     if request.beside_desktop:
         keys["beside_desktop"] = True
     return keys

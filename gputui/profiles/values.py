@@ -214,6 +214,7 @@ Gpus = Annotated[
     BeforeValidator(_gpus),
     any_of(
         {"type": "integer", "minimum": 0},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         {"type": "string"},
         {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}},
     ),

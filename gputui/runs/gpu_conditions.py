@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -34,7 +34,7 @@ class GpuCondition(Struct, frozen=True):
     Attributes:
         sample: None if it has not been read yet.
         processes: those on it that belong to no run of this home; has_processes: there are any.
-        holders: the runs that lease it; shared_by: the study whose trials share it.
+        holders: the runs that lease it; shared_by, shares: as in `GpuAvailability`.
         quarantine: the reason of one; alert: the title of an active one.
         locked_by: another home or user that holds its lock, in words.
         is_excluded: ``gpus.yaml`` leaves it to others.
@@ -48,6 +48,7 @@ class GpuCondition(Struct, frozen=True):
     has_processes: bool = False
     holders: tuple[str, ...] = ()
     shared_by: str | None = None
+    shares: Mapping[str, float] = msgspec.field(default_factory=dict)
     quarantine: str | None = None
     alert: str | None = None
     locked_by: str | None = None
@@ -156,6 +157,7 @@ class GpuCondition(Struct, frozen=True):
             is_settling=self.quarantine is None and self.sample is None,
             total_bytes=self.total_bytes,
             shared_by=self.shared_by,
+            shares=self.shares,
             desktop=self.desktop,
             preference=self.preference,
         )
@@ -181,6 +183,8 @@ def condition_of(gpu: GpuView, quarantine: str | None = None, alert: str | None 
         foreign,
         has_processes=bool(gpu.processes),
         holders=gpu.run_ids,
+        shared_by=gpu.shared_by,
+        shares=gpu.shares,
         quarantine=quarantine,
         alert=alert,
         locked_by=gpu.locked_by,

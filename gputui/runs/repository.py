@@ -283,22 +283,24 @@ def end_attempt(
 
 
 class GpuHolders(NamedTuple):
-    """The runs that lease a GPU, oldest first, and the study whose trials share it, if any."""
+    """The runs that lease a GPU, oldest first; ``shared_by`` and ``shares`` as in `GpuAvailability`."""
 
-    run_ids: tuple[str, ...]
-    shared_by: str | None
+    run_ids: tuple[str, ...] = ()
+    shared_by: str | None = None
+    shares: Mapping[str, float] = {}
 
 
 def leases(connection: sqlite3.Connection) -> dict[str, GpuHolders]:
     """The holders of each leased GPU, by UUID."""
     rows = connection.execute(
-        "SELECT gpu_uuid, run_id, CASE WHEN is_shared THEN study_id END FROM leases JOIN runs USING (run_id) "
-        "ORDER BY gpu_uuid, since, run_id"
+        "SELECT gpu_uuid, run_id, CASE WHEN share < 1 THEN coalesce(study_id, '') END, share "
+        "FROM leases JOIN runs USING (run_id) ORDER BY gpu_uuid, since, run_id"
     )
     found: dict[str, GpuHolders] = {}
-    for uuid, run_id, shared_by in rows:
-        before = found[uuid].run_ids if uuid in found else ()
-        found[uuid] = GpuHolders((*before, run_id), shared_by)
+    for uuid, run_id, shared_by, share in rows:
+        before = found.get(uuid, GpuHolders())
+        shares = before.shares if shared_by is None else {**before.shares, run_id: share}
+        found[uuid] = GpuHolders((*before.run_ids, run_id), shared_by, shares)
     return found
 
 
@@ -324,17 +326,17 @@ def leases_in_use(connection: sqlite3.Connection) -> set[str]:
 
 
 def take_leases(
-    connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float, *, shared: bool = False
+    connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float, *, share: float = 1.0
 ) -> None:
-    """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if another run holds
-    one, unless both leases are ``shared`` and both runs are trials of one study."""
+    """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if others hold one, unless
+    all take a ``share`` of it that leaves room, and are trials of one study or runs of none."""
     for uuid in sorted(uuids):
         held = connection.execute(
-            "SELECT is_shared FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)
+            "SELECT share FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)
         ).fetchone()
-        if held is None or bool(held[0]) != shared:
+        if held is None or held[0] != share:
             end_lease(connection, run_id, uuid)
-            insert(connection, "leases", gpu_uuid=uuid, run_id=run_id, since=now, is_shared=shared)
+            insert(connection, "leases", gpu_uuid=uuid, run_id=run_id, since=now, share=share)
 
 
 def release_leases(connection: sqlite3.Connection, run_id: str, keep: Sequence[str] = ()) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from gputui.core.units import count_of, index_ranges
@@ -27,7 +28,8 @@ class GpuAvailability(Struct, frozen=True):
         free_bytes, total_bytes: None if the driver does not report them.
         out_of_service: blocked until a person or the driver brings it back.
         is_settling: blocked for a few seconds only.
-        shared_by: the study whose trials share it.
+        shared_by: the study whose trials share it, "" for runs of none; None if nobody shares it.
+        shares: the part of it that each run takes that shares it.
         desktop: why only a run that accepts a desktop may start on it.
         preference: among free ones the smallest is taken first.
     """
@@ -41,6 +43,7 @@ class GpuAvailability(Struct, frozen=True):
     is_settling: bool = False
     total_bytes: int | None = None
     shared_by: str | None = None
+    shares: Mapping[str, float] = msgspec.field(default_factory=dict)
     desktop: str | None = None
     preference: tuple[int, ...] = ()
 
@@ -81,7 +84,16 @@ def is_recovering(run: Run) -> bool:
 
 
 ShareOf = Callable[[Run, GpuAvailability], int]
-"""Number of trials of the run's study that may use a GPU at a time; 1: exclusive use."""
+"""Number of runs that may use a GPU at a time, where their parts leave room; 1: exclusive use."""
+
+# Parts such as a third do not add up to exactly 1.
+_ROUNDING = 1e-6
+
+
+def shares_by_fraction(run: Run, _gpu: GpuAvailability) -> int:
+    """The rule for runs of no study: as many as their parts leave room for."""
+    spec = spec_of(run)
+    return sys.maxsize if spec.study_id is None and spec.gpus.share < 1 else 1
 
 
 def schedule(
@@ -93,7 +105,7 @@ def schedule(
     cpu_running: int = 0,
     places_gpus: Callable[[Run], bool] = lambda _: True,
     predecessor: Callable[[Run], str | None] = lambda _: None,
-    share_of: ShareOf = lambda _run, _gpu: 1,
+    share_of: ShareOf = shares_by_fraction,
 ) -> list[Start | Wait]:
     """Decide for each run of ``queue``, in order, whether it starts now.
 
@@ -102,8 +114,8 @@ def schedule(
       one. A run that the GPUs in service can never satisfy is promised none.
     - A recovering run returns to the GPUs that it leases. Those that are lost, in quarantine or
       used by others are replaced.
-    - A trial shares a GPU only with trials of its study, up to ``share_of``, and not if an earlier
-      run waits for it.
+    - A run that takes a part of a GPU shares it with others while the parts leave room, a trial only
+      with trials of its study, up to ``share_of``, and not if an earlier run waits for it.
     - Runs without GPUs start while there is room for their ranks; one that waits holds back later
       ones, and one with more ranks than the limit starts when no other runs.
 
@@ -146,10 +158,12 @@ class _GpuPool(NamedTuple):
 
     def others_on(self, gpu: GpuAvailability, run: Run) -> list[str]:
         """The runs whose leases keep this one from the GPU; none if it may share it."""
-        others = [holder for holder in gpu.holders if holder != run.run_id]
-        is_same_study = gpu.shared_by is not None and gpu.shared_by == spec_of(run).study_id
-        may_share = others and is_same_study and len(others) < self.share_of(run, gpu)
-        return [] if may_share else others
+        others, spec = [holder for holder in gpu.holders if holder != run.run_id], spec_of(run)
+        is_of_group = gpu.shared_by is not None and gpu.shared_by == (spec.study_id or "")
+        if not others or not is_of_group or len(others) >= self.share_of(run, gpu):
+            return others
+        has_room = sum(gpu.shares.get(holder, 1.0) for holder in others) + spec.gpus.share <= 1 + _ROUNDING
+        return [] if has_room else others
 
     def has_lease_of(self, run: Run) -> bool:
         return any(not self.others_on(gpu, run) for gpu in self.held_by(run))
@@ -162,8 +176,9 @@ class _GpuPool(NamedTuple):
         if gpu.blocked_by is not None:
             return gpu.blocked_by
         if others := self.others_on(gpu, run):
-            alone = len(others) == 1
-            return f"is used by {others[0]}" if alone else f"is shared by {len(others)} trials"
+            if len(others) == 1:
+                return f"is used by {others[0]}"
+            return f"is shared by {len(others)} {'trials' if gpu.shared_by else 'runs'}"
         request = spec_of(run).gpus
         if gpu.desktop is not None and not request.beside_desktop:
             return gpu.desktop
@@ -181,10 +196,17 @@ def _place_on_gpus(run: Run, pool: _GpuPool, taken: Mapping[str, str]) -> Start 
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
     for uuid in blocks.keys() & taken.keys():
         blocks[uuid] = blocks[uuid] or f"is promised to {taken[uuid]}"
-    # Prefer unused GPUs to shared ones, those that few share, and cool and healthy ones.
+    # Prefer unused GPUs to shared ones, those that few share, and cool and healthy ones; for a part of
+    # one, those with more free memory, in GiB, since a run that has just started holds none yet.
+    takes_part = spec_of(run).gpus.share < 1 and spec_of(run).study_id is None
     free = sorted(
         (gpu for gpu in candidates if blocks[gpu.uuid] is None),
-        key=lambda gpu: (gpu not in held, len(gpu.holders), gpu.preference),
+        key=lambda gpu: (
+            gpu not in held,
+            -((gpu.free_bytes or 0) >> 30) if takes_part else 0,
+            len(gpu.holders),
+            gpu.preference,
+        ),
     )
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
     free_soon = [gpu for gpu in held if gpu in free or gpu.is_settling]

@@ -125,7 +125,7 @@ class Shim:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         locks, conflict = self.locks, None
         if not locks:
-            taken = take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
+            taken = take_locks(self.plan["lock_files"], shared=self.plan.get("gpu_share", 1.0) < 1)
             locks, conflict = list(taken.held.values()), taken.conflict
         for descriptor in locks:
             note_holder(descriptor, self.plan.get("run_id"), self.plan["workspace"])

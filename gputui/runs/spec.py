@@ -52,7 +52,8 @@ class GpuRequest(Struct, frozen=True):
     """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none
     for a CPU run. ``min_count`` is the fewest with which recovery may continue when GPUs fail; None
     is ``count``. ``shell`` is CUDA_VISIBLE_DEVICES of the launching shell, where that chose them.
-    ``beside_desktop`` also accepts a GPU whose graphics processes hold much of its memory."""
+    ``beside_desktop`` also accepts a GPU whose graphics processes hold much of its memory. ``share``
+    is the part of its one GPU that the run takes, beside others up to the whole."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class GpuRequest(Struct, frozen=True):
     min_count: int | None = None
     shell: str | None = None
     beside_desktop: bool = False
+    share: float = 1.0
 
     @property
     def origin_words(self) -> str:
@@ -168,8 +170,6 @@ class RunSpec(Struct, frozen=True):
     study_id: str | None = None
     trial: int | None = None
     tuned: tuple[str, ...] = ()
-    # The most trials of the study that share a GPU.
-    trials_per_gpu: int = 1
     # Every recipient of messages is told of its end and of its recoveries.
     notify: bool = False
     # The ids of runs that must have succeeded before its first attempt starts.

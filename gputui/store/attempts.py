@@ -105,13 +105,13 @@ class FellowStay(Struct, frozen=True):
 
 
 def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[FellowStay]:
-    """The trials of its study with which an attempt shared its GPU at any time, first to last."""
+    """The runs with which an attempt shared its GPU at any time, first to last."""
     rows = connection.execute(
         "SELECT b.run_id, b.started_at, b.ended_at FROM attempts AS a JOIN runs AS own USING (run_id) "
-        "JOIN runs AS other ON other.study_id = own.study_id AND other.run_id != own.run_id "
+        "JOIN runs AS other ON other.study_id IS own.study_id AND other.run_id != own.run_id "
         "JOIN attempts AS b ON b.run_id = other.run_id AND b.gpus = a.gpus "
         "WHERE a.run_id = ? AND a.number = ? AND a.gpus != '[]' "
-        "AND own.spec ->> '$.trials_per_gpu' > 1 "
+        "AND own.spec ->> '$.gpus.share' < 1 AND other.spec ->> '$.gpus.share' < 1 "
         "AND b.started_at < coalesce(a.ended_at, 9e999) AND coalesce(b.ended_at, 9e999) > a.started_at "
         "ORDER BY b.started_at, b.run_id",
         (run_id, number),

@@ -54,7 +54,8 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
 
     ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id``
     leases the GPU, and ``rank`` is the rank of that run's process on it; ``shared_with`` are (id,
-    name) of other trials that share it. ``processes`` is None if the driver gave no list.
+    name) of others that share it, ``shares`` the part that each takes, and ``shared_by`` the study of
+    these trials, "" for runs of none. ``processes`` is None if the driver gave no list.
     ``event_text`` is the driver's newest event; ``locked_by`` the other home or user that has locked
     it now; ``is_excluded``: ``gpus.yaml`` leaves it to others.
     """
@@ -74,6 +75,8 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     event_code: int | None
     event_text: str | None
     shared_with: tuple[tuple[str, str], ...] = ()
+    shared_by: str | None = None
+    shares: Mapping[str, float] = msgspec.field(default_factory=dict)
     locked_by: str | None = None
     is_excluded: bool = False
 
@@ -123,6 +126,10 @@ SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".joi
         ORDER BY at DESC LIMIT 1), g.processes) AS processes,
     iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
         JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
+    iif(:is_past, NULL, (SELECT json_group_object(run_id, share) FROM leases WHERE gpu_uuid = g.uuid AND share < 1))
+        AS shares,
+    iif(:is_past, NULL, (SELECT coalesce(study_id, '') FROM leases JOIN runs USING (run_id)
+        WHERE gpu_uuid = g.uuid AND share < 1 LIMIT 1)) AS shared_by,
     iif(:is_past, NULL, g.locked_by) AS locked_by, iif(:is_past, 0, g.is_excluded) AS is_excluded,
     min(g.last_seen_at, :at) AS last_seen_at, e.at AS event_at, e.code AS event_code, e.text AS event_text
 FROM gpus AS g
@@ -232,6 +239,8 @@ def _gpu_view(
         run_name=run_name,
         rank=rank_among(processes, run_id),
         shared_with=tuple((other, name) for other, name in holders[1:]),
+        shared_by=row["shared_by"],
+        shares=json_mapping(row["shares"]),
         is_excluded=bool(row["is_excluded"]),
     )
 

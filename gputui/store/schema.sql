@@ -217,23 +217,22 @@ CREATE TABLE attempts (
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 
--- Who may use a GPU. One run has it alone, unless its lease is shared.
+-- Who may use a GPU. One run has it alone, unless its share is below 1.
 CREATE TABLE leases (
     gpu_uuid TEXT NOT NULL,
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     since REAL NOT NULL,
-    is_shared INTEGER NOT NULL DEFAULT 0,
+    share REAL NOT NULL DEFAULT 1,
     PRIMARY KEY (gpu_uuid, run_id)
 ) STRICT, WITHOUT ROWID;
 
--- Trials of one study share a GPU, nobody else does.
+-- Trials of one study share a GPU among themselves, as do runs of none, up to the whole of it.
 CREATE TRIGGER leases_exclude BEFORE INSERT ON leases
 WHEN EXISTS (
     SELECT 1 FROM leases AS l JOIN runs AS r USING (run_id)
-    WHERE l.gpu_uuid = NEW.gpu_uuid AND l.run_id != NEW.run_id AND NOT coalesce(
-        l.is_shared AND NEW.is_shared AND r.study_id = (SELECT study_id FROM runs WHERE run_id = NEW.run_id), 0
-    )
-)
+    WHERE l.gpu_uuid = NEW.gpu_uuid AND l.run_id != NEW.run_id
+        AND r.study_id IS NOT (SELECT study_id FROM runs WHERE run_id = NEW.run_id)
+) OR NEW.share + (SELECT total(share) FROM leases WHERE gpu_uuid = NEW.gpu_uuid AND run_id != NEW.run_id) > 1.000001
 BEGIN
     SELECT raise(ABORT, 'another run has the GPU');
 END;

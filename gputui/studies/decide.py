@@ -280,14 +280,14 @@ def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, param
         once = {kind: ["restart"] for kind in REPEATED_ONCE}
         diverged = {"nan_loss": ["stop"], "loss_spike": ["stop"]}
         recovery["ladders"] = {**once, **(recovery.get("ladders") or {}), **diverged}
+    share = 1 / spec.trials_per_gpu if spec.gpus_per_trial == 1 else 1.0
     return replace(
         base,
         params={**base.params, **params},
         priority=spec.priority,
-        gpus=replace(base.gpus, min_count=None),
+        gpus=replace(base.gpus, min_count=None, share=share),
         recovery=recovery,
         study_id=study_id,
         trial=number,
         tuned=spec.tuned,
-        trials_per_gpu=spec.trials_per_gpu if spec.gpus_per_trial == 1 else 1,
     )

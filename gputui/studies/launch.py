@@ -54,7 +54,8 @@ def resolve_study(
         target=spec.target,
         heeds_shell_gpus=False,
     )
-    spec = replace(spec, gpus_per_trial=len(base.gpus.uuids) or base.gpus.count)
+    count, per_gpu = len(base.gpus.uuids) or base.gpus.count, int(1 / base.gpus.share)
+    spec = replace(spec, gpus_per_trial=count, trials_per_gpu=max(spec.trials_per_gpu, per_gpu))
     if problems := impossible_budget(spec, usual_seconds):
         raise ResolveError(problems, is_refusal=True)
     return spec, base

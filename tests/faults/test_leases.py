@@ -63,6 +63,32 @@ def test_a_recovering_run_keeps_its_gpus(simulated: Machine) -> None:
     assert began > attempts[0]["ended_at"]
 
 
+def test_two_runs_share_a_gpu_by_their_parts_of_it(simulated: Machine) -> None:
+    simulated.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
+    profile, long = simulated.profile(), ("--set", "steps=100000")
+    simulated.gputui("run", profile, "--gpus", "0.5", "--name", "a", *long)
+    simulated.gputui("run", profile, "--gpus", "0.5", "--name", "b", *long)
+    for name in ("a-1", "b-1"):
+        simulated.wait_for(name, "running")
+    assert visible(simulated, "a-1") == visible(simulated, "b-1")
+    simulated.gputui("run", profile, "--gpus", "0.25", "--name", "c", "--set", "steps=10")
+    waits = "SELECT state FROM runs WHERE run_id = 'c-1' AND waiting_for LIKE '%GPU 0 is shared by 2 runs%'"
+    assert wait_until(lambda: simulated.rows(waits), what="the reason") == [("queued",)]
+    (gpu,) = simulated.json("gpus")
+    assert gpu["run_ids"] == ["a-1", "b-1"]
+    assert {line.split()[0]: line.split()[3] for line in simulated.gputui("ps").splitlines()[2:]} == {
+        "a-1": "0.5", "b-1": "0.5",
+    }  # fmt: skip
+    # Another agent finds both, and who joins one that stays.
+    simulated.kill_agent()
+    simulated.gputui("stop", "a-1", "--now")
+    simulated.wait_for("c-1", "succeeded")
+    assert simulated.state("b-1") == "running"
+    simulated.gputui("stop", "b-1", "--now")
+    simulated.wait_for("b-1", "stopped")
+    wait_until(lambda: not simulated.rows("SELECT * FROM leases"), what="the end of every lease")
+
+
 @pytest.mark.long
 def test_a_hung_driver_stops_nothing_else(simulated: Machine) -> None:
     """The driver hangs for a minute: the GPUs are shown as stale, and a CPU run starts, measures and ends meanwhile."""

@@ -54,7 +54,8 @@ def test_what_the_launching_shell_cannot_select_and_what_it_may_abbreviate() -> 
 
 @table(
     "given",
-    [True, None, -1, 5000, 1.5, "", ",", "two", "-1", "0,x", "0,,1", "9" * 40, [], [True], [-1], [[0]], {}, "0,0",
+    [True, None, -1, 5000, 1.5, 0.0, 1.0, "1.5", "0.0",
+     "", ",", "two", "-1", "0,x", "0,,1", "9" * 40, [], [True], [-1], [[0]], {}, "0,0",
      "GPU-", "²"],
 )  # fmt: skip
 def test_what_cannot_be_asked(given: object) -> None:
@@ -70,6 +71,7 @@ def test_what_cannot_be_asked(given: object) -> None:
         ("all", FOUR, GpuRequest(4)), ("2,0", FOUR, GpuRequest(2, (UUIDS[2], UUIDS[0]))),
         (UUIDS[1], FOUR, GpuRequest(1, (UUIDS[1],))), (UUIDS[1], None, GpuRequest(1, (UUIDS[1],))),
         (3, WITH_MIG, GpuRequest(3)),
+        (0.5, FOUR, GpuRequest(1, share=0.5)), ("0.25", None, GpuRequest(1, share=0.25)),
     ],
 )  # fmt: skip
 def test_requests(given: object, inventory: Sequence[GpuFacts] | None, request_: GpuRequest) -> None:

@@ -14,6 +14,7 @@ from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
+from tests.tables import table
 from tests.texts import mentions
 
 
@@ -26,6 +27,7 @@ def run(
     not_before: float | None = None,
     gpu_count: int | None = None,
     nproc: int = 1,
+    share: float = 1.0,
 ) -> Run:
     spec = RunSpec(
         name=name,
@@ -33,7 +35,7 @@ def run(
         program=("x.py",),
         python="/p",
         workdir="/",
-        gpus=GpuRequest(count, uuids, memory),
+        gpus=GpuRequest(count, uuids, memory, share=share),
         nproc=nproc,
     )
     stored = json.dumps(spec.to_json())
@@ -131,13 +133,13 @@ def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() ->
 
 
 def trial(name: str, study: str = "s", **given: Any) -> Run:
-    """A trial with one GPU."""
-    one = run(name, 1, **given)
+    """A trial that takes a quarter of a GPU."""
+    one = run(name, 1, share=0.25, **given)
     return replace(one, spec_json=json.dumps(replace(spec_of(one), study_id=study).to_json()))
 
 
 def shared(index: int, *holders: str, study: str = "s") -> GpuAvailability:
-    return GpuAvailability(f"g{index}", index, holders, shared_by=study)
+    return GpuAvailability(f"g{index}", index, holders, shared_by=study, shares=dict.fromkeys(holders, 0.25))
 
 
 def test_a_trial_shares_the_gpu_of_its_study_up_to_the_limit() -> None:
@@ -145,8 +147,42 @@ def test_a_trial_shares_the_gpu_of_its_study_up_to_the_limit() -> None:
     for limit, start in ((3, ("g2",)), (2, None), (1, None)):
         (outcome,) = schedule([trial("c")], places, share_of=lambda _run, _gpu, limit=limit: limit)
         assert (outcome.uuids if isinstance(outcome, Start) else None) == start
-    (outcome,) = schedule([run("hand", 1)], places, share_of=lambda _run, _gpu: 9)
-    assert isinstance(outcome, Wait) and mentions(outcome.reason, "GPU 2 ", "2 trials")
+    for share in (1.0, 0.25):
+        (outcome,) = schedule([run("hand", 1, share=share)], places, share_of=lambda _run, _gpu: 9)
+        assert isinstance(outcome, Wait) and mentions(outcome.reason, "GPU 2 ", "2 trials")
+
+
+def parts(index: int, free_gib: int, **shares: float) -> GpuAvailability:
+    """A GPU that runs of no study share."""
+    return GpuAvailability(
+        f"g{index}", index, tuple(shares), free_bytes=free_gib << 30, shared_by="" if shares else None, shares=shares
+    )
+
+
+@table(
+    ("share", "places", "start"),
+    [
+        (0.5, [parts(0, 40, a=0.5)], ("g0",)), (0.6, [parts(0, 40, a=0.5)], None), (1.0, [parts(0, 40, a=0.5)], None),
+        # Where the most memory is free; a run that has just started holds none yet.
+        (0.5, [parts(0, 10, a=0.5), parts(1, 70, b=0.25, c=0.25)], ("g1",)),
+        (0.5, [parts(0, 79, a=0.5), parts(1, 79)], ("g1",)),
+        (0.25, [parts(0, 40, a=0.5, b=0.25)], ("g0",)), (0.3, [parts(0, 40, a=0.5, b=0.25)], None),
+        (1 / 3, [parts(0, 40, a=1 / 3, b=1 / 3)], ("g0",)),
+        (0.5, [GpuAvailability("g0", 0, ("x",))], None), (0.5, [shared(0, "t")], None),
+    ],
+)  # fmt: skip
+def test_runs_share_a_gpu_while_their_parts_leave_room(
+    share: float, places: list[GpuAvailability], start: tuple[str, ...] | None
+) -> None:
+    (outcome,) = schedule([run("n", 1, share=share)], places)
+    assert (outcome.uuids if isinstance(outcome, Start) else None) == start
+
+
+def test_a_run_that_ran_out_of_memory_beside_others_gets_a_gpu_alone() -> None:
+    (outcome,) = schedule([run("n", 1, share=0.5)], [parts(0, 40, a=0.5)], share_of=lambda _run, _gpu: 1)
+    assert isinstance(outcome, Wait)
+    (outcome,) = schedule([run("n", 1, share=0.5)], [parts(0, 40)], share_of=lambda _run, _gpu: 1)
+    assert isinstance(outcome, Start)
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 8), st.sets(st.integers(0, 7)))

@@ -317,12 +317,12 @@ def test_a_lock_is_held_while_the_attempt_lives_and_shared_with_those_that_share
     attempt: Attempt, tmp_path: Path, joins: bool
 ) -> None:
     plan: dict[str, Any] = {"lock_files": [str(tmp_path / "gpu.lock")]}
-    attempt.start("import time; time.sleep(60)", **plan, shares_gpus=True)
+    attempt.start("import time; time.sleep(60)", **plan, gpu_share=0.5)
     attempt.started()
     assert json.loads((tmp_path / "gpu.lock").read_text())["workspace"] == "the home /data/home"
     (tmp_path / "other").mkdir()
     other = Attempt(tmp_path / "other")
-    other.start("print('ran')", **plan, shares_gpus=joins)
+    other.start("print('ran')", **plan, gpu_share=0.5 if joins else 1.0)
     ended = other.ended()
     assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
     attempt.signal(signal.SIGUSR2)

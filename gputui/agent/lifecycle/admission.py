@@ -23,7 +23,7 @@ from gputui.recovery.kinds import SHARED_OOM
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
-from gputui.runs.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
+from gputui.runs.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule, shares_by_fraction
 from gputui.runs.spec import spec_of
 from gputui.runs.submission import SPEC_FILE
 from gputui.runs.waiting_runs import read_waiting_runs
@@ -109,23 +109,23 @@ class Admission:
         return is_done
 
     def _may_share(self, run: Run) -> bool:
-        """Return whether the run is a trial that shares its GPU, until it runs out of memory
-        there."""
-        spec = spec_of(run)
-        if spec.trials_per_gpu < 2 or spec.study_id is None or gpus_wanted(run) != 1:
+        """Return whether the run takes a part of its GPU, until it runs out of memory there."""
+        if spec_of(run).gpus.share == 1 or gpus_wanted(run) != 1:
             return False
         return not met_incident(self.context.connection, run.run_id, SHARED_OOM)
 
     def _share_of(self, peaks: dict[str, dict[str, int]], run: Run, gpu: GpuAvailability) -> int:
-        """Number of the study's trials that may use a GPU at a time. ``peaks`` collects, by study,
-        their memory peaks in bytes by GPU model. Raises sqlite3.Error."""
+        """Number of runs that may use a GPU at a time, by the memory of a study's trials. ``peaks``
+        collects, by study, their memory peaks in bytes by GPU model. Raises sqlite3.Error."""
         facts, spec = self.context.recorder.facts.get(gpu.uuid), spec_of(run)
-        if facts is None or spec.study_id is None or not self._may_share(run):
+        if facts is None or not self._may_share(run):
             return 1
+        if spec.study_id is None:
+            return shares_by_fraction(run, gpu)
         if spec.study_id not in peaks:
             peaks[spec.study_id] = study_peaks(self.context.connection, spec.study_id)
         foreign, peak = foreign_bytes(self.context.recorder, gpu.uuid), peaks[spec.study_id].get(facts.name)
-        return trials_on_gpu(spec.trials_per_gpu, gpu.total_bytes, foreign, peak)
+        return trials_on_gpu(round(1 / spec.gpus.share), gpu.total_bytes, foreign, peak)
 
     def _missed_long(self, outcomes: Sequence[Start | Wait]) -> set[str]:
         """The runs that have lacked GPUs for MISSING_SECONDS that only a person or the driver can
@@ -198,21 +198,23 @@ class Admission:
                 repository.set_waiting_for(context.connection, run.run_id, text)
             return
         executor = context.executors.of(spec_of(run).target)
-        shares_gpus = bool(start.uuids) and self._may_share(run)
+        share = 1.0
+        if start.uuids and self._may_share(run):
+            share = spec_of(run).gpus.share
         try:
-            locks = self.locks.take(start.uuids, shared=shares_gpus)
+            locks = self.locks.take(start.uuids, shared=share < 1)
         except GpuHeldError as error:
             # Taken since the schedule was made; the next turn sees that.
             repository.set_waiting_for(context.connection, run.run_id, f"waits: {error}")
             return
         try:
-            self._launch(start, executor, locks, shares_gpus)
+            self._launch(start, executor, locks, share)
         except (LaunchError, ExecutorGoneError) as error:
             self._cannot_start(run, error)
         finally:
             locks.close()
 
-    def _launch(self, start: Start, executor: Executor, locks: HeldLocks, shares_gpus: bool) -> None:
+    def _launch(self, start: Start, executor: Executor, locks: HeldLocks, share: float) -> None:
         context, run, recorder = self.context, start.run, self.context.recorder
         # Raises ExecutorGoneError before anything is written.
         executor.program(context.workspace.run_dir(run.run_id))
@@ -223,7 +225,7 @@ class Admission:
                 text = f"needs {bytes_text(needed)} of disk, {bytes_text(free)} are free"
                 raise LaunchError(text)
         indices = [recorder.facts[uuid].index for uuid in start.uuids]
-        record = prepare_attempt(context, start, Grant(executor, indices, locks.paths, shares_gpus))
+        record = prepare_attempt(context, start, Grant(executor, indices, locks.paths, share))
         self.spawn(record, executor, locks.descriptors)
         for problem in locks.problems:
             context.note("gpu_lock_unusable", problem, run.run_id, severity="warning")

@@ -43,15 +43,16 @@ def gpu_availability(
     gpus: list[GpuAvailability] = []
     for facts in inventory.gpus:
         uuid, processes = facts.uuid, recorder.processes.get(facts.uuid) or ()
-        run_ids, study = leases.get(uuid, GpuHolders((), None))
+        held_by = leases.get(uuid, GpuHolders())
         condition = GpuCondition(
             facts,
             recorder.fast.get(uuid),
             recorder.slow.get(uuid),
             [process for process in processes if recorder.owner(process) is None],
             has_processes=bool(processes),
-            holders=run_ids,
-            shared_by=study,
+            holders=held_by.run_ids,
+            shared_by=held_by.shared_by,
+            shares=held_by.shares,
             quarantine=failed[uuid].words if uuid in failed else None,
             alert=alerts.get(uuid),
             locked_by=None if uuid in in_use else holder(uuid),
@@ -61,8 +62,9 @@ def gpu_availability(
         gpus.append(condition.availability())
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
     for uuid in leases.keys() - {gpu.uuid for gpu in inventory.gpus}:
-        run_ids, study = leases[uuid]
-        gpus.append(GpuAvailability(uuid, None, run_ids, missing, out_of_service=True, shared_by=study))
+        run_ids, shared_by, shares = leases[uuid]
+        lost = GpuAvailability(uuid, None, run_ids, missing, out_of_service=True, shared_by=shared_by, shares=shares)
+        gpus.append(lost)
     return gpus
 
 

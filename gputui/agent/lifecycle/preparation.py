@@ -42,12 +42,12 @@ class UnusableSpecError(LaunchError):
 
 class Grant(NamedTuple):
     """The resources of an attempt: its executor, the indices of its GPUs, the lock files that the
-    executor holds for them, and whether they are shared within a study."""
+    executor holds for them, and the part of its GPU that it takes."""
 
     executor: Executor
     indices: Sequence[int]
     lock_files: Sequence[str] = ()
-    shares_gpus: bool = False
+    gpu_share: float = 1.0
 
 
 class _Prepared(NamedTuple):
@@ -110,7 +110,7 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         "params": dict(run.params),
         "resume_from": run.resume_from,
         "lock_files": list(grant.lock_files),
-        "shares_gpus": grant.shares_gpus,
+        "gpu_share": grant.gpu_share,
         "workspace": context.workspace.label,
         "shell": None if spec.shell is None else asdict(spec.shell),
         "agent": agent_for_executor(context.workspace),
@@ -149,7 +149,7 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with repository.transaction(context.connection) as connection:
         repository.release_leases(connection, run.run_id, keep=uuids)
-        repository.take_leases(connection, run.run_id, uuids, now, shared=grant.shares_gpus)
+        repository.take_leases(connection, run.run_id, uuids, now, share=grant.gpu_share)
         if start.replaced:
             text = f"{'; '.join(start.replaced)}: replaced"
             context.note("gpus_replaced", text, run.run_id, severity="warning")

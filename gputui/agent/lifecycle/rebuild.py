@@ -117,7 +117,7 @@ class _Plan(Struct, frozen=True):
     params: Mapping[str, Scalar]
     metrics_bytes: Mapping[str, int]
     resume_from: str | None = None
-    shares_gpus: bool = False
+    gpu_share: float = 1.0
 
 
 class _Attempt(NamedTuple):
@@ -217,9 +217,9 @@ def _take_leases(context: AgentContext, run_id: str, plan: _Plan) -> None:
     older than it."""
     connection = context.connection
     for uuid, lease in repository.leases(connection).items():
-        for holder in lease.run_ids if uuid in plan.gpus and not plan.shares_gpus else ():
+        for holder in lease.run_ids if uuid in plan.gpus and plan.gpu_share == 1 else ():
             repository.end_lease(connection, holder, uuid)
-    repository.take_leases(connection, run_id, plan.gpus, context.now(), shared=plan.shares_gpus)
+    repository.take_leases(connection, run_id, plan.gpus, context.now(), share=plan.gpu_share)
 
 
 def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt: _Attempt) -> None:

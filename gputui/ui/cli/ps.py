@@ -11,10 +11,11 @@ import click
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.runs.selection import RunFilter
+from gputui.runs.spec import known_spec
 from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
-from gputui.store.runs import read_runs
+from gputui.store.runs import Run, read_runs
 from gputui.store.studies import read_studies
 from gputui.ui.cli.context import Session, is_wide, json_option, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
@@ -105,7 +106,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
         "TAGS": tag_words(run),
         "STATE": "ending" if has_ended_there(run) else run.state,
         "ATTEMPT": str(run.attempt or "–"),
-        "GPUS": str(run.gpu_total or "–"),
+        "GPUS": _gpus(run),
         "STEP": "–" if progress.step is None else units.count(progress.step) + total,
         **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),
         "TIME": units.duration(run.trained_seconds(now)),
@@ -113,6 +114,14 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
         "SIZE": units.bytes_text(size_bytes),
         "": " · ".join(part for part in (_remark(row, unread, now), run.note) if part),
     }
+
+
+def _gpus(run: Run) -> str:
+    """The number of a run's GPUs, or the part of one that it asked for."""
+    spec = known_spec(run)
+    if spec is not None and spec.gpus.share < 1 and run.study_id is None and run.gpu_total == 1:
+        return f"{spec.gpus.share:g}"
+    return str(run.gpu_total or "–")
 
 
 def _makes_steps(row: RunRow, now: float) -> bool:

@@ -179,7 +179,7 @@ def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
     joins: bool,
 ) -> None:
     bench = Bench(connection, workspace, "standard", None)
-    trial = replace(spec_of(bench.run()), gpus=GpuRequest(1), nproc=1, study_id="s", trials_per_gpu=2)
+    trial = replace(spec_of(bench.run()), gpus=GpuRequest(1, share=0.5), nproc=1, study_id="s")
     with transaction(connection):
         repository.move(connection, bench.run(), RunState.STOPPED, cause="test", now=NOW)
         repository.release_leases(connection, "a-1")
@@ -203,4 +203,4 @@ def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
     bench.turn()
     assert [record.run_id for record in bench.started][1:] == (["c-1"] if joins else [])
     held = repository.leases(connection)["GPU-0"]
-    assert held == ((("b-1", "c-1") if joins else ("b-1",)), "s")
+    assert held[:2] == ((("b-1", "c-1") if joins else ("b-1",)), "s")

@@ -147,7 +147,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         assert holds.uuids() == {"GPU-1", "GPU-2"}
         clock[0] += LOOK_SECONDS + 1
         assert holds.turn() and holds.uuids() == {"GPU-1"}
-        assert repository.leases(connection) == {"GPU-1": (("a-1",), None)}
+        assert repository.leases(connection) == {"GPU-1": (("a-1",), None, {})}
         process.kill()
     clock[0] += LOOK_SECONDS + 1
     assert holds.turn() and holds.next_due() == math.inf

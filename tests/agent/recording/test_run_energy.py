@@ -101,7 +101,7 @@ def test_of_a_gpu_that_two_trials_share_each_is_charged_its_part(connection: sql
         "VALUES ('s', 1, 's', 'p', 'running', '', '{}', ?)", (START,)
     )  # fmt: skip
     add_run(connection, "b-1")
-    connection.execute("UPDATE runs SET study_id = 's', spec = '{\"trials_per_gpu\": 2}'")
+    connection.execute("UPDATE runs SET study_id = 's', spec = '{\"gpus\": {\"share\": 0.5}}'")
     attempt(connection, 1, START, START + 2000, gpus=1)
     connection.execute(
         "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, ended_at) "

@@ -86,6 +86,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
     if gpu.shared_with:
         return [(f"{len(gpu.run_ids)} runs", "accent")]
     if gpu.run_id is not None:
+        marks = [(f" {gpu.shares[gpu.run_id]:g}", "dim"), *marks] if gpu.shared_by == "" else marks
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
         name = title_of(gpu.run_id, gpu.run_name)
         room = width - len(rank) - sum(len(text) for text, _ in marks)

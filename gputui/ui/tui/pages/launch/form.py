@@ -56,7 +56,7 @@ class Prefill(Struct, frozen=True):
 
     profile: str
     params: Mapping[str, object] = msgspec.field(default_factory=dict)
-    gpu_count: int | None = None
+    gpu_count: float | None = None
     path: str | None = None
     run_id: str | None = None
     target: str | None = None
@@ -167,8 +167,8 @@ class Form(Struct, frozen=True):
         values = {key: value for key, value in prefill.params.items() if REDACTED not in str(value)}
         gpus = self.text(GPUS)
         count = str(len([part for part in gpus.split(",") if part])) if "," in gpus else gpus
-        if prefill.gpu_count is not None and str(prefill.gpu_count) != count:
-            values[GPUS] = prefill.gpu_count
+        if prefill.gpu_count is not None and f"{prefill.gpu_count:g}" != count:
+            values[GPUS] = f"{prefill.gpu_count:g}"
         if prefill.target is not None:
             values[PLACE] = prefill.target
         form = self
@@ -210,7 +210,7 @@ def _run_fields(profile: Profile, targets: Sequence[str], inventory: Sequence[Gp
             raise ValueError(f"expected {', '.join(targets)}, or nothing for this machine")
 
     chosen = usual_selection(profile, inventory)
-    gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or str(chosen.count)
+    gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or f"{chosen.count * chosen.share:g}"
     if len(chosen.devices) == 1 and isinstance(chosen.devices[0], int):
         gpus += ","
     place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")

@@ -135,9 +135,10 @@ def profile_path(run: Run) -> str | None:
     return None if (spec := known_spec(run)) is None else spec.profile_path
 
 
-def launched_gpu_count(run: Run) -> int | None:
-    """The number of GPUs that a run was launched with; None if its specification cannot be read."""
-    return None if (spec := known_spec(run)) is None else spec.gpus.count
+def launched_gpu_count(run: Run) -> float | None:
+    """The number of GPUs that a run was launched with, or the part of one; None if its specification
+    cannot be read."""
+    return None if (spec := known_spec(run)) is None else spec.gpus.count * spec.gpus.share
 
 
 def gpu_inventory(snapshot: Snapshot) -> Sequence[GpuFacts] | None:
