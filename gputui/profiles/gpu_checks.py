@@ -91,7 +91,7 @@ class GpuSituation(Struct, frozen=True):
             [gpu.availability() for gpu in self.conditions],
             paused=self.waiting.is_paused,
             places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
-            predecessor=lambda run: self.waiting.predecessors.get(run.run_id),
+            not_yet=lambda run: self.waiting.not_yet.get(run.run_id),
         )
 
     def promises(self) -> dict[str, str]:

@@ -44,5 +44,5 @@ def read_situation(connection: sqlite3.Connection, now: float) -> GpuSituation |
         read_gpus(connection, now),
         quarantined(connection),
         alerts.lasting(connection),
-        read_waiting_runs(connection),
+        read_waiting_runs(connection, now),
     )

@@ -16,7 +16,7 @@ from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, PHASE_OVER, Run
+from gputui.store.runs import KILL, PHASE_OVER, TIME_OVER, Run
 
 _OUT_OF_MEMORY = ("cuda_oom", "shared_gpu_oom", "host_oom")
 """Kinds whose findings are quoted: they name sizes that the summary leaves out."""
@@ -186,6 +186,8 @@ def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) ->
         return f"It succeeded{but}."
     if attempt.stop_requested == PHASE_OVER:
         return "Its phase of the profile is over." if attempt.ended_at is None else "Its phase of the profile ended."
+    if attempt.stop_requested == TIME_OVER:
+        return "Its time limit was over: gputui asked it to stop."
     ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
     asked = next(
         (

@@ -104,7 +104,7 @@ def schedule(
     cpu_limit: int = sys.maxsize,
     cpu_running: int = 0,
     places_gpus: Callable[[Run], bool] = lambda _: True,
-    predecessor: Callable[[Run], str | None] = lambda _: None,
+    not_yet: Callable[[Run], str | None] = lambda _: None,
     share_of: ShareOf = shares_by_fraction,
 ) -> list[Start | Wait]:
     """Decide for each run of ``queue``, in order, whether it starts now.
@@ -120,7 +120,7 @@ def schedule(
       ones, and one with more ranks than the limit starts when no other runs.
 
     ``places_gpus`` is False for a run on another machine, which waits for nothing here.
-    ``predecessor`` returns why a run waits for another one; such a run is promised nothing. ``gpus`` is
+    ``not_yet`` returns why a run waits for another one, or for a time; it is promised nothing. ``gpus`` is
     None before the sampler's first report. While ``paused``, only recovering runs start.
     """
     outcomes: list[Start | Wait] = []
@@ -130,7 +130,7 @@ def schedule(
         outcome: Start | Wait
         if paused and not is_recovering(run):
             outcome = Wait(run, PAUSED)
-        elif (reason := predecessor(run)) is not None:
+        elif (reason := not_yet(run)) is not None:
             outcome = Wait(run, reason)
         elif not places_gpus(run):
             outcome = Start(run, ())

@@ -172,8 +172,13 @@ class RunSpec(Struct, frozen=True):
     tuned: tuple[str, ...] = ()
     # Every recipient of messages is told of its end and of its recoveries.
     notify: bool = False
-    # The ids of runs that must have succeeded before its first attempt starts.
+    # The ids of runs that must have succeeded, or only ended, before its first attempt starts, and
+    # the time before which it does not (UTC unix seconds).
     after: tuple[str, ...] = ()
+    after_any: tuple[str, ...] = ()
+    begin_at: float | None = None
+    # The time that it may train until a person starts it again; None on a target, which has its own.
+    time_limit_seconds: float | None = None
     # The code of its working directory at the launch (`code_version`); its diff is in the private
     # specification only.
     code: Mapping[str, Any] | None = None

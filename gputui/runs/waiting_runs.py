@@ -1,8 +1,9 @@
-"""The queued runs, and which of them wait for other runs to succeed."""
+"""The queued runs, and which of them wait for other runs or for a time."""
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,29 +14,39 @@ from gputui.store.runs import Run, get_run, queued_runs
 
 
 class WaitingRuns(NamedTuple):
-    """The queued runs in the order of the queue, and whether it is paused. ``predecessors`` says why a
-    run waits for another one, by its id."""
+    """The queued runs in the order of the queue, and whether it is paused. ``not_yet`` says why a run
+    waits for another one or for a time, by its id."""
 
     runs: tuple[Run, ...] = ()
-    predecessors: Mapping[str, str] = {}
+    not_yet: Mapping[str, str] = {}
     is_paused: bool = False
 
 
-def read_waiting_runs(connection: sqlite3.Connection) -> WaitingRuns:
-    """Read the queue, without runs whose specification is damaged. Raises sqlite3.Error."""
+def read_waiting_runs(connection: sqlite3.Connection, now: float) -> WaitingRuns:
+    """Read the queue at ``now``, without runs whose specification is damaged. Raises sqlite3.Error."""
     runs = tuple(run for run in queued_runs(connection) if known_spec(run) is not None)
-    reasons = {run.run_id: why for run in runs if (why := waits_for_predecessor(connection, run)) is not None}
+    reasons = {run.run_id: why for run in runs if (why := why_not_yet(connection, run, now)) is not None}
     return WaitingRuns(runs, reasons, queue.pause(connection) is not None)
 
 
-def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
-    """The reason why a run that follows others does not start yet; None once all of them succeeded,
-    or if it has started before. Raises sqlite3.Error."""
-    for run_id in spec_of(run).after if not run.attempt else ():
+def why_not_yet(connection: sqlite3.Connection, run: Run, now: float) -> str | None:
+    """The reason why a run does not start yet that follows others or begins at a time; None once all of
+    them succeeded, or ended, and the time has come, or if it has started before. Raises sqlite3.Error."""
+    if run.attempt:
+        return None
+    spec = spec_of(run)
+    for run_id in (*spec.after, *spec.after_any):
         predecessor = get_run(connection, run_id)
+        is_over = predecessor is None or predecessor.state.is_over
+        if run_id in spec.after_any and not is_over:
+            return f"waits for {run_id} to end"
+        if run_id in spec.after and not is_over:
+            return f"waits for {run_id} to succeed"
         state = "was removed" if predecessor is None else predecessor.state
-        if state is not RunState.SUCCEEDED:
-            is_over = predecessor is None or predecessor.state.is_over
-            ends = f", which {state}; gputui stop {run.run_id} ends that"
-            return f"waits for {run_id}{ends if is_over else ' to succeed'}"
-    return None
+        if run_id in spec.after and state is not RunState.SUCCEEDED:
+            return f"waits for {run_id}, which {state}; gputui stop {run.run_id} ends that"
+    if spec.begin_at is None or now >= spec.begin_at:
+        return None
+    begin, today = time.localtime(spec.begin_at), time.localtime(now)
+    is_today = begin[:3] == today[:3]
+    return time.strftime("begins at %H:%M" if is_today else "begins on %d %b at %H:%M", begin)

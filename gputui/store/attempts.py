@@ -96,6 +96,15 @@ def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
     return cuts
 
 
+def seconds_since_asked(connection: sqlite3.Connection, run_id: str, now: float) -> float:
+    """How long a run has trained until ``now`` since a person last started it. Raises sqlite3.Error."""
+    (asked_at,) = connection.execute(
+        "SELECT max(at) FROM transitions WHERE run_id = ? AND to_state = 'queued' AND actor != 'agent'", (run_id,)
+    ).fetchone()
+    attempts = [attempt for attempt in read_attempts(connection, run_id) if attempt.created_at >= (asked_at or 0.0)]
+    return sum(attempt.ran_seconds(now) or 0.0 for attempt in attempts)
+
+
 class FellowStay(Struct, frozen=True):
     """An attempt of another run on the same GPU from ``begin`` to ``end`` (None: still there)."""
 

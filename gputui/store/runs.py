@@ -29,6 +29,8 @@ KILL = "kill"
 PHASE_OVER = "phase"
 """The value of ``stop_requested`` for the end of a phase of the profile, and the cause for which
 the run is queued again."""
+TIME_OVER = "time"
+"""The value of ``stop_requested`` for the end of the run's time limit."""
 QUEUED_WORDS = "in the queue"
 """What a queued run waited for at a past time, which is not recorded."""
 

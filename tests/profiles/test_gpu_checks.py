@@ -74,7 +74,7 @@ class TestGpus:
         assert likely_gpus(self.spec, busy) == ()
         first = replace(self.spec, priority=1)
         assert [gpu.index for gpu in likely_gpus(first, busy)] == [1, 2]
-        follower = busy.waiting._replace(predecessors={"big-1": "waits for vit-1 to succeed"})
+        follower = busy.waiting._replace(not_yet={"big-1": "waits for vit-1 to succeed"})
         assert not replace(busy, waiting=follower).promises()
         paused = busy.waiting._replace(is_paused=True)
         assert not likely_gpus(first, replace(busy, waiting=paused))

@@ -199,5 +199,5 @@ def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: in
 
 def test_a_run_that_follows_another_waits_and_holds_back_nobody() -> None:
     first, second = run("a", 2), run("b", 2)
-    outcomes = schedule([first, second], gpus(2), predecessor=lambda one: "waits for z" if one is first else None)
+    outcomes = schedule([first, second], gpus(2), not_yet=lambda one: "waits for z" if one is first else None)
     assert outcomes == [Wait(first, "waits for z"), Start(second, ("g0", "g1"))]

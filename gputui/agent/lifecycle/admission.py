@@ -71,7 +71,7 @@ class Admission:
         """Start as many runs as a turn has time for, and store what the others wait for. True if
         none is left that may start. Raises sqlite3.Error."""
         context, connection = self.context, self.context.connection
-        waiting = read_waiting_runs(connection)
+        waiting = read_waiting_runs(connection, context.now())
         if not waiting.runs:
             return True
         outcomes = schedule(
@@ -82,7 +82,7 @@ class Admission:
             cpu_limit=max(len(os.sched_getaffinity(0)), LEAST_CPU_RANKS),
             cpu_running=repository.cpu_ranks(connection),
             places_gpus=lambda run: context.executors.of(spec_of(run).target).places_gpus,
-            predecessor=lambda run: waiting.predecessors.get(run.run_id),
+            not_yet=lambda run: waiting.not_yet.get(run.run_id),
             share_of=partial(self._share_of, {}),
         )
         missed_long = self._missed_long(outcomes)

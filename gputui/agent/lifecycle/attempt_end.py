@@ -42,7 +42,7 @@ from gputui.store.metrics.intake import short_of
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import NewIncident, put_incident, read_decisions, read_incidents, read_transitions
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, PHASE_OVER, Run, get_run
+from gputui.store.runs import KILL, PHASE_OVER, TIME_OVER, Run, get_run
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _stopped(end: _End) -> None:
     cause = repository.stop_reason_of_study(connection, run.run_id)
     if cause is None:
         by_kill = "killed" if attempt.stop_requested == KILL else KILLED
-        cause = (by_kill if forced else "stopped") + _lost_by_stop(end)
+        cause = (by_kill if forced else "stopped") + _at_limit(end) + _lost_by_stop(end)
         if record.get("given_up"):
             cause = _given_up_words(record)
     if (unsound := end.unsound_since()) is not None:
@@ -151,6 +151,14 @@ def _stopped(end: _End) -> None:
         if following is not None:
             params = {**run.params, **following.phase.params}
             _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
+
+
+def _at_limit(end: _End) -> str:
+    """The run's time limit if that is why it was stopped, as the end of a sentence."""
+    limit_seconds = spec_of(end.run).time_limit_seconds
+    if limit_seconds is None or end.attempt.stop_requested != TIME_OVER:
+        return ""
+    return f" at its time limit of {units.duration(limit_seconds)}"
 
 
 def _given_up_words(record: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.agent.lifecycle.start_conditions import RecoveryWaits
+from gputui.core import units
 from gputui.machine.gpu_model import Occupant
 from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
@@ -39,11 +40,11 @@ from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.shim import PASSING
 from gputui.runs.spec import spec_of
-from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.attempts import Attempt, get_attempt, seconds_since_asked
 from gputui.store.database import is_locked
 from gputui.store.gpu_use import peak_bytes
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, PHASE_OVER, Run, active_run_count, get_run
+from gputui.store.runs import KILL, PHASE_OVER, TIME_OVER, Run, active_run_count, get_run
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +255,7 @@ class Supervisor:
         parts.do("old checkpoints", self.retention.turn)
         parts.do("files with metrics", lambda: self.searches.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
+        parts.do("time limits", lambda: self._end_at_limits(running))
         is_due = (
             parts.do("held GPUs", self.holds.turn),
             parts.do("waits", self.waits.turn),
@@ -285,6 +287,21 @@ class Supervisor:
                 with repository.transaction(self.context.connection):
                     self.note_stop(run, intent=PHASE_OVER, actor="agent", at_once=False, reason=why)
                 self.signal_stop(run.run_id, at_once=False)
+
+    def _end_at_limits(self, running: Sequence[LiveAttempt]) -> None:
+        """Stop the runs that have trained for as long as they may. Raises sqlite3.Error."""
+        connection, now = self.context.connection, self.context.now()
+        for live in running:
+            limit_seconds, run_id = live.resolved.spec.time_limit_seconds, live.record.run_id
+            if limit_seconds is None or seconds_since_asked(connection, run_id, now) < limit_seconds:
+                continue
+            run = get_run(connection, run_id)
+            if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
+                continue
+            why = f"its time limit of {units.duration(limit_seconds)}"
+            with repository.transaction(connection):
+                self.note_stop(run, intent=TIME_OVER, actor="agent", at_once=False, reason=why)
+            self.signal_stop(run_id, at_once=False)
 
     def next_due(self) -> float:
         """Monotonic time of the next timed action; infinite if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
+from gputui.core.yaml_forms.problems import shorten
+from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
@@ -20,10 +23,12 @@ from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
+from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_begin
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile
 
+ANY_END = ":any"
 DECISION_SECONDS = 1.0
 """How long to wait for the agent to decide whether a new run starts."""
 
@@ -51,7 +56,9 @@ DECISION_SECONDS = 1.0
     shell_complete=completers.targets,
     help="Where it runs (gputui target list); else here.",
 )
-@click.option("--time", "time_limit", metavar="TIME", help="With --on: the job's limit, such as 8h.")
+@click.option(
+    "--time", "time_limit", metavar="TIME", help="Stop it after so long, such as 8h; with --on the job's limit."
+)
 @click.option("--partition", help="With --on: the job's partition.")
 @click.option("--account", help="With --on: the account that pays for the job.")
 @click.option("--name", help="What the run is called (else as the profile or script).")
@@ -64,8 +71,9 @@ DECISION_SECONDS = 1.0
     multiple=True,
     metavar="RUN",
     shell_complete=completers.runs,
-    help="Start once this run has succeeded.",
+    help="Start once this run succeeded; RUN:any: or ended.",
 )
+@click.option("--begin", metavar="TIME", help="Start at a time: 22:00, in 2h, 2026-12-01 22:00.")
 @click.option("--notify", is_flag=True, help="Tell everybody in notify.yaml when it ends or recovers.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
@@ -83,6 +91,7 @@ def command(
     name: str | None,
     priority: int | None,
     predecessors: tuple[str, ...],
+    begin: str | None,
     notify: bool,
     wait: bool,
     dry_run: bool,
@@ -103,8 +112,16 @@ def command(
         fail(f"{words[0]} is a profile, and {words[1]} none of its options; --set changes a parameter", Exit.USAGE)
     else:
         chosen = launch_spec.load_profile(session, words[0], or_else="no file or program has that name either")
-    asked = {"time": time_limit, "partition": partition, "account": account}
+    asked = {"partition": partition, "account": account}
     job = {key: value for key, value in asked.items() if value is not None}
+    limit_seconds = None
+    if time_limit is not None and target is not None:
+        job["time"] = time_limit
+    elif time_limit is not None:
+        limit_seconds = parse_duration(time_limit)
+        if not limit_seconds:
+            fail(f"--time: expected a time such as 30min, 8h or 2d, found {shorten(time_limit)}", Exit.USAGE)
+    begin_at = None if begin is None else begin_moment(begin)
     if target is not None:
         place = launch_spec.target_of(session, chosen, target, job)
         spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, place)
@@ -125,12 +142,11 @@ def command(
         recipients_of(session)  # refuses if there are none
         spec = replace(spec, notify=True)
     session.need_agent()
+    spec = replace(spec, begin_at=begin_at, time_limit_seconds=limit_seconds)
     if priority is not None:
         spec = replace(spec, priority=priority)
     if predecessors:
-        with closing(session.reader()) as connection:
-            after = [session.find_run(connection, run, only=True).run_id for run in predecessors]
-        spec = replace(spec, after=tuple(after))
+        spec = _following(session, spec, predecessors)
     run_id = submit(session, spec, name)
     if spec.gpus.shell is not None and not as_json:
         count = units.count_of(spec.gpus.count, "GPU") if spec.gpus.count else "no GPU"
@@ -166,6 +182,24 @@ def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], 
     past = launch_spec.earlier_peaks(session, spec)
     launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
     return spec
+
+
+def _following(session: Session, spec: RunSpec, predecessors: Sequence[str]) -> RunSpec:
+    """The specification of a run that follows others: ``RUN``, or ``RUN:any`` however that ends."""
+    ids: dict[bool, list[str]] = {False: [], True: []}
+    with closing(session.reader()) as connection:
+        for name in predecessors:
+            run = session.find_run(connection, name.removesuffix(ANY_END), only=True)
+            ids[name.endswith(ANY_END)].append(run.run_id)
+    return replace(spec, after=tuple(ids[False]), after_any=tuple(ids[True]))
+
+
+def begin_moment(text: str) -> float:
+    """The moment of ``--begin`` in UTC unix seconds; ends the command if it is invalid."""
+    try:
+        return parse_begin(text, time.time())
+    except TypedTimeError as error:
+        fail(f"--begin: {error}", Exit.USAGE)
 
 
 def first_state(session: Session, run_id: str) -> str:

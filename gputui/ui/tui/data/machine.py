@@ -60,7 +60,7 @@ def machine_state(
         pause = pause if pause is not None and pause.at <= at else None
     seen = now if at is None else at
     xids = xid_counts(connection, seen - XID_SECONDS, seen)
-    waiting = read_waiting_runs(connection) if at is None else WaitingRuns()
+    waiting = read_waiting_runs(connection, now) if at is None else WaitingRuns()
     situation = None
     if waiting.runs:
         # Imported on first use: mostly the queue is empty.

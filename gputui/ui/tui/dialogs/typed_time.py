@@ -1,10 +1,12 @@
-"""A time of the past as a person types it: ``03:12``, ``-1h30m``, ``2026-11-20 03:12``."""
+"""A time as a person types it: of the past ``03:12``, ``-1h30m``, ``2026-11-20 03:12``, to come ``22:00``,
+``in 2h``."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, tzinfo
 
+COMING = "22:00, in 2h, in 1h30m, 2026-12-01 22:00"
 EXAMPLES = "03:12, -20m, -1h30m, -2d, 2026-11-20, 2026-11-20 03:12"
 
 SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhdw]\s*)+", re.IGNORECASE)
@@ -14,30 +16,50 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 class TypedTimeError(ValueError):
-    """The text is no moment of the past; the message says why, and gives an example."""
+    """The text is no such moment; the message says why, and gives an example."""
 
 
 def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
     """The moment in UTC unix seconds: the newest time of day, one in ISO 8601, or one before ``now``.
     ``zone`` is that of the text, by default the machine's. Raises TypedTimeError."""
     typed = text.strip()
-    try:
-        if typed.startswith("-") and SPAN.fullmatch(typed[1:].strip()):
-            seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(typed.lower()))
-            return datetime.fromtimestamp(now - seconds, zone).timestamp()
-        clock = _CLOCK.fullmatch(typed)
-        if clock is None:
-            at = _in_zone(datetime.fromisoformat(typed), zone)
-        else:
-            today = datetime.fromtimestamp(now, zone).date()
-            shown = datetime.fromisoformat(f"{today} {clock[1]:0>2}{typed[len(clock[1]) :]}")
-            at = _in_zone(shown, zone)
-            at = at if at <= now else _in_zone(shown - timedelta(days=1), zone)
-    except (ValueError, OverflowError, OSError):
-        raise TypedTimeError(f"{typed!r} is not a time; type one such as {EXAMPLES}") from None
+    span = typed[1:] if typed.startswith("-") else None
+    at = _moment(typed, now, zone, None if span is None else (-1, span), EXAMPLES)
+    if _CLOCK.fullmatch(typed) is not None and at > now:
+        at = _moment(typed, now, zone, None, EXAMPLES, days=-1)
     if at > now:
         raise TypedTimeError(f"{typed} is still to come")
     return at
+
+
+def parse_begin(text: str, now: float, zone: tzinfo | None = None) -> float:
+    """As `parse_moment`, a moment to come: the next time of day, one in ISO 8601, or one after ``now``."""
+    typed = text.strip()
+    span = typed[2:] if typed.startswith("in ") else None
+    at = _moment(typed, now, zone, None if span is None else (1, span), COMING)
+    if _CLOCK.fullmatch(typed) is not None and at <= now:
+        at = _moment(typed, now, zone, None, COMING, days=1)
+    if at <= now:
+        raise TypedTimeError(f"{typed} is over")
+    return at
+
+
+def _moment(
+    typed: str, now: float, zone: tzinfo | None, span: tuple[int, str] | None, examples: str, *, days: int = 0
+) -> float:
+    """A moment: a span before (-1) or after (1) ``now``, a time of day, ``days`` from today, or one in ISO 8601."""
+    try:
+        if span is not None and SPAN.fullmatch(span[1].strip()):
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(span[1].lower()))
+            return datetime.fromtimestamp(now + span[0] * seconds, zone).timestamp()
+        clock = _CLOCK.fullmatch(typed)
+        if clock is None:
+            return _in_zone(datetime.fromisoformat(typed), zone)
+        today = datetime.fromtimestamp(now, zone).date()
+        shown = datetime.fromisoformat(f"{today} {clock[1]:0>2}{typed[len(clock[1]) :]}")
+        return _in_zone(shown + timedelta(days=days), zone)
+    except (ValueError, OverflowError, OSError):
+        raise TypedTimeError(f"{typed!r} is not a time; type one such as {examples}") from None
 
 
 def _in_zone(shown: datetime, zone: tzinfo | None) -> float:

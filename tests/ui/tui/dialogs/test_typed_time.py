@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
+from gputui.ui.tui.dialogs.typed_time import COMING, EXAMPLES, TypedTimeError, parse_begin, parse_moment
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 11, 21, 8, 20, 30, tzinfo=BERLIN).timestamp()
@@ -41,6 +41,24 @@ def test_what_is_refused() -> None:
     for typed in ("", "soon", "3", "25:00", "2026-02-30 10:00", "2026-11-22 10:00", "-20x", "-", "-99999999w"):
         with pytest.raises(TypedTimeError):
             meant(typed)
+
+
+def test_a_moment_to_come() -> None:
+    moments = {
+        "22:00": "2026-11-21 22:00:00",
+        "8:00": "2026-11-22 08:00:00",  # today's is over
+        "in 2h": "2026-11-21 10:20:30",
+        "in 1h 30m": "2026-11-21 09:50:30",
+        "2026-12-01 22:00": "2026-12-01 22:00:00",
+    }
+    for typed, text in moments.items():
+        at = datetime.fromtimestamp(parse_begin(typed, NOW, BERLIN), BERLIN)
+        assert at.strftime("%Y-%m-%d %H:%M:%S") == text, typed
+    for example in COMING.split(", "):
+        assert parse_begin(example, NOW, BERLIN) > NOW, example
+    for typed in ("", "soon", "-20m", "in", "in 2x", "2026-11-20 22:00", "in 0s"):
+        with pytest.raises(TypedTimeError):
+            parse_begin(typed, NOW, BERLIN)
 
 
 def test_without_a_zone_the_machines_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
