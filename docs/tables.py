@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,10 @@ from gputui.recovery.watch.rules import RULES, Rule
 from gputui.runs.executors.options import OPTIONS, TargetOptions
 from gputui.studies import spec as study
 from gputui.studies.keys import Section
-from gputui.ui.cli.main import SECTIONS
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import ACTIONS as KEYS
 from trainer.config.phases import RUN_WIDE
-from trainer.config.schema import GROUPS, TASK_DEFAULTS, Settings, flag
+from trainer.config.schema import Settings
 
 PAGES = Path(__file__).resolve().parent
 Row = tuple[str, ...]
@@ -168,14 +167,15 @@ def _rule(rule: Rule) -> Row:
     return f"`{rule.id}`: {rule.title}", rule.severity, raised or "when reported", wait, back + cleared
 
 
-# --- screen and commands ----------------------------------------------------------------------------------------------
+# --- screen -----------------------------------------------------------------------------------------------------------
 
 
 def _keys() -> str:
-    """A row for each set of pages that have keys in common; moving in tables and texts is left out."""
+    """A row for each set of pages that have keys of the overview or a run in common; `?` has those of others, and
+    moving in tables and texts."""
     keys: dict[tuple[Row, str], list[str]] = {}
     for action in KEYS:
-        if action.heading != "Move":
+        if action.heading != "Move" and not {"overview", "run"}.isdisjoint(action.scopes):
             keys.setdefault((action.scopes, action.help), []).extend(key_word(key) for key in action.keys[:1])
     rows: dict[str, list[str]] = {}
     for (pages, phrase), names in keys.items():
@@ -191,32 +191,7 @@ def _pages(pages: Row) -> str:
     return "all" if is_everywhere else ", ".join(each.replace("_", " ") for each in pages)
 
 
-def _commands() -> str:
-    rows = ((f"`{name}`", text) for verbs in SECTIONS.values() for name, (_, text) in verbs.items())
-    return _table(("command", "what it does"), rows)
-
-
 # --- the trainer ------------------------------------------------------------------------------------------------------
-
-
-def _settings(names: Collection[str]) -> str:
-    rows = (
-        (f"`{flag(name)}`", _defaults(name), _meaning(each.description or "", each.annotation))
-        for name, each in Settings.model_fields.items()
-        if name in names and name != "phase"  # the trainer sets it
-    )
-    return _table(("setting", "default", "meaning"), rows)
-
-
-def _defaults(name: str) -> str:
-    """The default, and those of tasks that have another one: ``16 (lm, mlm: 8)``."""
-    default = Settings.model_fields[name].default
-    tasks: dict[str, list[str]] = {}
-    for task, own in TASK_DEFAULTS.items():
-        if own.get(name, default) != default:
-            tasks.setdefault(_shown(own[name]), []).append(task)
-    others = "; ".join(f"{', '.join(names)}: {value}" for value, names in tasks.items())
-    return f"{_shown(default)} ({others})" if others else _shown(default)
 
 
 def _run_wide() -> str:
@@ -247,8 +222,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policies": _policies,
     **{f"alert-rules {subject}": partial(_alert_rules, subject) for subject in ("gpu", "host", "run")},
     "keys": _keys,
-    "commands": _commands,
-    **{f"trainer-settings {each.__name__}": partial(_settings, tuple(each.model_fields)) for each in GROUPS},
     "run-wide": _run_wide,
 }
 

@@ -171,6 +171,7 @@ def test_help_and_json_schema_have_every_setting(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     names = set(Settings.model_fields) - {"phase"}
     assert all(f"{config.flag(name)} " in shown for name in names)
+    assert "(default: 16; lm, mlm: 8)" in " ".join(shown.split()), "the defaults of tasks"
     assert {name for group in GROUPS for name in group.model_fields} == names | {"phase"}
     assert main(["--json-schema"]) == 0
     schema = json.loads(capsys.readouterr().out)

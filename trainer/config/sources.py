@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.config.phases import RUN_WIDE, unfold
-from trainer.config.schema import GROUPS, SWITCHES, BatchSize, Settings, did_you_mean, first, flag
+from trainer.config.schema import GROUPS, SWITCHES, TASK_DEFAULTS, BatchSize, Settings, did_you_mean, first, flag
 from trainer.errors import SettingsError
 
 # Environment variables that set anything; the GPUTUI_ ones of a supervisor only fill in what nothing else gives.
@@ -217,15 +217,30 @@ def _parser() -> _Parser:
 def _options(name: str) -> dict[str, Any]:
     """Arguments of argparse for a setting. Values stay text: the schema knows what they must be."""
     setting = Settings.model_fields[name]
-    default = str(setting.default).lower() if setting.annotation is bool else setting.default
-    shown = "" if default in ("", (), {}, None, Path()) else f" (default: {default})"
-    options: dict[str, Any] = {"help": ((setting.description or "") + shown).replace("%", "%%")}
+    options: dict[str, Any] = {"help": ((setting.description or "") + _defaults(name)).replace("%", "%%")}
     choices = "|".join(value for value in get_args(setting.annotation) if isinstance(value, str))
     if setting.annotation is bool or name in SWITCHES:
         return options | {"nargs": "?", "const": "true", "metavar": choices or "true|false"}
     if name == "inject":
         return options | {"action": "append", "metavar": "FAULT"}
     return options | {"metavar": choices or _WORDS.get(setting.annotation, "YAML")}
+
+
+def _defaults(name: str) -> str:
+    """The default, with those of tasks that have another: `` (default: 16; lm, mlm: 8)``."""
+    default = Settings.model_fields[name].default
+    if default in ("", (), {}, None, Path()):
+        return ""
+    tasks: dict[str, list[str]] = {}
+    for task, own in TASK_DEFAULTS.items():
+        if own.get(name, default) != default:
+            tasks.setdefault(_plain(own[name]), []).append(task)
+    others = [f"{', '.join(names)}: {value}" for value, names in tasks.items()]
+    return f" (default: {'; '.join([_plain(default), *others])})"
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # --- for others -------------------------------------------------------------------------------------------------------
