@@ -114,6 +114,9 @@ class RecoveryForm(Model):
         None, description="actions by kind of incident, or `default`"
     )
     ends_on: list[EndsOn] | None = Field(None, description="findings that end a live attempt")
+    retry_on_exit: list[Annotated[int, within(1, 255, whole=True, what="an exit code")]] | None = Field(
+        None, description="exit codes after which it starts again in any case, within the limits"
+    )
     hang_after: Annotated[float, within(1, _DAY_SECONDS, what="a number of seconds")] = Field(
         1.0, description="seconds of the shortest silence that may be a hang (60)"
     )
@@ -121,7 +124,7 @@ class RecoveryForm(Model):
     @model_validator(mode="after")
     def _builds_on_ladders(self) -> RecoveryForm:
         if self.policy == "off":
-            for key in ("ladders", "ends_on"):
+            for key in ("ladders", "ends_on", "retry_on_exit"):
                 if getattr(self, key):
                     raise problem(f"the policy off has no {key}; choose another policy to build on", at=(key,))
         return self

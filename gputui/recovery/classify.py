@@ -60,6 +60,7 @@ class Incident(Struct, frozen=True):
         evidence_lines: the lines that led to it, without control characters; witnesses: the source
             of each.
         gpu: the UUID of the faulty GPU, if the driver named one; contained: it may be used again.
+        exit_code: that of the rank that failed first, else of the command; None after a signal.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Incident(Struct, frozen=True):
     gpu: str | None = None
     contained: bool = False
     witnesses: tuple[Witness, ...] = ()
+    exit_code: int | None = None
 
 
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
@@ -127,7 +129,14 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         gpu=primary.gpu,
         contained=primary.contained,
         witnesses=tuple(witness for witness, _ in lines),
+        exit_code=_exit_code(evidence, reports),
     )
+
+
+def _exit_code(evidence: Evidence, reports: Sequence[LauncherReport]) -> int | None:
+    roots = [report.root.exit_code for report in reports if report.root is not None and report.root.exit_code > 0]
+    own = None if evidence.exit is None else evidence.exit.code
+    return roots[-1] if roots else own
 
 
 def _by_target(evidence: Evidence) -> list[Finding]:

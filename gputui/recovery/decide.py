@@ -29,7 +29,7 @@ from gputui.recovery.effects import (
 )
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import UNDO, Because, FailedAttempt, PastDecision, RecoveryPlan, ResumePoint
-from gputui.recovery.policies import Rung
+from gputui.recovery.policies import RESTART, Rung
 
 # Incidents of a script that refuses its parameters.
 REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
@@ -73,7 +73,10 @@ class _Decision:
             machine=replace(failed.machine, sees_checkpoints=failed.checkpoints is not None),
             below=self._half_batch(),
         )
-        return self._climb(context, rung) if refused is None else self._revert(refused, context)
+        plan = self._climb(context, rung) if refused is None else self._revert(refused, context)
+        if plan.verdict == "stop" or not self._is_asked():
+            return plan
+        return replace(plan, reason=f"{plan.reason}; retry_on_exit has its exit code {failed.incident.exit_code}")
 
     # --- whether to go on -------------------------------------------------------------------------
 
@@ -84,9 +87,9 @@ class _Decision:
         made, fruitless = len(self.retries) + 1, self._fruitless()
         if not policy.enabled:
             return "off", "recovery is off for this run"
-        if kind.deterministic and self.refused is None:
+        if kind.deterministic and self.refused is None and not self._is_asked():
             return "deterministic", f"{kind.title}: another attempt would fail in the same way{self._advice()}"
-        if kind.needs_step and self.refused is None and not self._has_worked():
+        if kind.needs_step and self.refused is None and not self._has_worked() and not self._is_asked():
             text = f"{kind.title} before the first step: looks like a set-up error; not retried{self._advice()}"
             return "before_first_step", text
         if made >= policy.max_attempts:
@@ -122,6 +125,10 @@ class _Decision:
         if failed.spec.visible == "index" or not is_of_script or not _UUID.search(failed.incident.summary):
             return ""
         return "; CUDA_VISIBLE_DEVICES holds UUIDs, and visible: index in the profile makes them numbers"
+
+    def _is_asked(self) -> bool:
+        """Return whether the policy starts the run again for its exit code."""
+        return self.failed.incident.exit_code in self.failed.policy.retry_on_exit
 
     def _has_worked(self) -> bool:
         """Return whether any attempt since a person started the run has finished its setup."""
@@ -161,6 +168,8 @@ class _Decision:
             if any(isinstance(result, AppliedAction) for result in results):
                 return self._retry(context, rung, skipped, results, back, seconds)
             skipped += tuple(result for result in results if result not in skipped)
+        if self._is_asked():
+            return self._retry(context, len(ladder) - 1, skipped, *self._try_rung(RESTART, context))
         reason = self._exhausted_reason(context.incident.kind, skipped)
         stays = min(first_rung, len(ladder) - 1)
         effect = _effect(skipped)

@@ -22,6 +22,7 @@ class PolicyAction(Struct, frozen=True):
 
 Rung = tuple[PolicyAction, ...]
 Ladder = tuple[Rung, ...]
+RESTART: Rung = (PolicyAction("restart"),)
 STOP: Rung = (PolicyAction("stop"),)
 DEFAULT = "default"
 """The ladder of kinds without one."""
@@ -63,6 +64,7 @@ class Policy(Struct, frozen=True):
         max_without_progress: maximum number of consecutive unchanged attempts without progress.
         ends_on: the kinds of ENDS_ON for which gputui ends a live attempt.
         hang_after_seconds: the shortest silence that counts as a hang once a run makes steps.
+        retry_on_exit: exit codes after which a run starts again where its kind of incident would not.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Policy(Struct, frozen=True):
     backoff: Backoff = msgspec.field(default_factory=Backoff)
     ends_on: frozenset[str] = frozenset({"hang", "nan_loss", "memory_leak"})
     hang_after_seconds: float = 60.0
+    retry_on_exit: frozenset[int] = frozenset()
 
     @property
     def enabled(self) -> bool:
@@ -217,6 +220,8 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
             changes["hang_after_seconds"] = float(recovery["hang_after"])
         if recovery.get("ends_on") is not None:
             changes["ends_on"] = frozenset(recovery["ends_on"])
+        if recovery.get("retry_on_exit"):
+            changes["retry_on_exit"] = frozenset(recovery["retry_on_exit"])
         if recovery.get("ladders"):
             changes["ladders"] = {**base.ladders, **_ladders(**recovery["ladders"])}
         if recovery.get("backoff"):

@@ -51,6 +51,9 @@ def limit_lines(policy: Policy) -> list[str]:
             f"attempt without progress, at most {most}, less up to {backoff.jitter * 100:g} % "
             "(backoff)",
         ]
+    if policy.retry_on_exit:
+        codes = ", ".join(map(str, sorted(policy.retry_on_exit)))
+        lines.append(f"starts again after exit code {codes}, whatever the kind of incident (retry_on_exit)")
     ended = [f"  {kind}: {when}" for kind, when in ENDS_ON.items() if kind in policy.ends_on]
     if ended:
         lines += ["ends an attempt that is alive (ends_on) for", *ended]
@@ -78,6 +81,7 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "backoff": msgspec.to_builtins(policy.backoff) if is_on else None,
         "ends_on": sorted(policy.ends_on),
         "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
+        "retry_on_exit": sorted(policy.retry_on_exit),
         "hang_after_seconds": policy.hang_after_seconds,
         "ladders": {
             kind: [

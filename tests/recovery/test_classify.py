@@ -91,6 +91,7 @@ def test_ends_without_a_word_from_any_rank(
 def test_single_processes(launcher: str, record: dict[str, object], kind: str, tmp_path: Path) -> None:
     evidence = process_ended(tmp_path, "step 1\n", record, launcher=launcher)
     assert (classify(evidence).kind, classify(evidence).rank) == (kind, None)
+    assert classify(evidence).exit_code == record.get("code")
 
 
 def test_exit_code_2_before_the_first_step_is_a_wrong_argument(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gputui.recovery.decide import decide
 from gputui.recovery.effects import SkippedAction
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
-from gputui.recovery.policies import POLICIES, Backoff, Policy
+from gputui.recovery.policies import POLICIES, Backoff, Policy, policy_from
 from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.tables import table
@@ -308,3 +308,34 @@ def test_checkpoints_that_may_be_of_another_run_are_written_over_by_a_trial_alon
     doubt = {"doubted": "step_40.pt may be of job-2"}
     plan = plan_for(run=replace(spec(), study_id=study_id), checkpoints=[], more=doubt)
     assert plan.verdict == verdict and (plan.because == "doubted") is (study_id is None)
+
+
+@table(
+    ("kind", "step"),
+    [
+        ("import_error", None), ("nonzero_exit", None), ("nonzero_exit", 40), ("gpu_lost", 40), ("user_exception", 40),
+    ],
+)  # fmt: skip
+def test_an_exit_code_that_the_policy_names_is_retried_within_its_limits(kind: str, step: int | None) -> None:
+    policy = policy_from({"policy": "restart-only", "retry_on_exit": [3]})
+    stuck = AttemptReach(last_step=step, best_step_before=step)
+
+    def plan(code: int | None, fruitless: int, made: int = 0) -> RecoveryPlan:
+        # Its ladder is used up.
+        past = [retry(kind, 9, attempt=number + 1, progressed=number < made) for number in range(made + fruitless)]
+        failed = replace(incident(kind, step), exit_code=code)
+        return plan_for(kind, step=step, history=past, progress=stuck, policy=policy, more={"incident": failed})
+
+    asked = plan(3, 1)
+    assert (asked.verdict, asked.changed) == ("retry", {}) and mentions(asked.reason, "retry_on_exit", "exit code 3")
+    assert asked.delay_seconds > 0
+    for code in (4, None):
+        assert plan(code, 1).verdict == "stop"
+    assert (plan(3, 2).verdict, plan(3, 2).because) == ("stop", "crash_loop")
+    assert (plan(3, 1, made=7).verdict, plan(3, 1, made=7).because) == ("stop", "attempts")
+
+
+def test_an_exit_code_leaves_an_incident_its_own_ladder() -> None:
+    policy = policy_from({"retry_on_exit": [3]})
+    failed = replace(incident("cuda_oom", 40), exit_code=3)
+    assert plan_for("cuda_oom", policy=policy, more={"incident": failed}).changed["batch_size"] == 12
