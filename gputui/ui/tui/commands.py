@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.core.units import bytes_text
+from gputui.core.units import bytes_text, count_of
 from gputui.runs.identity import actor, asker
 from gputui.store.commands import (
     ANSWER_SECONDS,
@@ -30,6 +30,8 @@ from gputui.store.commands import (
 from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
+from gputui.ui.tui.actions.context import OF_MARKED
+from gputui.ui.tui.layout.run_words import several_words
 from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, run_sign
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -48,6 +50,8 @@ class Commands(Shell):
         super().__init__()
         self.unanswered: dict[int, str] = {}
         """The words of commands by their ids; the agent drops them when the screen ends."""
+        self._refusals: list[str] = []
+        """What was refused of the commands that were asked together."""
         self._newest_write = threading.Event()  # set when it is over, written or not
         self._newest_write.set()
 
@@ -65,6 +69,10 @@ class Commands(Shell):
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command in a thread, after those asked before; its answer is shown."""
+        self.ask_in_order([(words, self._writer(verb, run_id, args))], patience_seconds(verb))
+
+    def _writer(self, verb: str, run_id: str | None, args: Mapping[str, Any]) -> Callable[[], int]:
+        """A function that writes a command and returns its id."""
         from gputui.runs.spec import SpecError
         from gputui.runs.submission import ticket_to_renew
 
@@ -79,25 +87,33 @@ class Commands(Shell):
             with closing(open_commander(workspace.database)) as store:
                 return submit(store, verb, run_id, told, actor(), now=time.time(), doorbell=workspace.doorbell)
 
-        self.ask_by(words, write, patience_seconds(verb))
+        return write
 
-    def ask_by(self, words: str, write: Callable[[], int], patience: float = ANSWER_SECONDS) -> None:
+    def ask_by(self, words: str, write: Callable[[], int]) -> None:
         """`ask` by ``write``, which returns the id; without an answer in time it is withdrawn."""
+        self.ask_in_order([(words, write)])
+
+    def ask_in_order(
+        self, questions: Sequence[tuple[str, Callable[[], int]]], patience: float = ANSWER_SECONDS
+    ) -> None:
+        """`ask_by` for several commands."""
         earlier, written = self._newest_write, threading.Event()
-        self._newest_write = written
+        self._newest_write, self._refusals = written, []
 
         def work() -> None:
             earlier.wait()
+            ids = []
             try:
-                command_id = write()
-                self.call_later(self._asked, words, command_id)
+                for words, write in questions:
+                    ids.append(write())
+                    self.call_later(self._asked, words, ids[-1])
             except Exception as error:
                 # Without a report, the command would be lost silently.
                 self.tell(f"Cannot ask the agent: {error or type(error).__name__}", "error")
-                return
             finally:
                 written.set()
-            withdraw_late(self.workspace, command_id, patience)
+            for command_id in ids:
+                withdraw_late(self.workspace, command_id, patience)
 
         threading.Thread(target=work, name="asking", daemon=True).start()
 
@@ -110,10 +126,14 @@ class Commands(Shell):
         words = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
             reason, subject = answer.reason or "", words.rpartition(" ")[2]
-            self.say(f"Refused: {reason}" if subject in reason else f"{words}: refused. {reason}", "error")
+            text = f"Refused: {reason}" if subject in reason else f"{words}: refused. {reason}"
+            self._refusals.append(text)
+            others = len(self._refusals) - 1
+            self.say(f"{text} {others} more refused." if others else text, "error")
             return
         result = answer.result or {}
-        self.say(answer_text(words, result))
+        if not self._refusals:
+            self.say(answer_text(words, result))
         if answer.verb == "run":
             self.select_run(str(result.get("id", "")))
         if answer.verb == "study" and self.page.SCOPE == "studies":
@@ -137,9 +157,25 @@ class Commands(Shell):
         effect = "Its running trials are stopped, too; it can be resumed."
         self._ask_first(f"Stop {study_id}", effect, "study_stop", args={"study": study_id})
 
+    # --- the marked runs
+
+    def ask_marked(self, name: str, args: Mapping[str, Any] | None = None) -> None:
+        """Do with all marked runs that can be acted on what the action ``name`` does, once the person confirms it."""
+        deed, marked = OF_MARKED[name], self.page.marked_runs
+        runs = deed.runs_of(marked)
+        questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, args or {})) for run in runs]
+        self.confirmed(
+            f"{deed.word} {count_of(len(runs), 'run')}?",
+            several_words(runs, marked, deed.effect, with_sizes=name == "remove"),
+            lambda: self.ask_in_order(questions, patience_seconds(deed.verb)),
+        )
+
     # --- a run
 
     def do_stop(self) -> None:
+        if self.page.marked_runs:
+            self.ask_marked("stop", {"now": False})
+            return
         if (run := self.page.run_in_question) is None:
             self.do_study_stop()
             return
@@ -152,12 +188,18 @@ class Commands(Shell):
         self._ask_first(f"Stop {run.run_id}", effect, "stop", run.run_id, {"now": False})
 
     def do_restart(self) -> None:
+        if self.page.marked_runs:
+            self.ask_marked("restart")
+            return
         run = self.run_asked
         now = "" if run.state.is_over else " Its processes are stopped first."
         effect = f"It begins at step 0, with the parameters of its launch.{now}"
         self._ask_first(f"Restart {run.run_id}", effect, "restart", run.run_id)
 
     def do_resume(self) -> None:
+        if self.page.marked_runs:
+            self.ask_marked("resume", {"set": {}})
+            return
         run = self.run_asked
         words, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
         if run.state == "succeeded":
@@ -173,6 +215,9 @@ class Commands(Shell):
         self._ask_first(words, effect, "resume", run.run_id, args)
 
     def do_remove(self) -> None:
+        if self.page.marked_runs:
+            self.ask_marked("remove")
+            return
         run = self.run_asked
         size = "" if run.size_bytes is None else f": {bytes_text(run.size_bytes)}"
         effect = f"Its metrics, logs and checkpoints are removed, too{size}. This cannot be undone."

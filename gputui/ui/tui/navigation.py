@@ -166,6 +166,14 @@ class Navigation(Commands):
         from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 
         context, study_id, run = self.page.context(), self.page.study_in_question, self.page.run_in_question
+        if context.marked:
+            words = {"resume": "from their newest valid checkpoints", "restart": "from step 0"}
+            items = [
+                MenuItem(key, name, words[name], partial(self.perform, name), find(name, "run").why_not(context))
+                for key, name in zip("r0", words, strict=True)
+            ]
+            self.push_screen(MenuScreen(f"{len(context.marked)} marked runs", items))
+            return
         if study_id is not None:
             resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
             why_not = None if context.study in ("paused", "stopped", "over") else f"The study is {context.study}."
@@ -195,8 +203,11 @@ class Navigation(Commands):
         self.push_screen(extend_form(study_id, extend))
 
     def do_label(self) -> None:
-        from gputui.ui.tui.dialogs.questions import LabelChanges, labels_form
+        from gputui.ui.tui.dialogs.questions import LabelChanges, labels_form, tags_form
 
+        if marked := self.page.marked_runs:
+            self.push_screen(tags_form(marked, lambda changes: self.ask_marked("label", changes)))
+            return
         run = self.run_asked
 
         def save(changes: LabelChanges) -> None:

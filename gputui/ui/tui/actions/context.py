@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from gputui.runs.selection import ACTS_ON
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
@@ -21,12 +22,14 @@ Scope = Literal[
 class Context(Struct, frozen=True):
     """The state of a page that decides whether an action is possible, and how keys are printed.
 
-    Actions apply to ``run``, ``gpu``, ``alert``, ``pid``, or to the study in the state ``study``.
+    Actions apply to the ``marked`` runs (those of `OF_MARKED`), to ``run``, ``gpu``, ``alert``, ``pid``, or to the
+    study in the state ``study``.
     ``past_at``, ``blocked_by`` (why the form cannot be started) and ``connection_lag`` are words.
     """
 
     scope: Scope
     run: Run | None = None
+    marked: tuple[Run, ...] = ()
     section: str = "runs"
     gpu: GpuView | None = None
     alert: AlertView | None = None
@@ -47,6 +50,38 @@ class Context(Struct, frozen=True):
         return self.scope == "overview" and self.study is not None
 
 
+class OfMarked(NamedTuple):
+    """What an action does with all marked runs: the agent's verb, a word, and the effect as a sentence."""
+
+    verb: str
+    word: str
+    effect: str
+
+    def runs_of(self, marked: Iterable[Run]) -> list[Run]:
+        """Those of the marked runs that it can be done with."""
+        return [run for run in marked if ACTS_ON[self.verb](run)]
+
+
+OF_MARKED: Mapping[str, OfMarked] = {
+    "stop": OfMarked("stop", "Stop", "Processes get the time to write a checkpoint, then they end."),
+    "resume": OfMarked("resume", "Resume", "Each goes on from its newest valid checkpoint."),
+    "restart": OfMarked("restart", "Restart", "Each begins at step 0, with the parameters of its launch."),
+    "remove": OfMarked("rm", "Remove", "Metrics, logs and checkpoints are removed, too. This cannot be undone."),
+    "label": OfMarked("label", "Label", ""),
+}
+"""The actions that act on the marked runs where there are any."""
+
+
+def marked_refusal(name: str, context: Context) -> str | None:
+    """Why an action of `OF_MARKED`, or the choice of one, is not possible with the marked runs."""
+    if (words := refusal("change", context)) is not None:
+        return words
+    names = ("resume", "restart") if name == "rerun" else (name,)
+    if any(OF_MARKED[each].runs_of(context.marked) for each in names):
+        return None
+    return f"None of the marked runs can be acted on so ({len(context.marked)} marked; esc unmarks)."
+
+
 Check = tuple[Callable[[Context], object], str]
 """What refuses an action, and the sentence about it, which may name the context (``c``) and the run's state."""
 
@@ -64,6 +99,7 @@ CHECKS: Mapping[str, str | Check] = {
     "run": "no_study some_run",
     "no_study": (lambda c: c.is_study_row, "This row is a study: enter opens it and its trials."),
     "some_run": (lambda c: c.run is None, NO_RUN),
+    "marked": (lambda c: not c.marked, "No run is marked."),
     "queued": (lambda c: c.run and c.run.state != "queued", f"{_NOW}; only a waiting run can move in the queue."),
     "ended": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; only an ended run can be resumed."),
     "idle": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; stop it first."),

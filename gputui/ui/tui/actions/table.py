@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from gputui.ui.tui.actions.context import Context, refusal
+from gputui.ui.tui.actions.context import OF_MARKED, Context, marked_refusal, refusal
 from gputui.ui.tui.actions.keys import key_word
 
 Heading = Literal["Runs", "This page", "Go to", "Past", "Everywhere", "Move"]
@@ -37,6 +37,8 @@ class Action(Struct, frozen=True):
     sections: tuple[str, ...]
 
     def why_not(self, context: Context) -> str | None:
+        if context.marked and (self.name in OF_MARKED or self.name == "rerun"):
+            return marked_refusal(self.name, context)
         return refusal(self.checks, context)
 
     def keys_in(self, context: Context) -> tuple[str, ...]:
@@ -153,7 +155,8 @@ studies | study_stop | X |  | Stop the study and its trials | change study study
 studies | compare | c | compare | Compare the curves of the best trials | run
 tables | filter | slash | filter | Filter the rows
 overview | fold | a | charts | Charts of all GPUs, or a row for each
-overview | mark | space | mark | Mark the run for a comparison | run
+overview | mark | space | mark | Mark the run, to act on all marked | run
+overview | unmark | escape |  | Unmark all runs | marked
 tables | sort | o | sort | Change the sort order
 compare | back | escape backspace | back | Leave the crosshair; then the page
 processes gpu alerts studies | back | escape backspace h left | back | Back

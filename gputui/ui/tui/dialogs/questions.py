@@ -10,7 +10,7 @@ from gputui.core.units import duration
 from gputui.metrics.draw.parts import Line
 from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES
-from gputui.runs.labels import LabelError, checked_labels
+from gputui.runs.labels import LabelError, checked_labels, checked_tag
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
@@ -201,6 +201,23 @@ def labels_form(run: Run, take: Callable[[LabelChanges], object]) -> FormScreen[
     fields = {"name": run.name, "tags": "".join(f"{tag} " for tag in run.tags), "note": run.note or ""}
     form = FormScreen(f"Labels of {clean(run.run_id)}", "save", fields, check, take)
     form.place = 1
+    return form
+
+
+def tags_form(runs: Sequence[Run], take: Callable[[LabelChanges], object]) -> FormScreen[LabelChanges]:
+    """Ask for tags that several runs get and lose, as arguments of the command ``label``."""
+
+    def check(form: FormScreen[LabelChanges]) -> tuple[LabelChanges | None, str]:
+        try:
+            added, removed = ([checked_tag(tag) for tag in text.replace(",", " ").split()] for text in form.typed)
+        except LabelError as error:
+            return None, str(error)
+        changes: LabelChanges = {name: tags for name, tags in (("add", added), ("remove", removed)) if tags}
+        return changes or None, "Separate tags with spaces."
+
+    tags = sorted({tag for run in runs for tag in run.tags})
+    form = FormScreen(f"Tags of {len(runs)} marked runs", "save", {"add": "", "remove": ""}, check, take)
+    form.texts = (f"Their tags: {' '.join(tags) or 'none'}.",)
     return form
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gputui.core.text import clean
-from gputui.core.units import ago, count, duration
+from gputui.core.units import ago, bytes_text, count, duration
 from gputui.metrics.draw.raster import Span
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
 from gputui.ui.tui.data.snapshot import Progress, RunRow
-from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.layout.words import dated_clock, run_sign
 
 SILENT_STEPS = 3
 """A run without a step for this many times its usual step time is shown as silent."""
@@ -21,6 +23,9 @@ SLOW_END_SECONDS = 120.0
 
 RUN_COLOURS = 6
 
+MOST_NAMED = 16
+"""Runs that a question names; more would not fit into a small terminal."""
+
 
 def run_style(run: Run) -> str:
     """The style of a run's name and curves."""
@@ -30,6 +35,25 @@ def run_style(run: Run) -> str:
 def run_colour(run: Run) -> int:
     """The number of a run's colour; runs launched one after the other differ."""
     return (run.sequence - 1) % RUN_COLOURS
+
+
+def several_words(runs: Sequence[Run], marked: Sequence[Run], effect: str, *, with_sizes: bool = False) -> str:
+    """The question about ``runs`` of all that are ``marked``: which they are, what is done, and which are left out."""
+    size_of = {run.run_id: f" ({bytes_text(run.size_bytes)})" for run in runs if with_sizes}
+    names = [f"{run.run_id}{size_of.get(run.run_id, '')}" for run in runs]
+    parts = [f"{_named(names)}.", effect]
+    sizes = [run.size_bytes for run in runs if run.size_bytes is not None]
+    if with_sizes and sizes:
+        least = "" if len(sizes) == len(runs) else "at least "
+        parts.insert(1, f"Together {least}{bytes_text(sum(sizes))}.")
+    if others := [f"{run.run_id} ({run_sign(run.state).word})" for run in marked if run not in runs]:
+        parts.append(f"Left out: {_named(others)}.")
+    return clean(" ".join(filter(None, parts)))
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join([*names[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def outlook(row: RunRow, now: float) -> Span:

@@ -104,6 +104,11 @@ class ActionScreen(Screen[None]):
         return None
 
     @property
+    def marked_runs(self) -> tuple[Run, ...]:
+        """The runs that actions apply to instead (`OF_MARKED`)."""
+        return ()
+
+    @property
     def study_in_question(self) -> str | None:
         """The id of the study that actions apply to."""
         return None

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.text import cell_width
-from gputui.store.runs import find_run
+from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
 from gputui.ui.tui.actions.context import CHECKS, NO_RUN, refusal
 from gputui.ui.tui.actions.keys import key_word
@@ -118,6 +118,25 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     readonly = replace(here, run=failed, is_readonly=True)
     for name in ("stop", "resume", "restart", "rerun", "remove", "launch", "clone"):
         assert find(name, "overview").why_not(readonly) == CHECKS["writable"][1]
+
+
+def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler) -> None:
+    for run_id, state in (("a-1", "running"), ("b-1", "failed"), ("c-1", "succeeded")):
+        filler.run(run_id, state, ended_ago=None if state == "running" else 5.0)
+    running, failed, complete = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+
+    def possible(*marked: Run) -> set[str]:
+        here = Context("overview", run=running, marked=marked)
+        names = ("stop", "resume", "restart", "remove", "label", "rerun")
+        return {name for name in names if find(name, "overview").why_not(here) is None}
+
+    assert possible(running) == {"stop", "label"}
+    assert possible(complete) == {"restart", "remove", "label", "rerun"}
+    assert possible(failed, running) == {"stop", "resume", "restart", "remove", "label", "rerun"}
+    here = Context("overview", marked=(failed,), is_readonly=True)
+    assert find("remove", "overview").why_not(here) == CHECKS["writable"][1]
+    assert find("open", "overview").why_not(replace(here, run=running)) is None
+    assert "rerun 2" in footer(Context("overview", run=running, marked=(failed, running)), 80)
 
 
 def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler: Filler) -> None:

@@ -12,9 +12,11 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import (
+    MOST_NAMED,
     has_ended_there,
     outlook,
     placement_words,
+    several_words,
     silent_seconds,
     unsaved_words,
     waiting_words,
@@ -174,3 +176,15 @@ def test_a_run_that_has_done_its_last_step_finishes() -> None:
     assert outlook(RunRow(RUN, progress), NOW) == ("finishing for 14 s", "text")
     assert outlook(RunRow(RUN, progress), NOW + 600)[1] == "warn"
     assert outlook(RunRow(RUN, replace(progress, step=59)), NOW)[0].startswith("no step for 14 s")
+
+
+def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:
+    runs = [replace(RUN, run_id=f"a-{number}", size_bytes=2**30) for number in range(1, 4)]
+    words = several_words(runs, [*runs, replace(RUN, run_id="b-1")], "Gone.", with_sizes=True)
+    assert mentions(words, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (running)")
+    assert "at least" not in words
+    words = several_words([*runs, RUN], runs, "", with_sizes=True)
+    assert "at least 3 GiB" in words and "Left out" not in words
+    many = [replace(RUN, run_id=f"c-{number}") for number in range(MOST_NAMED + 5)]
+    words = several_words(many, many, "")
+    assert mentions(words, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in words

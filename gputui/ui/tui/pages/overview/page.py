@@ -203,7 +203,7 @@ class OverviewScreen(OverviewCursor):
 
     def do_compare(self) -> None:
         """Compare the marked runs; if fewer than two, the run under the cursor with the newest of its profile."""
-        self.shell.compare(self.run_in_question, self.marked_runs)
+        self.shell.compare(self.run_in_question, [run.run_id for run in self.marked_runs])
 
     def do_mark(self) -> None:
         run = self.run_in_question
@@ -211,6 +211,9 @@ class OverviewScreen(OverviewCursor):
             self.table = replace(self.table, marked=self.table.marked ^ {run.run_id})
             if self.focus_at.section == "runs":
                 self.move(1)
+
+    def do_unmark(self) -> None:
+        self.table = replace(self.table, marked=frozenset())
 
     def sort_by(self, order: RowOrder[RunRow]) -> None:
         super().sort_by(order)

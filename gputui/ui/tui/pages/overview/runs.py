@@ -37,7 +37,7 @@ from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, en
 
 
 class RunsState(ListState, frozen=True):
-    """The table's list with the runs marked for a comparison, and whether arrow keys move in it."""
+    """The table's list with the marked runs, and whether arrow keys move in it."""
 
     order: str = "state"
     marked: frozenset[str] = frozenset()

@@ -64,9 +64,9 @@ class OverviewCursor(ListPage):
         return [entry_id(entry) for entry in self.entries]
 
     @property
-    def marked_runs(self) -> tuple[str, ...]:
-        """The runs marked for a comparison that still exist, in the order of the snapshot."""
-        return tuple(row.run.run_id for row in self.snapshot.runs if row.run.run_id in self.table.marked)
+    def marked_runs(self) -> tuple[Run, ...]:
+        """The marked runs that still exist, in the order of the snapshot."""
+        return tuple(row.run for row in self.snapshot.runs if row.run.run_id in self.table.marked)
 
     @property
     def gpu_in_question(self) -> GpuView | None:
@@ -110,6 +110,7 @@ class OverviewCursor(ListPage):
         states = {study.study_id: str(study.state) for study in self.snapshot.studies}
         return replace(
             super().context(),
+            marked=self.marked_runs,
             study=None if study_id is None else states.get(study_id, "over"),
             section=self.focus_at.section,
             gpu=self.gpu_in_question,

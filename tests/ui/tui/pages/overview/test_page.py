@@ -33,13 +33,54 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
         assert overview(app).focus_at.section == "runs" and overview(app).table.cursor == "vit-b16-1"
 
 
+def marked(app: GputuiApp) -> list[str]:
+    return [run.run_id for run in overview(app).marked_runs]
+
+
+async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_with(
+    app: GputuiApp, filler: Filler
+) -> None:
+    filler.run("old-1", "failed", ended_ago=5.0)
+    filler.run("old-2", "succeeded", ended_ago=6.0)
+    filler.connection.execute("INSERT INTO run_sizes VALUES ('old-1', ?)", (3 << 30,))
+    async with app.run_test(size=SMALL) as pilot:
+        feed_of(app).refresh()
+        await pilot.pause()
+        for run_id in ("old-1", "old-2", "vit-b16-1"):
+            overview(app).point_at(run_id)
+            await pilot.press("space")
+        assert mentions(text(app, "footer"), "rerun 3", "stop 3")
+        await pilot.press("delete")
+        shown = text(app, "confirm")
+        assert mentions(shown, "2 runs", "old-1", "3 GiB", "old-2") and mentions(shown, "Left out", "vit-b16-1")
+        await pilot.press("n", "s", "n", "delete", "y")
+        await until(pilot, lambda: len(asked(filler)) == 2 and len(feed_of(app).watched) == 2)
+        assert asked(filler) == [("rm", "old-1", {}), ("rm", "old-2", {})]
+        # A refusal stays, although the next one is done.
+        first, second = commands.pending(filler.connection)
+        commands.give_answer(filler.connection, first.command_id, "refused", now=filler.now, reason="old-1 is held")
+        result = {"id": "old-2", "state": "removed"}
+        commands.give_answer(filler.connection, second.command_id, "done", now=filler.now, result=result)
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert mentions(text(app, "message"), "old-1 is held")
+        await pilot.press("d", *"night", "enter", "y")
+        await until(pilot, lambda: len(asked(filler)) == 5)
+        assert [(verb, args) for verb, _, args in asked(filler)[2:]] == [("label", {"add": ["night"]})] * 3
+        await pilot.press("r", "r", "y")
+        await until(pilot, lambda: len(asked(filler)) == 6)
+        assert asked(filler)[-1] == ("resume", "old-1", {"set": {}})
+        await pilot.press("escape")
+        assert marked(app) == [] and "stop 3" not in text(app, "footer")
+
+
 async def test_marks_and_orders(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("space", "space")
-        assert overview(app).marked_runs == ("vit-b16-1", "gpt2-124m-1") and "2 marked" in text(app, "runs")
+        assert marked(app) == ["vit-b16-1", "gpt2-124m-1"] and "2 marked" in text(app, "runs")
         assert "◆● vit-b16-1" in text(app, "runs")
         await pilot.press("g", "space")
-        assert overview(app).marked_runs == ("gpt2-124m-1",)
+        assert marked(app) == ["gpt2-124m-1"]
         await pilot.press("o")
         assert "RUNS newest first" in text(app, "runs")
         assert overview(app).row_ids[0] == "resnet50-2"
