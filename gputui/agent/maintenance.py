@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,10 +11,10 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.log_sizes import LogBounds, rotate
 from gputui.agent.removal import finish_removals
-from gputui.agent.run_sizes import RunSizes
 from gputui.core.units import bytes_text, duration
 from gputui.machine.systemd import logout_end
 from gputui.runs import orphans, repository
+from gputui.runs.disk_use import folder_bytes
 from gputui.runs.identity import ProcessIdentity, is_of_this_boot
 from gputui.store.attempts import Attempt
 from gputui.store.events import has_event
@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 FILES_SECONDS = 10.0
 LOOK_SECONDS = 30.0
 ORPHANS_SECONDS = 60.0
+SIZES_SECONDS = 5.0
+RUNS_AT_ONCE = 20
+# Hundreds of thousands of files on a disk that is busy with checkpoints.
+FOLDER_SECONDS = 120.0
 TICKET_SECONDS = 3600.0
 
 
@@ -117,3 +121,35 @@ class OrphanWatch:
                 text = f"process {key} is still alive{memory}, {remedy}"
                 self.context.note("orphan", text, orphan.run_id, orphan.attempt, key=key, severity="warning")
         self.seen = {orphan.identity for orphan in found}
+
+
+@dataclass(slots=True)
+class RunSizes:
+    """Measures the folder of each run that is over once, so that lists of runs are quick. ``unreadable``
+    are the ends of those that could not be."""
+
+    context: AgentContext
+    next_at: float = 0.0
+    unreadable: set[tuple[str, float]] = field(default_factory=set)
+
+    def turn(self, now: float) -> None:
+        """Store what was measured, and look for more; ``now`` is monotonic. Raises sqlite3.Error."""
+        if now < self.next_at:
+            return
+        ends = [end for end in repository.unmeasured_runs(self.context.connection) if end not in self.unreadable]
+        if not ends:
+            self.next_at = now + SIZES_SECONDS
+            return
+        work, most_seconds = partial(self._measure, ends[:RUNS_AT_ONCE]), RUNS_AT_ONCE * FOLDER_SECONDS
+        job = self.context.jobs.ask(JobKey(Purpose.RUN_SIZES), work, deadline_seconds=most_seconds)
+        if job is None:
+            return
+        for end, size_bytes in job.result():
+            if size_bytes is None:
+                self.unreadable.add(end)
+            else:
+                repository.set_size(self.context.connection, *end, size_bytes)
+
+    def _measure(self, ends: Sequence[tuple[str, float]]) -> list[tuple[tuple[str, float], int | None]]:
+        folder = self.context.workspace.run_dir
+        return [(end, folder_bytes(folder(end[0]), FOLDER_SECONDS)) for end in ends]
