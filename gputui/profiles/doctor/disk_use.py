@@ -81,7 +81,7 @@ def _checkpoints(workspace: Workspace) -> Collection[str]:
 
 def _part(names: Sequence[str], path: str, checkpoints: Collection[str]) -> Part:
     """The part that a file belongs to, by the ``names`` of its path below the state directory."""
-    if names[0] == "removed":
+    if names[0] == "removed" and len(names) > 1:
         return "removed runs"
     if names[0].startswith("gputui.db"):
         return "database"

@@ -158,7 +158,11 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
             candidates = runs if choice.names else reversed(read_runs(connection))
             runs = [run for run in candidates if choice.only.matches(run, now)]
     if choice.only or choice.is_rehearsal:
-        runs = _shown_and_confirmed(session, choice, verb, runs)
+        runs = _shown(session, choice, verb, runs)
+    if choice.is_rehearsal:
+        raise SystemExit(Exit.REFUSED if refusals else Exit.OK)
+    if choice.only:
+        _confirm(choice, word, len(runs))
     shapes = []
     for run in runs:
         try:
@@ -190,32 +194,35 @@ def _named(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[s
     return runs, refusals
 
 
-def _shown_and_confirmed(session: Session, choice: RunChoice, verb: str, matching: Sequence[Run]) -> list[Run]:
-    """List what the command acts on and ask whether it may. Ends the command if it may not, or only lists."""
-    word = verb.partition(" ")[0]
+def _shown(session: Session, choice: RunChoice, verb: str, matching: Sequence[Run]) -> list[Run]:
+    """List those of the runs that the command acts on, and return them."""
     runs = [run for run in matching if ACTS_ON[verb](run)]
     sizes = sizes_of(session, runs)
     if choice.as_json:
         if choice.is_rehearsal:
             print_json([_shape(run, sizes[run.run_id]) for run in runs])
-    elif runs:
+        return runs
+    if runs:
         _list(runs, sizes)
-    if len(runs) < len(matching) and not choice.as_json:
-        say(f"{units.count_of(len(matching) - len(runs), 'other run')} cannot be acted on by {word} now")
-    if choice.is_rehearsal:
-        if not runs and not choice.as_json:
-            say("no run matches")
-        raise SystemExit(Exit.OK)
-    if not runs:
+    elif choice.is_rehearsal:
+        say("no run matches")
+    if len(runs) < len(matching):
+        others = units.count_of(len(matching) - len(runs), "other run")
+        say(f"{others} cannot be acted on by {verb.partition(' ')[0]} now")
+    return runs
+
+
+def _confirm(choice: RunChoice, word: str, count: int) -> None:
+    """Ask whether the command may act on so many runs. Ends it if there are none, or it may not."""
+    many = units.count_of(count, "run")
+    if not count:
         fail(f"no run matches that {word} acts on; gputui ps lists the runs", Exit.REFUSED)
     if choice.is_sure:
-        return runs
+        return
     if choice.as_json or not can_ask():
-        many = units.count_of(len(runs), "run")
         fail(f"{word} would act on {many}, and nobody can be asked here; --yes does it, --dry-run lists", Exit.REFUSED)
-    if not click.confirm(f"{word} {units.count_of(len(runs), 'run')}?", err=True):
+    if not click.confirm(f"{word} {many}?", err=True):
         fail("nothing was done", Exit.REFUSED)
-    return runs
 
 
 def can_ask() -> bool:

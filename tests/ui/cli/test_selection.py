@@ -76,6 +76,8 @@ def test_what_nobody_was_asked_about_is_refused(filler: Filler, monkeypatch: pyt
     assert done.code == 3 and "--yes" in done.stderr and mentions(done.stdout, "old-1", "old-2")
     assert "--yes" in refused(filler.workspace, "rm", "--older", "30d", "--json", code=3)
     assert refused(filler.workspace, "rm", "--tag", "none", code=3)
+    done = call(filler.workspace, "rm", "nobody-1", "old-1", "--dry-run", "--json")
+    assert done.code == 3 and [run["id"] for run in json.loads(done.stdout)] == ["old-1"]
     monkeypatch.setattr(selection, "can_ask", lambda: True)
     monkeypatch.setattr("click.confirm", lambda _words, **_options: False)
     assert call(filler.workspace, "rm", "--older", "30d").code == 3
