@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from msgspec import Struct
 
 PRIVATE_DIR_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
+# For the group of a shared home, which new folders inherit.
+SHARED_DIR_MODE = 0o2750
+SHARED_FILE_MODE = 0o640
 
 # SQLite's WAL needs one machine's memory: https://www.sqlite.org/wal.html, "Overview". Names as in
 # /proc/self/mountinfo.
@@ -146,14 +150,15 @@ class Workspace(Struct, frozen=True):
         return self.runs / run_id
 
     def create(self) -> None:
-        """Make the directories, private to the user. Raises OSError."""
+        """Make the directories, private to the user unless the agent shares them. Raises OSError."""
         for directory in (self.profiles, self.state, self.runs):
             # Whoever may write into a folder above could put another in its place.
             for folder in reversed((directory, *directory.parents)):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True, mode=PRIVATE_DIR_MODE)
         for directory in (self.state, self.runs):
-            directory.chmod(PRIVATE_DIR_MODE)
+            if stat.S_IMODE(directory.stat().st_mode) != SHARED_DIR_MODE:
+                directory.chmod(PRIVATE_DIR_MODE)
 
 
 def locate(

@@ -34,6 +34,16 @@ def load_recipients(path: Path) -> tuple[Recipient, ...]:
     return read_recipients(read_text(path, "file of recipients"), path)
 
 
+def load_group(path: Path) -> int | None:
+    """The group that may read the home; None without one. Raises ProfileError."""
+    if not path.exists():
+        return None
+    from gputui.core.yaml_forms.file import read_text
+    from gputui.profiles.record_form import read_record
+
+    return read_record(read_text(path, "file of settings for the record"), path).group
+
+
 def load_used_gpus(path: Path) -> frozenset[int | str] | None:
     """The indices and UUIDs of the GPUs that the file gives to runs; None without a file: all.
     Raises ProfileError with every problem and its line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -42,17 +43,26 @@ def _bytes(given: object) -> int | None:
     return size
 
 
+def _group(given: object) -> int:
+    try:
+        return grp.getgrnam(given if isinstance(given, str) else "").gr_gid
+    except KeyError:
+        raise expected("the name of a group of this machine") from None
+
+
 _Age = Annotated[float | None, PlainValidator(_age(3600.0))]
 
 
 class RecordForm(Model):
-    """Retention of samples, minutes, hours and events, and the database's maximum size."""
+    """Retention of samples, minutes, hours and events, the database's maximum size, and the group
+    that may read the home, by its number."""
 
     raw: Annotated[float | None, PlainValidator(_age(LEAST_RAW_SECONDS))] = _DEFAULT.raw_seconds
     minutes: _Age = _DEFAULT.minutes_seconds
     hours: _Age = _DEFAULT.hours_seconds
     events: _Age = _DEFAULT.events_seconds
     size: Annotated[int | None, PlainValidator(_bytes)] = _DEFAULT.size_bytes
+    group: Annotated[int | None, PlainValidator(_group)] = None
 
     @model_validator(mode="after")
     def _is_ascending(self) -> RecordForm:
@@ -62,7 +72,12 @@ class RecordForm(Model):
         return self
 
 
+def read_record(text: str, path: Path) -> RecordForm:
+    """The settings of the file's text. Raises ProfileError."""
+    return validated(parse_file(text, path), path, RecordForm)
+
+
 def read_retention(text: str, path: Path) -> Retention:
     """The default retention with the overrides of the file's text. Raises ProfileError."""
-    form = validated(parse_file(text, path), path, RecordForm)
+    form = read_record(text, path)
     return Retention(form.raw, form.minutes, form.hours, form.events, form.size)

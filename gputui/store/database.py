@@ -102,7 +102,7 @@ def _setting_up(path: Path, check_same_thread: bool = True) -> Iterator[sqlite3.
     system, also while opening, become StoreErrors."""
     try:
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None,
+            f"{path.absolute().as_uri()}?{_mode(path)}", uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None,
             check_same_thread=check_same_thread,
         )  # fmt: skip
         try:
@@ -112,6 +112,20 @@ def _setting_up(path: Path, check_same_thread: bool = True) -> Iterator[sqlite3.
             raise
     except (sqlite3.Error, OSError) as error:
         raise _store_error(error, path) from error
+
+
+def _mode(path: Path) -> str:
+    """The parameters of SQLite's URI. Without permission to write, SQLite reads beside a writer by the
+    files of its write-ahead log, which it could not make itself; without them nobody writes, and
+    the file alone is whole (https://www.sqlite.org/wal.html#readonly)."""
+    if os.access(path, os.W_OK):
+        return "mode=rw"
+    return "mode=ro&immutable=1" if is_fixed(path) else "mode=ro"
+
+
+def is_fixed(path: Path) -> bool:
+    """Return whether this user may only read the database, and nobody writes to it now."""
+    return not os.access(path, os.W_OK) and not path.with_name(path.name + "-wal").exists()
 
 
 def _store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:

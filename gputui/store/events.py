@@ -91,6 +91,7 @@ EventKind = Literal[
     "database_replaced",
     "runs_rebuilt",
     "logout_ends_agent",
+    "home_not_shared",
 ]
 Severity = Literal["info", "warning", "error"]
 KINDS: frozenset[str] = frozenset(get_args(EventKind))

@@ -71,7 +71,10 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.find_object(Session)
         if session is not None and session.is_readonly and self.does_change(ctx.params):
-            fail(f"{ctx.command_path} changes something, which --readonly refuses", Exit.REFUSED)
+            fail(
+                f"{ctx.command_path} changes something; this home is only read here (--readonly, or another user's)",
+                Exit.REFUSED,
+            )
         return super().invoke(ctx)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sqlite3
+import stat
 import sys
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
-from gputui.core.config import locate, own_checkout
+from gputui.core.config import Workspace, locate, own_checkout
 from gputui.ui.cli.context import Exit, Session, fail
 from gputui.version import VERSION
 
@@ -142,7 +143,8 @@ def command(
     Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent
     unreachable, 130 interrupted.
     """
-    ctx.obj = Session(locate(home, checkout=own_checkout()), is_readonly=readonly)
+    workspace = locate(home, checkout=own_checkout())
+    ctx.obj = Session(workspace, is_readonly=readonly or is_anothers(workspace))
     if ctx.invoked_subcommand is not None:
         return
     if record and readonly:
@@ -166,6 +168,20 @@ def command(
     from gputui.ui.cli.interactive import open_screen
 
     sys.exit(open_screen(ctx.obj, demo=demo, at=at))
+
+
+def is_anothers(workspace: Workspace) -> bool:
+    """Return whether the home is another user's, who lets this one read it; ends the command if not."""
+    try:
+        is_there = stat.S_ISDIR(workspace.state.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        is_there = True
+    if is_there and not os.access(workspace.state, os.R_OK | os.X_OK):
+        share = "its owner can share it by group: NAME in record.yaml, and chmod g+x on the folders above"
+        fail(f"{workspace.state} may not be read by you; {share}", Exit.REFUSED)
+    return is_there and not os.access(workspace.state, os.W_OK)
 
 
 def entry() -> None:

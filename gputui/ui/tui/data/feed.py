@@ -24,6 +24,7 @@ from gputui.store.database import (
     StoreError,
     StoreMissingError,
     data_version,
+    is_fixed,
     is_locked,
     open_reader,
 )
@@ -64,7 +65,7 @@ class Feed:
         self._clock = clock
         self._reader = SnapshotReader(workspace)
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._file: tuple[int, int, bool] | None = None
         self._opened_at = float("-inf")
         self._version: int | None = None
         self._read_at = float("-inf")
@@ -217,12 +218,13 @@ class Feed:
                 self._tell(found)
 
 
-def _identity(workspace: Workspace) -> tuple[int, int] | None:
+def _identity(workspace: Workspace) -> tuple[int, int, bool] | None:
+    """A value that changes when the database is replaced, or when its owner's agent begins or ends."""
     try:
         status = os.stat(workspace.database)  # noqa: PTH116 - one call, the path is ready
     except FileNotFoundError:
         return None
-    return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, is_fixed(workspace.database)
 
 
 def _unexpected(error: Exception) -> str:

@@ -1,0 +1,89 @@
+"""A home that a group may read: its state folder, its database, and the folders and logs of its runs.
+
+Specifications, environments and everything else stay private. New folders get the group from the
+one above; the agent gives them its permissions, and the logs in them, as runs begin.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.agent.context import AgentContext
+from gputui.core.config import PRIVATE_DIR_MODE, SHARED_DIR_MODE, SHARED_FILE_MODE, Workspace, file_identity
+
+
+@dataclass(slots=True)
+class Sharing:
+    """The group of ``record.yaml``, and up to when attempts were shared (UTC unix seconds).
+    ``file_read`` tells one version of the file from another."""
+
+    context: AgentContext
+    group: int | None = None
+    shared_until: float = 0.0
+    file_read: tuple[object, ...] = ()
+
+    def turn(self) -> None:
+        """Follow the file, and share what is new. A mistake in the file changes nothing. Raises
+        sqlite3.Error."""
+        workspace, now = self.context.workspace, self.context.now()
+        if (found := (file_identity(workspace.record),)) != self.file_read:
+            self._read()
+            self.file_read, self.shared_until = found, 0.0
+        if self.group is None:
+            return
+        rows = self.context.connection.execute(
+            "SELECT DISTINCT run_id FROM attempts WHERE coalesce(ended_at, 9e999) >= ?", (self.shared_until,)
+        )
+        folders = [workspace.run_dir(run_id) for (run_id,) in rows.fetchall()]
+        try:
+            share(workspace, self.group, folders)
+        except OSError as error:
+            text = f"{error.filename} cannot be shared with the group of record.yaml: {error.strerror}"
+            self.context.note("home_not_shared", f"{text}; are you in it?", severity="warning")
+            self.group = None
+        self.shared_until = now
+
+    def _read(self) -> None:
+        # A machine without the file needs no YAML parser.
+        from gputui.core.yaml_forms.problems import ProfileError
+        from gputui.profiles.home_files import load_group
+
+        try:
+            self.group = load_group(self.context.workspace.record)
+        except ProfileError:
+            # The janitor, which reads the rest of the file, tells of it.
+            return
+        if self.group is None:
+            close(self.context.workspace)
+
+
+def share(workspace: Workspace, group: int, run_folders: Iterable[Path]) -> None:
+    """Let a group read a home and these of its runs. Raises OSError."""
+    database = workspace.database
+    sides = [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm")]
+    paths = [workspace.state, *sides, workspace.agent_lock, workspace.runs]
+    for folder in run_folders:
+        paths += [folder, folder / "metrics.jsonl", folder / "attempts", *_below(folder / "attempts")]
+    for path in filter(Path.exists, paths):
+        status, mode = path.stat(), SHARED_DIR_MODE if path.is_dir() else SHARED_FILE_MODE
+        if status.st_gid != group:
+            os.chown(path, -1, group)
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The folders of attempts, and their logs."""
+    for root, folders, files in os.walk(folder):
+        yield from (Path(root, name) for name in folders)
+        yield from (Path(root, name) for name in files if name.endswith(".log"))
+
+
+def close(workspace: Workspace) -> None:
+    """Keep everybody else out again."""
+    for folder in (workspace.state, workspace.runs):
+        folder.chmod(PRIVATE_DIR_MODE)

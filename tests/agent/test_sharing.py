@@ -1,0 +1,131 @@
+"""A home that a group may read, by processes of another user."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.agent.context import AgentContext
+from gputui.agent.sharing import Sharing
+from gputui.core.config import Workspace, locate
+from gputui.runs.submission import SPEC_FILE
+from gputui.store.database import is_fixed, open_reader
+from gputui.store.events import read_events
+from gputui.store.rows import insert
+from gputui.ui.cli.main import is_anothers
+from tests.agent.conftest import NOW, add_run
+from tests.stores import open_store
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+NOBODY = 65534
+GROUP = next(group for group in grp.getgrall() if group.gr_gid not in (0, NOBODY))
+STRANGERS = NOBODY
+
+
+@pytest.fixture
+def workspace() -> Iterator[Workspace]:
+    """A home below folders that anybody may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        home = locate(name, {})
+        home.create()
+        yield home
+
+
+def as_another(group: int, look: Callable[[], Any]) -> Any:
+    """What a process of another user sees, whose group this is."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            os.setgroups([])
+            os.setresgid(group, group, group)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            seen = look()
+        except BaseException as error:
+            seen = type(error).__name__
+        os.write(writing, json.dumps(seen).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
+
+
+def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    run = add_run(connection, workspace=workspace)
+    attempt = workspace.run_dir(run.run_id) / "attempts" / "1"
+    node = attempt / "nodes" / "0"
+    node.mkdir(parents=True, mode=0o700)
+    for path, text in ((node / "output.log", "step 1"), (attempt / "attempt.json", "a token")):
+        path.write_text(text)
+        path.chmod(0o600)
+    began = {"created_at": NOW, "started_at": NOW}
+    texts = {"state": "running", "params": "{}", "gpus": "[]", "launch": "{}"}
+    insert(connection, "attempts", run_id=run.run_id, number=1, **texts, **began)
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
+    sharing = Sharing(context)
+
+    def runs() -> list[str]:
+        with closing(open_reader(workspace.database)) as reader:
+            return [run_id for (run_id,) in reader.execute("SELECT run_id FROM runs ORDER BY run_id")]
+
+    sharing.turn()
+    assert as_another(GROUP.gr_gid, runs) == "PermissionError"
+    workspace.record.write_text(f"group: {GROUP.gr_name}\n")
+    sharing.turn()
+    # Beside the agent, whose newest commits are in its log, and when nobody writes.
+    add_run(connection, "b-1", workspace=workspace)
+    assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
+    assert not as_another(GROUP.gr_gid, lambda: is_fixed(workspace.database))
+    assert as_another(GROUP.gr_gid, (node / "output.log").read_text) == "step 1"
+    for secret in (attempt / "attempt.json", workspace.run_dir("a-1") / SPEC_FILE):
+        assert as_another(GROUP.gr_gid, secret.read_text) == "PermissionError"
+    assert as_another(GROUP.gr_gid, lambda: is_anothers(workspace)) is True
+    assert as_another(STRANGERS, runs) == "PermissionError"
+    assert as_another(STRANGERS, lambda: is_anothers(workspace)) == "SystemExit"
+    # A view of the owner leaves it so, a mistake too; without the line it is private again.
+    workspace.create()
+    workspace.record.write_text("group: no-such-group\n")
+    sharing.turn()
+    connection.close()
+    assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
+    assert as_another(GROUP.gr_gid, lambda: is_fixed(workspace.database))
+    assert not is_fixed(workspace.database)
+
+
+def test_a_home_is_private_again_without_the_line(workspace: Workspace, connection: sqlite3.Connection) -> None:
+    workspace.record.write_text(f"group: {GROUP.gr_name}\n")
+    sharing = Sharing(AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW))
+    sharing.turn()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (workspace.state, workspace.database)] == [0o2750, 0o640]
+    workspace.record.write_text("raw: 2d\n")
+    sharing.turn()
+    assert [stat.S_IMODE(path.stat().st_mode) & 0o777 for path in (workspace.state, workspace.runs)] == [0o700] * 2
+    assert read_events(connection) == []
+
+
+def test_a_group_that_the_owner_is_not_in_is_refused_with_an_event(workspace: Workspace) -> None:
+    def turn() -> list[str | None]:
+        with closing(open_store(workspace.database)) as connection:
+            sharing = Sharing(AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW))
+            sharing.turn()
+            sharing.turn()
+            return [event.kind for event in read_events(connection)]
+
+    workspace.record.write_text(f"group: {GROUP.gr_name}\n")
+    for folder in (workspace.state, workspace.runs):
+        os.chown(folder, NOBODY, NOBODY)
+    assert as_another(STRANGERS, turn) == ["home_not_shared"]
