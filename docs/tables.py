@@ -16,14 +16,11 @@ from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from gputui.core.units import duration
 from gputui.profiles.recovery_form import RecoveryForm
 from gputui.profiles.schema import BestForm, Checkpoints, Metrics, MetricsForm, ParameterForm, ProfileForm, Requires
 from gputui.recovery.actions import ACTIONS as RECOVERY_ACTIONS
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, PolicyAction
-from gputui.recovery.watch.engine import in_unit
-from gputui.recovery.watch.rules import RULES, Rule
 from gputui.runs.executors.options import OPTIONS, TargetOptions
 from gputui.studies import spec as study
 from gputui.studies.keys import Section
@@ -152,21 +149,6 @@ def _policies() -> str:
     return _table(("policy", "actions", "attempts", "without progress", "ends a live attempt for"), rows)
 
 
-def _alert_rules(subject: str) -> str:
-    rows = (_rule(rule) for rule in RULES.values() if rule.subject == subject)
-    return _table(("rule", "severity", "raised", "for", "cleared after"), rows)
-
-
-def _rule(rule: Rule) -> Row:
-    raised = "; ".join(
-        f"`{each.name}: {each.default:g}`{f' {each.unit}' if each.unit else ''}: {each.help}"
-        for each in rule.thresholds
-    )
-    back = f"{in_unit(rule.hysteresis, rule.unit)} back, " if rule.hysteresis else ""
-    wait, cleared = (duration(seconds) if seconds else "at once" for seconds in (rule.for_seconds, rule.clear_seconds))
-    return f"`{rule.id}`: {rule.title}", rule.severity, raised or "when reported", wait, back + cleared
-
-
 # --- screen -----------------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +202,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "incident-kinds": _incident_kinds,
     "actions": _actions,
     "policies": _policies,
-    **{f"alert-rules {subject}": partial(_alert_rules, subject) for subject in ("gpu", "host", "run")},
     "keys": _keys,
     "run-wide": _run_wide,
 }

@@ -1,4 +1,4 @@
-"""The walks of docs/architecture.md: each step exists, an earlier file of the walk names it, and the files are few."""
+"""The walk of docs/architecture.md: each step exists, an earlier file of the walk names it, and the files are few."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gputui
 
 ROOT = Path(gputui.__file__).parent
 PAGE = ROOT.parent / "docs" / "architecture.md"
-MOST_FILES = {"From a rank's death to the next first step": 27, "From a sample to its cell": 29}
+MOST_FILES = {"From a rank's death to the next first step": 27}
 
 
 class Step(NamedTuple):
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 def steps_of(title: str) -> list[Step]:
-    section = PAGE.read_text("utf-8").partition(f"### {title}\n")[2].partition("\n#")[0]
+    section = PAGE.read_text("utf-8").partition(f"## {title}\n")[2].partition("\n#")[0]
     rows = [row.split("|")[1:4] for row in section.splitlines() if row.startswith("| ") and "`" in row]
     return [
         Step(file.strip(" `⇢"), tuple(re.findall(r"`([\w.]+)`", names)), file.strip().startswith("⇢"))

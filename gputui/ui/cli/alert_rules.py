@@ -39,10 +39,11 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
             units.duration(rule.for_seconds) if rule.for_seconds else "at once",
             engine.thresholds(rule) or "when it is reported",
             overrides.changed_by(rule),
+            "; ".join(threshold.help for threshold in rule.thresholds),
         )
         for rule in machine.values()
     ]
-    print_table(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM"), rows)
+    print_table(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM", "OF WHAT"), rows)
     say("")
     where = shown_path(path)
     missing = "" if path.exists() else " (it is not there yet)"
