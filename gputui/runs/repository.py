@@ -123,7 +123,7 @@ def move(
         changes["queued_at"] = now
     reason = cause if target.is_over or target is RunState.RECOVERING else None
     update(connection, "runs", {"run_id": run.run_id}, state=target, reason=reason, waiting_for=None, **changes)
-    connection.execute("DELETE FROM run_sizes WHERE run_id = ?", (run.run_id,))
+    forget_size(connection, run.run_id)
     states = {"from_state": run.state, "to_state": target}
     (before_at,) = connection.execute("SELECT max(at) FROM transitions WHERE run_id = ?", (run.run_id,)).fetchone()
     at = now if before_at is None else max(now, before_at)
@@ -204,6 +204,11 @@ def set_size(connection: sqlite3.Connection, run_id: str, ended_at: float, size_
         "INSERT OR REPLACE INTO run_sizes SELECT run_id, ? FROM runs WHERE run_id = ? AND ended_at = ?",
         (size_bytes, run_id, ended_at),
     )
+
+
+def forget_size(connection: sqlite3.Connection, run_id: str) -> None:
+    """Let the folder of a run be measured again once it is over."""
+    connection.execute("DELETE FROM run_sizes WHERE run_id = ?", (run_id,))
 
 
 def run_statuses(connection: sqlite3.Connection) -> dict[str, RunStatus]:

@@ -17,7 +17,7 @@ from gputui.agent.lifecycle.run_files import policy_of
 from gputui.core.units import count_of
 from gputui.metrics.curves.names import is_more_better
 from gputui.recovery.checkpoints.removal import Keep, PruneResult, prune
-from gputui.runs.repository import transaction
+from gputui.runs.repository import forget_size, transaction
 from gputui.runs.spec import CheckpointSpec, known_spec
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
@@ -111,6 +111,8 @@ class CheckpointRetention:
             before = checkpoints.of_run(connection, run_id)
             after = [replace(row, verdict="valid") if _is_found_valid(row, result) else row for row in before]
             checkpoints.save(connection, run_id, before, after)
+            if result.removed:
+                forget_size(connection, run_id)
         if result.removed:
             log.info("%s: removed %s", run_id, ", ".join(result.removed))
             best = "" if keep.best is None else f" and the best by {keep.best}"

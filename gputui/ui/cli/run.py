@@ -45,9 +45,9 @@ DECISION_SECONDS = 1.0
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option(
     "--gpus",
-    metavar="N|0,1|all",
+    metavar="N|0.5|0,1|all",
     shell_complete=completers.gpus,
-    help="How many GPUs, or which (else as profile or launcher say, or 1).",
+    help="How many GPUs, a part of one, or which (else as profile or launcher say, or 1).",
 )
 @click.option(
     "--on",

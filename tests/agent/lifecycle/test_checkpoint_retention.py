@@ -189,6 +189,8 @@ def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int
     workspace = locate(folder, {})
     workspace.create()
     shelf = Shelf(workspace)
+    # Nothing here outlives its process.
+    shelf.connection.execute("PRAGMA synchronous = OFF")
     ladders = {"nan_loss": [{"rollback": rollback}]}
     shelf.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
     number, step = 1, 0
