@@ -97,6 +97,15 @@ class Policy(Struct, frozen=True):
         ]
         return 1 + max(steps, default=0)
 
+    @property
+    def checkpoints_kept(self) -> int:
+        """Number of valid checkpoints that the rungs of a ladder may go back over together, and one."""
+        steps = [
+            sum(int(action.argument or 1) for rung in ladder for action in rung if action.name == "rollback")
+            for ladder in self.ladders.values()
+        ]
+        return 1 + max(steps, default=0)
+
 
 def _ladders(**ladders: str | list[Any]) -> dict[str, Ladder]:
     """Ladders by kind, written as in a profile; ``stop`` is appended."""

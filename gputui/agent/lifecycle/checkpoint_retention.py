@@ -96,7 +96,7 @@ class CheckpointRetention:
         for other in read_runs(self.context.connection, active_only=True):
             if other.run_id != run.run_id:
                 paths |= _named_paths(other)
-        least = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_wanted
+        least = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_kept
         return Keep(max(newest, least), paths, best, mode)
 
     def _settle(self, run_id: str, keep: Keep, job: Job[PruneResult]) -> None:

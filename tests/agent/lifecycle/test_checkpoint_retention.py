@@ -185,7 +185,7 @@ ACTIONS = ["save"] * 4 + ["damaged"] * 2 + ["nan"] * 2 + ["prune"] * 3 + ["fail"
 
 def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int) -> list[list[str]]:
     """What could be resumed from at the end of each attempt, the best first, as many as a decision may
-    want."""
+    want: the ladder goes back once, and again only after a save."""
     workspace = locate(folder, {})
     workspace.create()
     shelf = Shelf(workspace)
@@ -193,13 +193,14 @@ def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int
     shelf.connection.execute("PRAGMA synchronous = OFF")
     ladders = {"nan_loss": [{"rollback": rollback}]}
     shelf.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
-    number, step = 1, 0
+    number, step, left_to_go_back = 1, 0, rollback
     shelf.begin_from(number, None)
     shelf.connection.execute("UPDATE runs SET state = 'running'")
     choices = []
     for action in [*actions, "fail"]:
         if action in ("save", "damaged", "nan"):
             step += 10
+            left_to_go_back = rollback
             shelf.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
             shelf.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
             shelf.now += 5.0
@@ -210,8 +211,9 @@ def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int
             shelf.end("nan_loss" if action == "back" else "killed")
             search = shelf.search()
             usable = choose(search.rows, search.attempts, 1 + rollback, folder=search.folder).usable
-            choices.append([info.path.name for info in usable[: 1 + rollback]])
-            back = rollback if action == "back" else 0
+            choices.append([info.path.name for info in usable[: 1 + left_to_go_back]])
+            back = left_to_go_back if action == "back" else 0
+            left_to_go_back -= back
             base = None if action == "again" or len(usable) <= back else usable[back]
             if base is not None and back:
                 rows = ledger.rolled_back(search.rows, str(base.path), "was left by a rollback")
