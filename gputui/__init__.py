@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gputui.version import VERSION
+
 if TYPE_CHECKING:
     from gputui.core.training_log import log
     from gputui.store.api import AttemptRecord, GpuPoint, MetricPoint, RunRecord, Table, gpus, metrics, run, runs
@@ -9,9 +11,27 @@ if TYPE_CHECKING:
     from gputui.store.runs import RunLookupError
 
 __all__ = [
-    "AttemptRecord", "GpuPoint", "MetricPoint", "RunLookupError", "RunRecord", "StoreError", "Table", "gpus", "log",
-    "metrics", "run", "runs",
+    "AttemptRecord",
+    "GpuPoint",
+    "MetricPoint",
+    "RunLookupError",
+    "RunRecord",
+    "StoreError",
+    "Table",
+    "__version__",
+    "gpus",
+    "log",
+    "metrics",
+    "run",
+    "runs",
 ]  # fmt: skip
+
+
+__version__ = VERSION
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.execution import note_report, read_rest
-from gputui.agent.lifecycle.rebuild import rebuild
+from gputui.agent.lifecycle.rebuild import follow_moved_home, rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.maintenance import Maintenance, note_predecessor
 from gputui.agent.notify.news import News
@@ -158,6 +158,7 @@ class Agent:
 
         def read_runs_back() -> None:
             self._describe("reading runs back from their folders")
+            follow_moved_home(self.context)
             self._unread_runs += rebuild(self.context)
             self._describe()
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 PRIVATE_DIR_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
+DATABASE_FILE = "gputui.db"
 # For the group of a shared home, which new folders inherit.
 SHARED_DIR_MODE = 0o2750
 SHARED_FILE_MODE = 0o640
@@ -65,7 +66,7 @@ class Workspace(Struct, frozen=True):
 
     @property
     def database(self) -> Path:
-        return self.state / "gputui.db"
+        return self.state / DATABASE_FILE
 
     @property
     def runs(self) -> Path:
@@ -173,6 +174,9 @@ def locate(
     chosen = home or env.get("GPUTUI_HOME") or checkout
     if chosen:
         base = Path(os.path.realpath(Path(chosen).expanduser()))
+        if (base / DATABASE_FILE).exists():
+            # The state folder of a package's home, which somebody shares.
+            return Workspace(profiles=base / "profiles", state=base)
         return Workspace(profiles=base / "profiles", state=base / "state")
     user_home = Path(env.get("HOME") or Path.home())
     config_home = Path(env.get("XDG_CONFIG_HOME") or user_home / ".config")

@@ -103,7 +103,8 @@ def _space(path: Path) -> tuple[int, int] | None:
         usage = psutil.disk_usage(str(path))
     except OSError:
         return None
-    return usage.used, usage.total
+    # What is reserved for root, or by a quota, is not to be had.
+    return usage.used, usage.used + usage.free
 
 
 def _swap_used_bytes() -> int | None:

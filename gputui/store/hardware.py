@@ -188,9 +188,12 @@ def _gpu_at(
             if means["sm_clock_mhz"] is not None:
                 means["sm_clock_mhz"] = round(means["sm_clock_mhz"])
             view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
-    slow = samples.newest(connection, series.SLOW, row["gpu_id"], tuple(series.SLOW.columns), at) or {}
-    slow.pop("at", None)
-    return replace(view, slow=slow)
+    slow = samples.newest(connection, series.SLOW, row["gpu_id"], tuple(series.SLOW.columns), at)
+    if slow is None:
+        return replace(view, slow={})
+    # SQLite has no booleans.
+    sample = msgspec.convert({**slow, "uuid": view.uuid}, series.GpuSlowSample, strict=False)
+    return replace(view, slow={name: getattr(sample, name) for name in series.SLOW.columns})
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:

@@ -30,6 +30,11 @@ def test_what_is_said_goes_before_it() -> None:
     assert locate(None, {"HOME": "/h", "XDG_STATE_HOME": "/x"}).label == "the state folder /x/gputui"
 
 
+def test_a_state_folder_may_be_named_as_the_home(tmp_path: Path) -> None:
+    (tmp_path / "gputui.db").touch()
+    assert locate(tmp_path).database == tmp_path / "gputui.db"
+
+
 def test_a_home_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
     imported = "import os; os.umask(0); from gputui.core.config import locate"
     code = f"{imported}; locate({str(tmp_path / 'a/home')!r}, {{}}).create()"

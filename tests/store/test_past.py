@@ -7,6 +7,7 @@ import sqlite3
 
 import pytest
 
+from gputui.runs.gpu_conditions import condition_of
 from gputui.store.attempts import read_attempts
 from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
@@ -57,7 +58,9 @@ def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, rea
     [before] = read_gpus(reader, NOW, NOW - 58)
     assert (before.slow["ecc_uncorrected"], before.processes, before.event_code) == (0, (), None)
     [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): [("a-1", "a"), ("b-1", "b")]})
-    assert (then.slow["ecc_uncorrected"], then.slow["row_remap_pending"], then.event_code) == (3, 1, 13)
+    assert (then.slow["ecc_uncorrected"], then.slow["row_remap_pending"], then.event_code) == (3, True, 13)
+    condition = condition_of(then)
+    assert condition.slow is not None and condition.slow.row_remap_pending is True
     assert then.processes is not None and then.processes[0].pid == 7
     assert (then.run_id, then.run_name, then.rank) == ("a-1", "a", 3)
     assert then.run_ids == ("a-1", "b-1")

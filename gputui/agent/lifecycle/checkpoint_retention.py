@@ -109,7 +109,7 @@ class CheckpointRetention:
         connection = self.context.connection
         with transaction(connection):
             before = checkpoints.of_run(connection, run_id)
-            after = [replace(row, verdict="valid") if _is_found_valid(row, result) else row for row in before]
+            after = [_settled(row, result, self.context.now()) for row in before]
             checkpoints.save(connection, run_id, before, after)
             if result.removed:
                 forget_size(connection, run_id)
@@ -134,5 +134,9 @@ def _named_paths(run: Run) -> set[str]:
     return {os.path.join(spec.workdir, word.rpartition("=")[2]) for word in words if word}  # noqa: PTH118
 
 
-def _is_found_valid(row: CheckpointRow, result: PruneResult) -> bool:
-    return row.verdict == "unexamined" and result.valid.get(row.path) == row.content
+def _settled(row: CheckpointRow, result: PruneResult, now: float) -> CheckpointRow:
+    """An entry of the ledger after pruning; ``now`` is UTC unix seconds."""
+    if row.path in result.removed:
+        return replace(row, gone_at=now)
+    is_found_valid = row.verdict == "unexamined" and result.valid.get(row.path) == row.content
+    return replace(row, verdict="valid") if is_found_valid else row

@@ -3,6 +3,7 @@ backup, so that live runs stay supervised."""
 
 from __future__ import annotations
 
+import glob
 import logging
 import shutil
 import sqlite3
@@ -29,6 +30,8 @@ from gputui.agent.lifecycle.run_files import (
 from gputui.agent.lifecycle.source_search import readmit_sources
 from gputui.core.files import read_regular
 from gputui.core.redaction import Redactor, redact_params
+from gputui.metrics.files import has_wildcards
+from gputui.metrics.sources import ATTEMPT_OUTPUT
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.foreign_json import time_in
@@ -72,6 +75,24 @@ def rebuild(context: AgentContext) -> list[str]:
         context.note("runs_rebuilt", f"{count} read back from the run folders", severity="warning")
         skip_news(context.connection, context.now())
     return [run_id for run_id in changed if _run(context.connection, run_id).state.is_over]
+
+
+def follow_moved_home(context: AgentContext) -> None:
+    """Let the metrics sources in the folders of runs follow a home that was moved: later attempts
+    write in the new place, and what was read of a file stays read. Raises sqlite3.Error."""
+    runs, moved = context.workspace.runs, []
+    rows = context.connection.execute("SELECT source_id, run_id, path, format FROM metric_sources").fetchall()
+    for source_id, run_id, path, kind in rows:
+        former, folder, below = path.partition(f"/runs/{run_id}")
+        if not folder or below[:1] not in ("", "/"):
+            continue
+        is_pattern = kind == ATTEMPT_OUTPUT or has_wildcards(below)
+        here = glob.escape(str(runs.parent)) if is_pattern else str(runs.parent)
+        # A script may have a folder of this name, too.
+        if former != here and not Path(former + folder).exists() and (runs / run_id).exists():
+            moved.append((here + folder + below, source_id))
+    with repository.transaction(context.connection) as connection:
+        connection.executemany("UPDATE OR IGNORE metric_sources SET path = ? WHERE source_id = ?", moved)
 
 
 def _is_cut_launch(folder: Path, tickets: Collection[int]) -> bool:

@@ -100,7 +100,7 @@ def run_recovered(facts: RunNotice) -> Message:
     lines = [f"Cause: {facts.incident.summary}"]
     if facts.decision is not None:
         lines.append(f"Recovery: {facts.decision.reason}")
-    title = f"{facts.name} runs again after {KINDS[facts.incident.kind].title}"
+    title = f"{facts.name} runs again ({KINDS[facts.incident.kind].title})"
     return _of_run("run_recovered", "warning", title, lines, facts, f"gputui explain {facts.run.run_id}")
 
 

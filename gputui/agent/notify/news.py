@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class News:
     """The news of one state directory and their recipients, whose file is read again when it
-    changes."""
+    changes. ``recipients`` is None until it was valid once: the news wait for that."""
 
     context: AgentContext
     outbox: Outbox
-    recipients: tuple[Recipient, ...] = ()
+    recipients: tuple[Recipient, ...] | None = None
     file_read: tuple[int, int, int] | None = None
     host: str = field(default_factory=socket.gethostname)
 
@@ -63,6 +63,8 @@ class News:
         """Make messages of what is new, and send those that are due; called once a second. Raises
         sqlite3.Error."""
         self._reload()
+        if self.recipients is None:
+            return
         connection, now = self.context.connection, self.context.now()
         cursor, ended_alerts = notices.read_cursor(connection), notices.ended_alerts(connection)
         assert cursor is not None
@@ -91,7 +93,8 @@ class News:
         try:
             self.recipients = load_recipients(path)
         except ProfileError as error:
-            self._note_unusable(f"{error.problems[0]}; the recipients of messages stay as they were")
+            meanwhile = "messages wait" if self.recipients is None else "the recipients of messages stay as they were"
+            self._note_unusable(f"{error.problems[0]}; {meanwhile} until it is corrected")
         else:
             if find_spec("apprise") is None and any(isinstance(recipient.to, str) for recipient in self.recipients):
                 self._note_unusable(f"{path.name}: {NOT_INSTALLED}")
@@ -103,7 +106,7 @@ class News:
 
     def _put(self, message: Message, now: float, *, is_asked: bool = False, active_alert_id: int | None = None) -> None:
         """Queue a message for those who want it; ``is_asked``: for all."""
-        wanting = [recipient for recipient in self.recipients if is_asked or recipient.wants(message)]
+        wanting = [recipient for recipient in self.recipients or () if is_asked or recipient.wants(message)]
         notices.put(self.context.connection, wanting, message, now=now, active_alert_id=active_alert_id)
 
     def _tell_of_alerts(self, cursor: Cursor, now: float) -> None:
@@ -116,7 +119,7 @@ class News:
         for alert_id, digests in ended.items():
             alert = alerts.one(self.context.connection, alert_id)
             if alert is not None and not alert.is_silenced(now):
-                told = [recipient for recipient in self.recipients if recipient.digest in digests]
+                told = [recipient for recipient in self.recipients or () if recipient.digest in digests]
                 notices.put(self.context.connection, told, messages.alert_over(alert, self.host), now=now)
             notices.note_alert_ended(self.context.connection, alert_id)
 

@@ -114,7 +114,7 @@ def _post(address: str, message: Message) -> str | None:
     # apprise tells of reasons only by its log.
     with apprise.LogCapture(level=logging.INFO, fmt="%(message)s") as captured:  # type: ignore[no-untyped-call]
         if not service.add(address):
-            return "apprise does not know this address: https://appriseit.com/services/"
+            return "apprise knows no such address; https://appriseit.com/services/ lists them"
         is_sent = service.notify(
             body=message.body,
             title=message.title,

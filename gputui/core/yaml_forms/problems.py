@@ -65,9 +65,10 @@ class ProfileError(Exception):
 
 
 def shown_path(path: Path) -> str:
-    """A path for a person: relative if it lies below the current directory."""
+    """A path for a person: relative if it lies below the current directory, which is not the root."""
     try:
-        return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
+        here = Path.cwd()
+        return str(path.relative_to(here)) if path.is_absolute() and here.parent != here else str(path)
     except (ValueError, OSError):
         return str(path)
 

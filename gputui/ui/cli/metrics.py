@@ -125,6 +125,7 @@ def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
     except files.ChartExportError as error:
         fail(str(error), Exit.USAGE)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}", Exit.REFUSED)

@@ -59,7 +59,7 @@ def _first_mistake(entry: ProfileEntry) -> str | None:
     return str(entry.error).splitlines()[0]
 
 
-@command.command("save", changes=False)
+@command.command("save", changes=True)
 @click.argument("run", shell_complete=completers.runs)
 @click.argument("name", required=False)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="File; else that of the name in the home.")

@@ -103,6 +103,8 @@ def test_the_newest_stay_and_one_that_may_be_incomplete(shelf: Shelf) -> None:
     assert shelf.files() == ["step_30.pt", "step_40.pt"], "the last one counts when it is over"
     kinds = [event.kind for event in read_events(shelf.connection, "a-1")]
     assert kinds == ["checkpoints_pruned"], "said once"
+    left = [PurePath(row.path).name for row in checkpoints.of_run(shelf.connection, "a-1")]
+    assert left == ["step_30.pt", "step_40.pt"], "the ledger knows"
 
 
 def test_nothing_is_removed_without_the_key(shelf: Shelf) -> None:

@@ -225,6 +225,15 @@ def test_a_file_with_a_mistake_changes_nothing(desk: Desk) -> None:
     assert "notify.yaml:1" in event.message
 
 
+def test_news_wait_for_a_file_that_was_never_valid(desk: Desk) -> None:
+    desk.tells("{to: tell, event: [alert]}")
+    desk.news = desk.another()
+    add_run(desk.connection, "a-1", *FAILS)
+    assert desk.turn() == []
+    desk.tells("to: tell")
+    assert desk.turn() == ["run_failed", "queue_empty"]
+
+
 def test_a_missing_library_is_said_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputui.agent.notify.news.find_spec", lambda _: None)
     desk.tells("to: ntfy://topic")
