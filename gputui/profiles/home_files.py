@@ -6,11 +6,34 @@ Most homes have none of them, and the agent then does not import pydantic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from gputui.core.config import Workspace
 from gputui.recovery.watch.overrides import Overrides, overrides_from
 from gputui.runs.notices import Recipient
 from gputui.store.agent import Retention
+
+
+def mistakes(workspace: Workspace) -> list[str]:
+    """The first mistake in each settings file of a home, with its place."""
+    from gputui.core.yaml_forms.problems import ProfileError
+    from gputui.profiles.targets import load_targets
+
+    loaders: dict[Path, Callable[[Path], object]] = {
+        workspace.alerts: load_alerts,
+        workspace.notify: load_recipients,
+        workspace.gpus: load_used_gpus,
+        workspace.record: load_retention,
+        workspace.targets: load_targets,
+    }
+    found = []
+    for path, load in loaders.items():
+        try:
+            load(path)
+        except ProfileError as error:
+            found.append(str(error.problems[0]))
+    return found
 
 
 def load_retention(path: Path) -> Retention:

@@ -12,6 +12,7 @@ import codecs
 import contextlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -101,7 +102,10 @@ def written_at(attempt_dir: Path) -> float | None:
 def shown_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt for a person: the last is what its job on a target printed."""
     job = RankLog(None, "job", attempt_dir / JOB_LOG)
-    has_printed = job.path.is_file() and job.path.stat().st_size > 0
+    has_printed = False
+    # A colleague may not look into each folder.
+    with suppress(FileNotFoundError, PermissionError):
+        has_printed = job.path.stat().st_size > 0
     return [*rank_logs(attempt_dir), *([job] if has_printed else [])]
 
 

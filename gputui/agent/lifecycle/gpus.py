@@ -95,6 +95,10 @@ class UsedGpus:
         else:
             unused = {gpu.uuid for gpu in facts.values() if used is not None and not used & {gpu.uuid, gpu.index}}
             set_excluded(self.context.connection, unused)
+            known = {gpu.uuid for gpu in facts.values()} | {gpu.index for gpu in facts.values()}
+            if facts and used is not None and (missing := used - known):
+                text = f"{path.name} names GPUs that are not there: {', '.join(sorted(map(str, missing)))}"
+                self.context.note("used_gpus_unusable", text, severity="warning", subject="GPUs")
         self.seen = found
 
 

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gputui.core.units import bytes_text
 from gputui.machine.child import ChildError, run_child
 from gputui.profiles.doctor.disk_use import check_disk_use
 from gputui.profiles.doctor.host import disk_room
+from gputui.profiles.home_files import mistakes
 from gputui.runs.agent_process import read_identity
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.identity import is_stopped
@@ -63,6 +65,7 @@ def check_home(workspace: Workspace, now: float) -> list[CheckResult]:
         check_write(state, *measure_write(place)),
         check_file_system(state, file_system_of(place, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))),
         check_database(state, *read_database(workspace.database)),
+        check_settings(mistakes(workspace)),
         check_agent(_agent(workspace, now)),
         check_other_agents(_other_agents(workspace)),
         *check_disk_use(workspace),
@@ -114,6 +117,14 @@ def check_database(state: str, found: str, size_bytes: int | None, schema: int |
     if "another version" in found:
         remedy = f"move {state} away, or choose another --home"
     return CheckResult("database", "fail", f"{found}{size}", remedy)
+
+
+def check_settings(found: Sequence[str]) -> CheckResult:
+    """Check that the settings files of the home have no mistakes, by the first one of each."""
+    if not found:
+        return CheckResult("settings", "pass", "no mistake in alerts, notify, gpus, record and targets.yaml")
+    remedy = "correct it: until then what the file said before counts, or nothing"
+    return CheckResult("settings", "fail", "; ".join(found), remedy)
 
 
 def check_agent(agent: AgentReading | None) -> CheckResult:

@@ -27,6 +27,16 @@ def studies(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     return _of_query(ctx, "SELECT study_id, state FROM studies ORDER BY sequence DESC", incomplete)
 
 
+def profiles_of_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
+    """Complete the profiles of runs."""
+    return _of_query(ctx, "SELECT DISTINCT profile, NULL FROM runs ORDER BY profile", incomplete)
+
+
+def tags(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
+    """Complete tags of runs."""
+    return _of_query(ctx, "SELECT DISTINCT value, NULL FROM run_labels, json_each(tags) ORDER BY value", incomplete)
+
+
 def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     """Complete indices of GPUs, also behind a comma."""
     before, comma, last = incomplete.rpartition(",")

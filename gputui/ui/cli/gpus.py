@@ -74,6 +74,8 @@ def command(
 
         print_recommended(connection, gpus, recommend, memory, as_json)
         return
+    from gputui.core.yaml_forms.problems import ProfileError
+    from gputui.profiles.home_files import load_used_gpus
     from gputui.profiles.situation import read_situation
 
     failed = quarantined(connection)
@@ -102,6 +104,10 @@ def command(
     print_table(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows)
     if problem:
         say(problem)
+    try:
+        load_used_gpus(session.workspace.gpus)
+    except ProfileError as error:
+        say(f"{error.problems[0]}; the choice of GPUs stays as it was")
 
 
 def shapes(

@@ -35,7 +35,7 @@ from gputui.ui.tui.layout.run_words import (
 )
 
 ORDERS = ("loss", "size", "started")
-_SPARE = ("SIZE", "ATTEMPT", "TAGS", "NAME", "GPUS", "ETA", "TIME")
+_SPARE = ("SIZE", "ATTEMPT", "TAGS", "PROFILE", "NAME", "GPUS", "ETA", "TIME")
 """The columns that narrow terminals do without, the first ones first."""
 
 
@@ -75,7 +75,7 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     unread = intake.without_metrics(connection)
     has_own = any(row.progress.has_own_metric for row in listed)
     table = [_row(row, unread.get(row.run.run_id), now, has_own, sizes.get(row.run.run_id)) for row in listed]
-    unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
+    unused = [head for head in ("NAME", "PROFILE", "TAGS") if not any(row[head] for row in table)]
     heads = [head for head in table[0] if head not in unused and (sizes or head != "SIZE")]
     spare = [head for head in _SPARE if head.lower() != order]
     print_table(heads, [[row[head] for head in heads] for row in table], spare=spare)
@@ -103,6 +103,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.is_renamed else "",
+        "PROFILE": "" if run.run_id.rpartition("-")[0] == run.profile else run.profile,
         "TAGS": tag_words(run),
         "STATE": "ending" if has_ended_there(run) else run.state,
         "ATTEMPT": str(run.attempt or "–"),

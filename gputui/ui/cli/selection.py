@@ -57,13 +57,20 @@ def filter_options(tag: str = "--tag") -> Callable[[Function], Function]:
         click.option(
             "--state", "states", multiple=True, type=click.Choice(_STATES), metavar="STATE", help="Only runs in it."
         ),
-        click.option(tag, "tags", multiple=True, metavar="TAG", help="Only runs with this tag."),
+        click.option(
+            tag,
+            "tags",
+            multiple=True,
+            metavar="TAG",
+            shell_complete=completers.tags,
+            help="Only runs with this tag.",
+        ),
         click.option(
             "--profile",
             "profiles",
             multiple=True,
             metavar="NAME",
-            shell_complete=completers.profiles,
+            shell_complete=completers.profiles_of_runs,
             help="Only runs of this profile.",
         ),
         click.option(

@@ -110,6 +110,7 @@ def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_noth
     for mistake in ("use: 2", "use: [0, 0]", "use: []", "used: [1]"):
         assert unused(mistake) == {"GPU-2"}
     assert [event.kind for event in read_events(connection)] == ["used_gpus_unusable"] * 4
+    assert unused("use: [0, 1, 9]") == {"GPU-2"} and mentions(read_events(connection)[-1].message, "gpus.yaml", "9")
     # What the driver lists later is another user's, too, also for the agent that comes next.
     used = UsedGpus(context)
     assert unused("use: [2]") == {"GPU-0", "GPU-1"}

@@ -12,6 +12,7 @@ from gputui.core.config import locate
 from gputui.machine.systemd import LogoutEnd
 from gputui.profiles.doctor import home, host
 from gputui.profiles.doctor.home import AgentReading, measure_write, read_database
+from gputui.profiles.home_files import mistakes
 from gputui.runs.checks import CheckResult
 from gputui.store.database import open_writer
 from gputui.version import VERSION
@@ -67,7 +68,17 @@ def test_what_is_said_of_figures() -> None:
 
 def test_this_machine_is_checked(tmp_path: Path) -> None:
     results = [*host.check_host(), *home.check_home(locate(tmp_path, {}), 1e9)]
-    assert len({result.name for result in results}) == len(results) == 17
+    assert len({result.name for result in results}) == len(results) == 18
+
+
+def test_mistakes_in_settings_are_found(tmp_path: Path) -> None:
+    workspace = locate(tmp_path, {})
+    assert mistakes(workspace) == []
+    workspace.notify.write_text("- {to: tell, event: [alert]}\n")
+    workspace.gpus.write_text("usee: [0]\n")
+    found = mistakes(workspace)
+    assert [mentions(text, name, ":1") for text, name in zip(found, ("notify.yaml", "gpus.yaml"), strict=True)]
+    assert home.check_settings(found).status == "fail" and home.check_settings([]).status == "pass"
 
 
 def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def completed(home: Path, line: str) -> list[str]:
         ("run --gpus ", ["0", "1", "2"]),
         ("run --gpus 2,", ["2,0", "2,1"]),
         ("show --dif", ["--diff"]),
+        ("ps --profile v", ["vit-1", "vit-2"]),
+        ("rm --tag ", []),
         ("nonsense x", []),
     ],
 )

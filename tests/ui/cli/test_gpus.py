@@ -86,6 +86,9 @@ def test_gpus_that_the_home_leaves_to_others(machine: Machine) -> None:
     # The first answer of a new agent knows of the file.
     assert [gpu["excluded"] for gpu in machine.json("gpus")] == [False, True, False, True]
     assert [gpu["index"] for gpu in machine.json("gpus", "--recommend", "2")["gpus"]] == [0, 2]
+    machine.workspace.gpus.write_text("usee: [0, 2]\n")
+    assert mentions(machine.gputui("gpus"), "gpus.yaml:1", "use")
+    machine.workspace.gpus.write_text("use: [0, 2]\n")
     profile = machine.profile()
     said = machine.gputui("run", profile, "--gpus", "3,", code=3)
     assert mentions(said, "GPU 3", "gpus.yaml", "--gpus 0,2") and len(said.splitlines()) == 1
