@@ -20,8 +20,10 @@ from gputui.agent.recording import run_energy
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.retention import Pruning
 from gputui.agent.recording.sample_rollups import Rollups
-from gputui.core.config import Workspace, file_identity
+from gputui.core.config import Workspace
 from gputui.core.units import bytes_text
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.home_files import SettingsFile, load_retention
 from gputui.runs.repository import transaction
 from gputui.store.agent import Retention
 from gputui.store.database import is_locked, open_commander, pragma, room
@@ -84,14 +86,17 @@ class Janitor:
     has_lines: bool = False
     """Lines of removed runs are left."""
     is_moving_log: bool = False
+    file: SettingsFile[Retention] = field(init=False)
     _connection: sqlite3.Connection | None = None
     _thread: threading.Thread | None = None
     _is_called: threading.Event = field(default_factory=threading.Event)
     _is_stopping: threading.Event = field(default_factory=threading.Event)
     _due: dict[str, float] = field(default_factory=dict)
-    _settings: tuple[int, int, int] | None = None
     _is_too_large: bool = False
     _trouble: str | None = None
+
+    def __post_init__(self) -> None:
+        self.file = SettingsFile(self.workspace.record, load_retention)
 
     # --- what the loop calls --------------------------------------------------------------------------------------
 
@@ -186,7 +191,7 @@ class Janitor:
                 with self.write():
                     run_energy.settle(self.connection, wall)
         if self._is_due("pruning", PRUNE_SECONDS):
-            self._read_settings()
+            self._follow_file()
             if Pruning(self.connection, self.write).turn(self.retention, wall):
                 is_more = True
                 del self._due["pruning"]
@@ -276,19 +281,15 @@ class Janitor:
 
     # --- the limits -----------------------------------------------------------------------------------------------
 
-    def _read_settings(self) -> None:
-        found = file_identity(self.workspace.record)
-        if found == self._settings:
+    def _follow_file(self) -> None:
+        reading = self.file.newer()
+        if reading is None:
             return
-        self._settings = found
-        # A machine without the file needs no YAML parser.
-        from gputui.core.yaml_forms.problems import ProfileError
-        from gputui.profiles.home_files import load_retention
-
-        try:
-            self.retention = load_retention(self.workspace.record)
-        except ProfileError as error:
-            self._warn("retention_unusable", f"{error.problems[0]}; samples are kept as before")
+        if isinstance(reading.content, ProfileError):
+            self._warn("retention_unusable", f"{reading.content.problems[0]}; samples are kept as before")
+        else:
+            self.retention = reading.content
+        self.file.follow(reading)
 
     def _warn_if_too_large(self) -> None:
         limit, used = self.retention.size_bytes, room(self.connection).used_bytes

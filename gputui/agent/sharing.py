@@ -9,30 +9,32 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.core.config import PRIVATE_DIR_MODE, SHARED_DIR_MODE, SHARED_FILE_MODE, Workspace, file_identity
+from gputui.core.config import PRIVATE_DIR_MODE, SHARED_DIR_MODE, SHARED_FILE_MODE, Workspace
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.home_files import SettingsFile, load_group
 
 
 @dataclass(slots=True)
 class Sharing:
-    """The group of ``record.yaml``, and up to when attempts were shared (UTC unix seconds).
-    ``file_read`` tells one version of the file from another."""
+    """The group of ``record.yaml``, and up to when attempts were shared (UTC unix seconds)."""
 
     context: AgentContext
     group: int | None = None
     shared_until: float = 0.0
-    file_read: tuple[object, ...] = ()
+    file: SettingsFile[int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = SettingsFile(self.context.workspace.record, load_group)
 
     def turn(self) -> None:
         """Follow the file, and share what is new. A mistake in the file changes nothing. Raises
         sqlite3.Error."""
         workspace, now = self.context.workspace, self.context.now()
-        if (found := (file_identity(workspace.record),)) != self.file_read:
-            self._read()
-            self.file_read, self.shared_until = found, 0.0
+        self._follow_file()
         if self.group is None:
             return
         rows = self.context.connection.execute(
@@ -47,18 +49,16 @@ class Sharing:
             self.group = None
         self.shared_until = now
 
-    def _read(self) -> None:
-        # A machine without the file needs no YAML parser.
-        from gputui.core.yaml_forms.problems import ProfileError
-        from gputui.profiles.home_files import load_group
-
-        try:
-            self.group = load_group(self.context.workspace.record)
-        except ProfileError:
-            # The janitor, which reads the rest of the file, tells of it.
+    def _follow_file(self) -> None:
+        reading = self.file.newer()
+        if reading is None:
             return
-        if self.group is None:
-            close(self.context.workspace)
+        # The janitor, which reads the rest of the file, tells of a mistake in it.
+        if not isinstance(reading.content, ProfileError):
+            self.group, self.shared_until = reading.content, 0.0
+            if self.group is None:
+                close(self.context.workspace)
+        self.file.follow(reading)
 
 
 def share(workspace: Workspace, group: int, run_folders: Iterable[Path]) -> None:

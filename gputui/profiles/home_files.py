@@ -8,16 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
-from gputui.core.config import Workspace
+from gputui.core.config import Workspace, file_identity
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.recovery.watch.overrides import Overrides, overrides_from
 from gputui.runs.notices import Recipient
 from gputui.store.agent import Retention
 
+T = TypeVar("T")
+
+
+class Reading(NamedTuple, Generic[T]):
+    """The content of one version of a file, or what is wrong with it."""
+
+    content: T | ProfileError
+    version: tuple[int, int, int] | None
+
+
+class SettingsFile(Generic[T]):
+    """A settings file that the agent reads again when it changes."""
+
+    def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
+        self.path = path
+        self._load = load
+        self._followed: Reading[T] | None = None
+
+    def newer(self) -> Reading[T] | None:
+        """Read the file, unless the version that is followed is the newest."""
+        version = file_identity(self.path)
+        if self._followed is not None and version == self._followed.version:
+            return None
+        try:
+            return Reading(self._load(self.path), version)
+        except ProfileError as error:
+            return Reading(error, version)
+
+    def follow(self, reading: Reading[T]) -> None:
+        """Take note that a reading is followed, valid or not; until then `newer` returns it again."""
+        self._followed = reading
+
 
 def mistakes(workspace: Workspace) -> list[str]:
     """The first mistake in each settings file of a home, with its place."""
-    from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 
     loaders: dict[Path, Callable[[Path], object]] = {

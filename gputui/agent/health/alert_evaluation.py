@@ -17,8 +17,9 @@ from typing import NamedTuple, cast
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.core import units
-from gputui.core.config import file_identity
 from gputui.core.text import clean
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.home_files import SettingsFile, load_alerts
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
@@ -89,11 +90,13 @@ class AlertEvaluation:
     # Time since the last evaluation (monotonic).
     looked_at: float | None = None
     elapsed: float = 0.0
-    # The rules as changed by the machine's file, which is read again when it changes, and for each
-    # followed run.
+    # The rules as changed by the machine's file, and for each followed run.
     machine: RuleSet = field(default_factory=lambda: RULES)
     runs: dict[str, RunRules] = field(default_factory=dict)
-    file_read: tuple[int, int, int] | None = None
+    file: SettingsFile[Overrides] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = SettingsFile(self.context.workspace.alerts, load_alerts)
 
     def begin(self) -> None:
         """Continue the active alerts of a former agent. Raises sqlite3.Error."""
@@ -109,7 +112,7 @@ class AlertEvaluation:
     def turn(self) -> None:
         """Evaluate the rules; called once a second. Raises sqlite3.OperationalError if the database
         cannot be written; the changes are kept for the next turn."""
-        self._reload()
+        self._follow_file()
         now = self.context.monotonic()
         self.elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
@@ -121,26 +124,19 @@ class AlertEvaluation:
         if self.unwritten:
             self._write()
 
-    def _reload(self) -> None:
-        """Read the machine's file if it has changed; an invalid one leaves the rules unchanged."""
-        path = self.context.workspace.alerts
-        found = file_identity(path)
-        if found == self.file_read:
+    def _follow_file(self) -> None:
+        """Apply the machine's file if it has changed; an invalid one leaves the rules unchanged."""
+        reading = self.file.newer()
+        if reading is None:
             return
-        # A machine without the file needs no YAML parser.
-        from gputui.core.yaml_forms.problems import ProfileError
-        from gputui.profiles.home_files import load_alerts
-
-        try:
-            overrides = load_alerts(path)
-        except ProfileError as error:
-            text = f"{error.problems[0]}; the alert rules stay as they were"
+        if isinstance(reading.content, ProfileError):
+            text = f"{reading.content.problems[0]}; the alert rules stay as they were"
             self.context.note("alert_rules_unusable", text, severity="warning", subject="alerts")
-            log.warning("%s", error)
+            log.warning("%s", reading.content)
         else:
-            self.machine = with_overrides(RULES, overrides.rules, path.name)
+            self.machine = with_overrides(RULES, reading.content.rules, self.file.path.name)
             self.runs.clear()
-        self.file_read = found
+        self.file.follow(reading)
 
     def _rules_of(self, run_id: str, record: Attempt | None = None) -> RunRules:
         number = None if record is None else record.number

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
 from gputui.agent.recording.recorder import Recorder
-from gputui.core.config import file_identity
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.home_files import SettingsFile, load_used_gpus
 from gputui.recovery.watch.rules import titles_by_subject
 from gputui.runs import repository
 from gputui.runs.gpu_conditions import GpuCondition
@@ -70,36 +71,49 @@ def gpu_availability(
 
 @dataclass(slots=True)
 class UsedGpus:
-    """The choice of ``gpus.yaml``: which GPUs runs of this home may have."""
+    """The choice of ``gpus.yaml``: which GPUs runs of this home may have, by index or UUID; None: all.
+
+    ``has_choice`` is false until the file was valid once: the stored choice stays. ``stored_for`` are
+    the GPUs that the choice was stored for, with their names; None: it is to be stored.
+    """
 
     context: AgentContext
-    # The file and the GPUs that the stored choice was made of.
-    seen: tuple[object, ...] = ()
+    used: frozenset[int | str] | None = None
+    has_choice: bool = False
+    stored_for: dict[str, set[int | str]] | None = None
+    file: SettingsFile[frozenset[int | str] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = SettingsFile(self.context.workspace.gpus, load_used_gpus)
 
     def turn(self) -> None:
         """Store which GPUs the file excludes, if it or the GPUs have changed. An invalid one changes
         nothing. Raises sqlite3.Error."""
-        path, facts = self.context.workspace.gpus, self.context.recorder.facts
-        found = (file_identity(path), *((gpu.uuid, gpu.index) for gpu in facts.values()))
-        if found == self.seen:
-            return
-        # A machine without the file needs no YAML parser.
-        from gputui.core.yaml_forms.problems import ProfileError
-        from gputui.profiles.home_files import load_used_gpus
+        reading = self.file.newer()
+        if reading is not None:
+            if isinstance(reading.content, ProfileError):
+                self._note(f"{reading.content.problems[0]}; the choice of GPUs stays as it was")
+            else:
+                self.used, self.has_choice, self.stored_for = reading.content, True, None
+            self.file.follow(reading)
+        gpus = self.context.recorder.facts.values()
+        names: dict[str, set[int | str]] = {gpu.uuid: {gpu.uuid, gpu.index} for gpu in gpus}
+        if self.has_choice and names != self.stored_for:
+            self._store(names)
+            self.stored_for = names
 
-        try:
-            used = load_used_gpus(path)
-        except ProfileError as error:
-            text = f"{error.problems[0]}; the choice of GPUs stays as it was"
-            self.context.note("used_gpus_unusable", text, severity="warning", subject="GPUs")
-        else:
-            unused = {gpu.uuid for gpu in facts.values() if used is not None and not used & {gpu.uuid, gpu.index}}
-            set_excluded(self.context.connection, unused)
-            known = {gpu.uuid for gpu in facts.values()} | {gpu.index for gpu in facts.values()}
-            if facts and used is not None and (missing := used - known):
-                text = f"{path.name} names GPUs that are not there: {', '.join(sorted(map(str, missing)))}"
-                self.context.note("used_gpus_unusable", text, severity="warning", subject="GPUs")
-        self.seen = found
+    def _store(self, names: Mapping[str, set[int | str]]) -> None:
+        if self.used is None:
+            set_excluded(self.context.connection, set())
+            return
+        set_excluded(self.context.connection, {uuid for uuid in names if not self.used & names[uuid]})
+        missing = self.used.difference(*names.values())
+        if names and missing:
+            listed = ", ".join(sorted(map(str, missing)))
+            self._note(f"{self.file.path.name} names GPUs that are not there: {listed}")
+
+    def _note(self, text: str) -> None:
+        self.context.note("used_gpus_unusable", text, severity="warning", subject="GPUs")
 
 
 def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
