@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import SupportsFloat, SupportsIndex
@@ -14,7 +15,7 @@ from typing import SupportsFloat, SupportsIndex
 def log(values: Mapping[str, SupportsFloat], *, step: SupportsIndex) -> None:
     """Append a line of metrics to the file of the run; outside a run of gputui, do nothing.
 
-    Every rank and thread may call it. A file that cannot be written is no error: no training ends for it.
+    Every rank and thread may call it. A file that cannot be written is a warning: no training ends for it.
 
     Args:
         values: numbers by name, also scalars of torch and numpy.
@@ -36,12 +37,15 @@ def log(values: Mapping[str, SupportsFloat], *, step: SupportsIndex) -> None:
         return
     # One write to a file opened with O_APPEND, so that lines of ranks and threads never mix.
     data = f"{json.dumps(line)}\n".encode()
-    with suppress(OSError):
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        text = f"gputui.log: {path} cannot be written: {error.strerror}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _name(name: object) -> str:

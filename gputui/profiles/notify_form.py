@@ -20,14 +20,17 @@ from gputui.core.yaml_forms.problems import ProfileError
 from gputui.runs.notices import DEFAULT_EVENTS, NoticeEvent, Recipient
 from gputui.store.events import Severity
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def _to(given: object) -> object:
     # Both forms may contain secrets, so neither is shown.
     words = given
     if isinstance(given, str):
-        if _ADDRESS.fullmatch(given):
+        if _SCHEME.match(given):
+            # apprise takes several addresses in one text, but each is a recipient with messages of its own.
+            if re.search(r"\s", given):
+                raise problem("an address has no spaces: write %20 for one, and an entry for each address")
             return given
         try:
             words = shlex.split(given)

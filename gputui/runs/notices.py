@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -21,6 +22,7 @@ EVENTS: tuple[NoticeEvent, ...] = get_args(NoticeEvent)
 DEFAULT_EVENTS: tuple[NoticeEvent, ...] = ("run_failed", "queue_empty", "gpu_lost", "alert")
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """In ascending order."""
+NOT_INSTALLED = "apprise is not installed here: pip install 'gputui[notify]'"
 
 
 class Message(Struct, frozen=True):
@@ -68,6 +70,23 @@ class Recipient(Struct, frozen=True):
         return message.event in self.events
 
 
+def obstacle_to(recipient: Recipient) -> str | None:
+    """What keeps every message from being sent, as far as it is known without sending one."""
+    if not isinstance(recipient.to, str):
+        program = recipient.to[0]
+        return None if shutil.which(program) else f"the command {program} is not found on this machine"
+    try:
+        import apprise
+    except ImportError:
+        return NOT_INSTALLED
+    # apprise logs why an address is wrong, with the address.
+    with apprise.LogCapture():  # type: ignore[no-untyped-call]
+        is_known = apprise.Apprise().add(recipient.to)
+    if is_known:
+        return None
+    return f"apprise knows no such {recipient.label}:// address; https://appriseit.com/services/ lists them"
+
+
 class Owed(Struct, frozen=True):
     """An unsent message. ``tries`` counts those begun, ``problem`` says why the last one failed."""
 
@@ -98,10 +117,10 @@ def put(
     now: float,
     active_alert_id: int | None = None,
 ) -> None:
-    """Add a message for each recipient. ``now`` is UTC unix seconds; of an alert whose end is to be
-    told to the same recipients, ``active_alert_id`` is the id."""
+    """Add a message for each recipient, one for all entries of an address. ``now`` is UTC unix seconds;
+    of an alert whose end is to be told to the same recipients, ``active_alert_id`` is the id."""
     text = msgspec.json.encode(message).decode()
-    for recipient in recipients:
+    for recipient in {recipient.digest: recipient for recipient in recipients}.values():
         insert(
             connection,
             "notices",

@@ -24,6 +24,7 @@ from gputui.store.database import StoreError, one_moment, open_reader
 from gputui.store.metrics import queries
 from gputui.store.rows import named_rows
 from gputui.store.run_history import read_decisions, read_incidents
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run, RunLookupError
 
 if TYPE_CHECKING:
@@ -167,7 +168,15 @@ def runs(
     study: str | None = None,
     home: Home = None,
 ) -> Table[RunRecord]:
-    """The runs, newest first: all, or those with this state, profile, tag and study. Raises StoreError."""
+    """The runs, newest first: all, or those with this state, profile, tag and study.
+
+    Raises:
+        ValueError: there is no such state.
+        StoreError: the home cannot be read.
+    """
+    states = [str(known) for known in RunState]
+    if state is not None and state not in states:
+        raise ValueError(f"{state!r} is no state of a run; they are {', '.join(states)}")
     wanted = {"state": state, "profile": profile, "study_id": study}
     with _opened(home) as connection:
         chosen = [
@@ -208,8 +217,10 @@ def metrics(run_id: str, names: str | Sequence[str] | None = None, *, home: Home
 def gpus(since: datetime | timedelta | None = None, *, home: Home = None) -> Table[GpuPoint]:
     """The newest values of each GPU; with ``since`` those from a time on, or from so long ago on.
 
-    What is too old for samples comes as means over minutes, then hours. Raises StoreError.
+    What is too old for samples comes as means over minutes, then hours. Raises TypeError or StoreError.
     """
+    if not isinstance(since, datetime | timedelta | None):
+        raise TypeError(f"since is a datetime or a timedelta, not {since!r}")
     now = time.time()
     with _opened(home) as connection:
         if since is None:

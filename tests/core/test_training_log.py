@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,11 @@ def test_threads_do_not_mix_their_lines(file: Path) -> None:
 
 def test_nothing_is_raised_into_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTUI_METRICS", str(tmp_path / "none" / "metrics.jsonl"))
-    log({"loss": 0.5}, step=1)
+    with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl"):
+        log({"loss": 0.5}, step=1)
     monkeypatch.delenv("GPUTUI_METRICS")
-    log({"loss": 0.5}, step=1)
+    with warnings.catch_warnings(action="error"):
+        log({"loss": 0.5}, step=1)
     assert not (tmp_path / "none").exists()
 
 

@@ -44,6 +44,8 @@ def test_addresses_and_commands() -> None:
         ("- to: []", 1, "0.to", None),
         ("- to: 5", 1, "0.to", None),
         ("- to: mail 's3cret", 1, "0.to", None),
+        ("- to: mailtos://me:s3cret word@example.org", 1, "0.to", None),
+        ("- to: ntfy://x ntfy://y", 1, "0.to", None),
         ("- to: {s3cret: 1}", 1, "0.to", None),
         ("- to: ntfy://x\n  to: ntfy://y", 2, "0.to", None),
     ],

@@ -111,7 +111,7 @@ def test_tables_become_frames(home: Path) -> None:
         assert len(table) == len(table.to_pandas()) == len(table.to_polars())
     frame = api.metrics(RUN, "loss", home=home).to_pandas()
     assert str(frame["time"].dtype).endswith("UTC]") and frame["value"].dtype == "float64"
-    assert next(iter(api.runs(state="none", home=home).to_pandas())) == "id"
+    assert next(iter(api.runs(state="stopping", home=home).to_pandas())) == "id"
 
 
 def test_what_is_missing_is_an_error(home: Path, tmp_path: Path) -> None:
@@ -119,5 +119,9 @@ def test_what_is_missing_is_an_error(home: Path, tmp_path: Path) -> None:
         api.run("vit-b16-9", home=home)
     with pytest.raises(LookupError, match="grad_norm"):
         api.metrics(RUN, "los", home=home)
+    with pytest.raises(ValueError, match="succeeded"):
+        api.runs(state="success", home=home)
+    with pytest.raises(TypeError, match="timedelta"):
+        api.gpus("5m", home=home)  # type: ignore[arg-type]
     with pytest.raises(StoreMissingError, match=str(tmp_path)):
         api.runs(home=tmp_path)

@@ -19,13 +19,13 @@ from gputui.agent.context import AgentContext
 from gputui.agent.notify import messages
 from gputui.agent.notify.messages import RunNotice
 from gputui.agent.notify.outbox import Outbox
-from gputui.agent.notify.sender import NOT_INSTALLED
-from gputui.core.config import file_identity
 from gputui.core.units import metric_value
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.home_files import SettingsFile, load_recipients
 from gputui.recovery.costs import costs, total
 from gputui.runs import notices
 from gputui.runs.executors import chooses_start
-from gputui.runs.notices import Cursor, Message, Recipient
+from gputui.runs.notices import NOT_INSTALLED, Cursor, Message, Recipient
 from gputui.runs.repository import transaction
 from gputui.runs.spec import known_spec
 from gputui.store import alerts
@@ -44,14 +44,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class News:
-    """The news of one state directory and their recipients, whose file is read again when it
-    changes. ``recipients`` is None until it was valid once: the news wait for that."""
+    """The news of one state directory and their recipients. ``recipients`` is None until their file
+    was valid once: the news wait for that."""
 
     context: AgentContext
     outbox: Outbox
     recipients: tuple[Recipient, ...] | None = None
-    file_read: tuple[int, int, int] | None = None
     host: str = field(default_factory=socket.gethostname)
+    file: SettingsFile[tuple[Recipient, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = SettingsFile(self.context.workspace.notify, load_recipients)
 
     def begin(self) -> None:
         """Continue where the former agent ended. Raises sqlite3.Error and OSError."""
@@ -62,7 +65,7 @@ class News:
     def turn(self) -> None:
         """Make messages of what is new, and send those that are due; called once a second. Raises
         sqlite3.Error."""
-        self._reload()
+        self._follow_file()
         if self.recipients is None:
             return
         connection, now = self.context.connection, self.context.now()
@@ -80,25 +83,19 @@ class News:
                 notices.write_cursor(connection, newest)
         self.outbox.turn({recipient.digest: recipient for recipient in self.recipients})
 
-    def _reload(self) -> None:
-        """Read the file of recipients if it has changed; an invalid one leaves them unchanged."""
-        path = self.context.workspace.notify
-        identity = file_identity(path)
-        if identity == self.file_read:
+    def _follow_file(self) -> None:
+        """Take the recipients of the file if it has changed; an invalid one leaves them unchanged."""
+        reading = self.file.newer()
+        if reading is None:
             return
-        # A machine without the file needs no YAML parser.
-        from gputui.core.yaml_forms.problems import ProfileError
-        from gputui.profiles.home_files import load_recipients
-
-        try:
-            self.recipients = load_recipients(path)
-        except ProfileError as error:
+        if isinstance(reading.content, ProfileError):
             meanwhile = "messages wait" if self.recipients is None else "the recipients of messages stay as they were"
-            self._note_unusable(f"{error.problems[0]}; {meanwhile} until it is corrected")
+            self._note_unusable(f"{reading.content.problems[0]}; {meanwhile} until it is corrected")
         else:
+            self.recipients = reading.content
             if find_spec("apprise") is None and any(isinstance(recipient.to, str) for recipient in self.recipients):
-                self._note_unusable(f"{path.name}: {NOT_INSTALLED}")
-        self.file_read = identity
+                self._note_unusable(f"{self.file.path.name}: {NOT_INSTALLED}")
+        self.file.follow(reading)
 
     def _note_unusable(self, text: str) -> None:
         self.context.note("notify_unusable", text, severity="warning", subject="notify")
@@ -126,8 +123,9 @@ class News:
     def _tell_of_runs(self, cursor: Cursor, now: float) -> bool:
         """Tell of runs that ended or recovered; return whether one has ended, also a trial."""
         connection, has_ended = self.context.connection, False
-        for move in _moves_after(connection, cursor.transition_id):
-            run, state = get_run(connection, move.run_id), RunState(move.to_state)
+        for run_id, moves in _moves_after(connection, cursor.transition_id).items():
+            run, newest = get_run(connection, run_id), moves[-1]
+            state = RunState(newest.to_state)
             if run is None:
                 continue
             has_ended = has_ended or state.is_over
@@ -135,10 +133,10 @@ class News:
                 continue
             spec = known_spec(run)
             is_asked = spec is not None and spec.notify
-            if state.is_over and state is run.state:
-                self._put(messages.run_ended(self._facts(run, now), move.cause), now, is_asked=is_asked)
-            elif state is RunState.RUNNING and _recovers(connection, move):
+            if state in (RunState.RUNNING, RunState.SUCCEEDED) and any(_recovers(connection, move) for move in moves):
                 self._put(messages.run_recovered(self._facts(run, now)), now, is_asked=is_asked)
+            if state.is_over and state is run.state:
+                self._put(messages.run_ended(self._facts(run, now), newest.cause), now, is_asked=is_asked)
         return has_ended
 
     def _facts(self, run: Run, now: float) -> RunNotice:
@@ -173,17 +171,19 @@ class News:
         return has_ended
 
 
-def _moves_after(connection: sqlite3.Connection, transition_id: int) -> Sequence[TransitionView]:
-    """The newest transition of each run with newer ones."""
-    query = (
-        "SELECT * FROM transitions WHERE transition_id IN "
-        "(SELECT max(transition_id) FROM transitions WHERE transition_id > ? GROUP BY run_id) ORDER BY transition_id"
-    )
-    return records(connection, TransitionView, query, transition_id)
+def _moves_after(connection: sqlite3.Connection, transition_id: int) -> dict[str, list[TransitionView]]:
+    """The newer transitions of each run, in order; the runs in the order of their newest ones."""
+    moves: dict[str, list[TransitionView]] = {}
+    query = "SELECT * FROM transitions WHERE transition_id > ? ORDER BY transition_id"
+    for move in records(connection, TransitionView, query, transition_id):
+        moves[move.run_id] = [*moves.pop(move.run_id, ()), move]
+    return moves
 
 
 def _recovers(connection: sqlite3.Connection, move: TransitionView) -> bool:
     """Return whether a run is running again after a failure, and not for a person."""
+    if move.to_state != RunState.RUNNING:
+        return False
     row = connection.execute(
         "SELECT to_state FROM transitions WHERE run_id = ? AND transition_id < ? "
         "AND to_state NOT IN ('queued', 'starting') ORDER BY transition_id DESC LIMIT 1",

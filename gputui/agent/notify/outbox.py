@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,7 +113,8 @@ class Outbox:
         finally:
             os.close(descriptor)
         assert sender.stdin is not None
-        with sender.stdin as stdin:
+        # A sender that has died already leaves no receipt, which is seen like any other failure.
+        with suppress(BrokenPipeError), sender.stdin as stdin:
             stdin.write(msgspec.json.encode(delivery))
         return sender
 

@@ -22,14 +22,13 @@ from msgspec import Struct
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean, clip
-from gputui.runs.notices import Message, Recipient
+from gputui.runs.notices import Message, Recipient, obstacle_to
 
 # The end of a process that hangs; longer than a command and the time limits of apprise.
 SEND_SECONDS = 60
 COMMAND_SECONDS = 30.0
 PROBLEM_CELLS = 200
 STDERR_BYTES = 1 << 16
-NOT_INSTALLED = "apprise is not installed here: pip install 'gputui[notify]'"
 
 
 class Delivery(Struct, frozen=True):
@@ -57,7 +56,8 @@ def send(delivery: Delivery) -> str | None:
     """Send a message; return the problem, redacted, or None."""
     to, message = delivery.recipient.to, delivery.message
     if isinstance(to, str):
-        problem, secrets = _post(to, message), {to, *secrets_in(os.environ, {}, (to,))}
+        problem = obstacle_to(delivery.recipient) or _post(to, message)
+        secrets = {to, *secrets_in(os.environ, {}, (to,))}
     else:
         problem, secrets = run_command(to, message), secrets_in(os.environ, {}, to)
     return None if problem is None else clip(clean(Redactor(secrets).text(problem)), PROBLEM_CELLS)
@@ -106,15 +106,11 @@ def environment_of(fields: Mapping[str, str]) -> dict[str, str]:
 
 def _post(address: str, message: Message) -> str | None:
     """Send a message by apprise; return the problem, or None."""
-    try:
-        import apprise
-    except ImportError:
-        return NOT_INSTALLED
-    service = apprise.Apprise()
+    import apprise
+
+    service = apprise.Apprise(address)
     # apprise tells of reasons only by its log.
     with apprise.LogCapture(level=logging.INFO, fmt="%(message)s") as captured:  # type: ignore[no-untyped-call]
-        if not service.add(address):
-            return "apprise knows no such address; https://appriseit.com/services/ lists them"
         is_sent = service.notify(
             body=message.body,
             title=message.title,

@@ -20,13 +20,15 @@ from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, file_system_of, is_network_file_system
 from gputui.core.units import bytes_text
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.machine.child import ChildError, run_child
 from gputui.profiles.doctor.disk_use import check_disk_use
 from gputui.profiles.doctor.host import disk_room
-from gputui.profiles.home_files import mistakes
+from gputui.profiles.home_files import load_recipients, mistakes
 from gputui.runs.agent_process import read_identity
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.identity import is_stopped
+from gputui.runs.notices import obstacle_to
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.version import VERSION
@@ -66,6 +68,7 @@ def check_home(workspace: Workspace, now: float) -> list[CheckResult]:
         check_file_system(state, file_system_of(place, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))),
         check_database(state, *read_database(workspace.database)),
         check_settings(mistakes(workspace)),
+        check_messages(_recipients(workspace)),
         check_agent(_agent(workspace, now)),
         check_other_agents(_other_agents(workspace)),
         *check_disk_use(workspace),
@@ -125,6 +128,25 @@ def check_settings(found: Sequence[str]) -> CheckResult:
         return CheckResult("settings", "pass", "no mistake in alerts, notify, gpus, record and targets.yaml")
     remedy = "correct it: until then what the file said before counts, or nothing"
     return CheckResult("settings", "fail", "; ".join(found), remedy)
+
+
+def check_messages(recipients: Sequence[tuple[str, str | None]]) -> CheckResult:
+    """Check that messages can be sent: ``recipients`` are labels, each with what keeps messages from it."""
+    if not recipients:
+        return CheckResult("messages", "skip", "notify.yaml names nobody to be told when runs end or fail")
+    obstacles = dict.fromkeys(obstacle for _, obstacle in recipients if obstacle is not None)
+    if obstacles:
+        return CheckResult("messages", "fail", "; ".join(obstacles), "correct notify.yaml; gputui notify test")
+    labels = ", ".join(dict.fromkeys(label for label, _ in recipients))
+    return CheckResult("messages", "pass", f"to {labels}; gputui notify test sends one")
+
+
+def _recipients(workspace: Workspace) -> list[tuple[str, str | None]]:
+    try:
+        return [(recipient.label, obstacle_to(recipient)) for recipient in load_recipients(workspace.notify)]
+    except ProfileError:
+        # The check of the settings tells of it.
+        return []
 
 
 def check_agent(agent: AgentReading | None) -> CheckResult:

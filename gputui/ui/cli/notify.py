@@ -10,7 +10,7 @@ import click
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
-from gputui.runs.notices import Owed, Recipient
+from gputui.runs.notices import Owed, Recipient, obstacle_to
 from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
 from gputui.ui.cli.launch_spec import refuse
 
@@ -31,7 +31,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     waiting = {recipient: _unsent_to(recipient, unsent) for recipient in recipients}
     print_table(("WHO", "UNSENT", "TOLD OF"), [(to.label, str(len(waiting[to])), _events(to)) for to in recipients])
     for recipient, messages in waiting.items():
-        if (problem := _problem(messages)) is not None:
+        problem = _problem(recipient, messages)
+        if problem is not None:
             say(f"{recipient.label}: {problem}")
     say("gputui notify test sends everybody a message")
 
@@ -45,7 +46,8 @@ def test(session: Session, as_json: bool) -> None:
     from gputui.agent.notify.sender import Delivery, send
 
     message, results = trial_message(socket.gethostname()), []
-    for recipient in recipients_of(session):
+    addresses = {recipient.to: recipient for recipient in recipients_of(session)}
+    for recipient in addresses.values():
         problem = send(Delivery(recipient, message))
         results.append({"to": recipient.label, "sent": problem is None, "problem": problem})
         if not as_json:
@@ -75,7 +77,7 @@ def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
         "events": list(recipient.events),
         "min_severity": recipient.min_severity,
         "unsent": len(waiting),
-        "problem": _problem(waiting),
+        "problem": _problem(recipient, waiting),
     }
 
 
@@ -90,6 +92,7 @@ def _events(recipient: Recipient) -> str:
     return ", ".join(f"{event} ({recipient.min_severity})" if event == "alert" else event for event in recipient.events)
 
 
-def _problem(waiting: list[Owed]) -> str | None:
-    """Why the first of the unsent messages could not be sent."""
-    return next((message.problem for message in waiting if message.problem is not None), None)
+def _problem(recipient: Recipient, waiting: list[Owed]) -> str | None:
+    """Why no message can be sent, or why the first of the unsent ones was not."""
+    failures = (message.problem for message in waiting if message.problem is not None)
+    return obstacle_to(recipient) or next(failures, None)

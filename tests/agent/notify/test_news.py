@@ -112,6 +112,21 @@ def test_a_recovery_is_told_when_the_run_is_running_again(desk: Desk) -> None:
     assert desk.turn() == [], "a person has started it again"
 
 
+@pytest.mark.parametrize(
+    ("state", "events"),
+    [
+        (RunState.SUCCEEDED, ["run_recovered", "run_succeeded", "queue_empty"]),
+        (RunState.FAILED, ["run_failed", "queue_empty"]),
+    ],
+)
+def test_a_recovery_counts_if_its_run_did_not_fail_again_at_once(
+    desk: Desk, state: RunState, events: list[str]
+) -> None:
+    add_run(desk.connection, "a-1", *RECOVERS, state)
+    _fail(desk.connection)
+    assert desk.turn() == events
+
+
 def test_an_agent_that_died_is_followed_by_one_that_tells(desk: Desk) -> None:
     add_run(desk.connection, "a-1", *FAILS)
     desk.news = desk.another()
@@ -145,6 +160,12 @@ def test_each_gets_what_it_wants(desk: Desk) -> None:
     desk.turn()
     told = [(owed.label, owed.content.event) for owed in notices.owed(desk.connection)]
     assert told == [("ends", "run_succeeded"), ("standard", "run_failed"), ("standard", "queue_empty")]
+
+
+def test_two_entries_of_one_address_are_told_once(desk: Desk) -> None:
+    desk.tells("{to: tell, events: [run_failed]}", "{to: tell, events: [run_failed, run_succeeded]}")
+    add_run(desk.connection, "a-1", *FAILS)
+    assert desk.turn() == ["run_failed"]
 
 
 def test_a_run_that_asks_for_it_is_told_to_all(desk: Desk) -> None:

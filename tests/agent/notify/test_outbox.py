@@ -146,6 +146,18 @@ def test_what_a_killed_sender_did_not_send_is_sent_again(office: Office) -> None
     assert office.events()[-1] == ("notice_sent", "info")
 
 
+def test_a_sender_that_dies_before_it_reads_is_one_that_failed(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than a pipe holds, so that the end of the process is met in the middle of it.
+    office.put("x" * 200_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        office.turn(sends=True)
+        assert office.events() == [("notice_delayed", "warning")] and not office.outbox.senders
+    office.now += AGAIN_SECONDS[0]
+    office.turn(sends=True)
+    assert office.told() == ["vit-3 failed"]
+
+
 def test_a_recipient_that_is_no_longer_named_is_not_told(office: Office) -> None:
     office.outbox.turn({})
     assert office.told() == [] and office.events() == [("notice_failed", "error")]

@@ -32,6 +32,7 @@ JUDGED: dict[str, list[CheckResult]] = {
         home.check_write("/s", 1e9, None), home.check_file_system("/s", "ext4"),
         home.check_database("/s", "ok", 2**20, 12), home.check_agent(AGENT),
         home.check_other_agents([]), home.check_other_agents(OTHERS),
+        home.check_messages([("ntfy", None), ("mail", None)]),
     ],
     "warn": [
         host.check_memory(3 * GIB, 128 * GIB), host.check_swap(5 * GIB, 8 * GIB),
@@ -49,13 +50,14 @@ JUDGED: dict[str, list[CheckResult]] = {
         home.check_file_system("/s", "nfs4"), home.check_database("/s", "malformed", 2**20, 12),
         home.check_agent(replace(AGENT, heartbeat_seconds=60.0)),
         home.check_agent(replace(AGENT, is_stopped=True)),
+        home.check_messages([("ntfy", None), ("mail", "no mail here")]),
     ],
     "skip": [
         host.check_shm(None), host.check_clock(None), host.check_linger(None),
         host.check_oom_kills(None, None), home.check_disk("/s", None),
         home.check_write("/s", None, home.TOO_FULL), home.check_file_system("/s", None),
         home.check_database("/s", "slow", 2**20, 12),
-        home.check_database("/s", "missing", None, None), home.check_agent(None),
+        home.check_database("/s", "missing", None, None), home.check_agent(None), home.check_messages([]),
     ],
 }  # fmt: skip
 
@@ -68,7 +70,7 @@ def test_what_is_said_of_figures() -> None:
 
 def test_this_machine_is_checked(tmp_path: Path) -> None:
     results = [*host.check_host(), *home.check_home(locate(tmp_path, {}), 1e9)]
-    assert len({result.name for result in results}) == len(results) == 18
+    assert len({result.name for result in results}) == len(results) == 19
 
 
 def test_mistakes_in_settings_are_found(tmp_path: Path) -> None:

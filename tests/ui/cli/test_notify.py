@@ -32,16 +32,19 @@ def test_a_message_is_tried(machine: Machine) -> None:
 
 
 def test_who_is_told_of_what_and_what_is_unsent(machine: Machine) -> None:
-    machine.workspace.notify.write_text("- {to: tell me, events: [run_failed, alert]}\n")
+    machine.workspace.notify.write_text("- {to: cat me, events: [run_failed, alert]}\n")
     connection = open_store(machine.workspace.database)
     (recipient,) = load_recipients(machine.workspace.notify)
     notices.put(connection, [recipient], Message("run_failed", "error", "x failed"), now=time.time())
     (owed,) = notices.owed(connection)
     notices.note_delay(connection, owed.notice_id, time.time() + 1e6, "mailbox full")
     connection.close()
-    assert mentions(said(machine.workspace, "notify"), "tell", "1", "run_failed", "alert (error)", "mailbox full")
+    assert mentions(said(machine.workspace, "notify"), "cat", "1", "run_failed", "alert (error)", "mailbox full")
     (listed,) = json.loads(said(machine.workspace, "notify", "--json"))
-    assert (listed["to"], listed["unsent"], listed["problem"]) == ("tell", 1, "mailbox full")
+    assert (listed["to"], listed["unsent"], listed["problem"]) == ("cat", 1, "mailbox full")
+    machine.workspace.notify.write_text("- to: nosuch-program\n- to: nosuch://x\n")
+    problems = [entry["problem"] for entry in json.loads(said(machine.workspace, "notify", "--json"))]
+    assert mentions(problems[0], "nosuch-program") and mentions(problems[1], "nosuch://")
     assert "mailbox full" in said(machine.workspace, "--once")
 
 
