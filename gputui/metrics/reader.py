@@ -133,7 +133,8 @@ class FileReader:
             if batch is None:
                 return self._follow(successor or inode, None, state, boundaries)
             if batch.state != state:
-                batch.more = batch.more or successor is not None
+                # At the end, the next read finds nothing new, and lets the format conclude.
+                batch.more = batch.more or successor is not None or ended
                 return batch
         if successor is not None:
             return self._follow(successor, descriptor, state, boundaries)

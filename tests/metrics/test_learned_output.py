@@ -63,6 +63,16 @@ def test_lines_before_their_form_was_known(printed: Bench, *, restarts: bool) ->
     assert stored(printed, "val/loss") == ENDS
 
 
+@pytest.mark.parametrize("read_before_the_end", [0, 1, 2])
+def test_few_lines_are_enough_whenever_they_were_read(printed: Bench, read_before_the_end: int) -> None:
+    lines = ["step 1 loss 1.0000\n", "step 2 loss 0.5000\n"]
+    printed.append("".join(lines[:read_before_the_end]))
+    printed.pump()
+    printed.append("".join(lines[read_before_the_end:]))
+    printed.ingest.finish(RUN)
+    assert stored(printed, "loss") == [(1, 1), (1, 2)]
+
+
 def test_lines_that_came_while_the_database_was_locked_are_read_again(printed: Bench) -> None:
     lines = epoch(1) + epoch(2) + epoch(3)
     other = sqlite3.connect(printed.folder / "gputui.db", isolation_level=None)
