@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
+from gputui.runs.executors import chooses_start
+from gputui.runs.spec import known_spec
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 
@@ -36,30 +38,59 @@ def age_seconds(run: Run, now: float) -> float:
     return max(0.0, now - (run.ended_at or run.started_at or run.created_at))
 
 
-def _is_over(run: Run) -> bool:
-    return run.state.is_over
+def _unless_active(run: Run) -> str | None:
+    return "ended already" if run.state.is_over else None
 
 
-def _is_active(run: Run) -> bool:
-    return not run.state.is_over
+def _unless_over(run: Run) -> str | None:
+    return None if run.state.is_over else "not ended yet"
 
 
-def _is_unfinished(run: Run) -> bool:
-    """Return whether a resume continues what a run was launched for: a complete run has done that, and a trial no
-    longer counts."""
-    return run.state in (RunState.FAILED, RunState.STOPPED) and run.study_id is None
+def _unless_damaged(run: Run) -> str | None:
+    return "a damaged specification" if known_spec(run) is None else None
 
 
-def _is_any(_run: Run) -> bool:
-    return True
+def _unless_begun_again(run: Run) -> str | None:
+    return _unless_over(run) or _unless_damaged(run)
 
 
-ACTS_ON: Mapping[str, Callable[[Run], bool]] = {
-    "stop": _is_active,
-    "rm": _is_over,
-    "restart": _is_over,
-    "resume": _is_unfinished,
-    "resume --force": _is_over,
-    "label": _is_any,
+def _unless_stopped_and_begun_again(run: Run) -> str | None:
+    if not run.state.is_over and not run.state.has_attempt:
+        return "about to start anyway"
+    return _unless_damaged(run)
+
+
+def _unless_told_where_to_go_on(run: Run) -> str | None:
+    if (reason := _unless_begun_again(run)) is not None:
+        return reason
+    spec = known_spec(run)
+    return "no way to resume in the profile" if spec is None or spec.checkpoints is None else None
+
+
+def _unless_able_to_go_on(run: Run) -> str | None:
+    if (reason := _unless_told_where_to_go_on(run)) is not None:
+        return reason
+    lacks_own = run.has_checkpoint is False and not chooses_start(known_spec(run))
+    return "no checkpoint to resume from" if lacks_own or run.attempt == 0 else None
+
+
+def _unless_unfinished(run: Run) -> str | None:
+    """A resume continues what a run was launched for: a complete run has done that, and a trial no longer counts."""
+    if run.state is RunState.SUCCEEDED:
+        return "complete"
+    if run.state.is_over and run.study_id is not None:
+        return "trials that no longer count"
+    return _unless_able_to_go_on(run)
+
+
+REFUSALS: Mapping[str, Callable[[Run], str | None]] = {
+    "stop": _unless_active,
+    "rm": _unless_over,
+    "restart": _unless_begun_again,
+    "restart by name": _unless_stopped_and_begun_again,
+    "resume": _unless_unfinished,
+    "resume --force": _unless_able_to_go_on,
+    "resume --from": _unless_told_where_to_go_on,
+    "label": lambda _run: None,
 }
-"""Which runs a command acts on when it is given several by what they have in common."""
+"""Why a command cannot act on a run, as far as that is known before, in words about the run; None if it can."""

@@ -70,6 +70,7 @@ class Run(Struct, frozen=True):
         trial_state: of a trial of a study, its state there now, also in the past.
         metric: the only objective of its study, or the one that its profile or a parameter names to judge by.
         roles: the names of its losses and of its best metric.
+        has_checkpoint: of a run that is over, whether one is there to resume from; None if that is unknown.
         unsound_since: the step since which its loss was no finite number when it ended.
     """
 
@@ -112,6 +113,7 @@ class Run(Struct, frozen=True):
     roles: MetricRoles = NO_ROLES
     unsound_since: int | None = None
     size_bytes: int | None = None
+    has_checkpoint: bool | None = None
 
     @property
     def is_renamed(self) -> bool:
@@ -162,9 +164,12 @@ class RunLookupError(LookupError):
 _PLAIN = tuple(
     name
     for name in Run.__struct_fields__
-    if name not in ("state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles")
+    if name
+    not in ("state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles", "has_checkpoint")
 )
 """The fields of `Run` that are columns of this query."""
+
+_USABLE = "gone_at IS NULL AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')"
 
 _RUNS = f"""
 SELECT r.*, r.spec AS spec_json,
@@ -184,8 +189,12 @@ SELECT r.*, r.spec AS spec_json,
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END AS stop_since,
     CASE r.state WHEN 'stopping' THEN (
-        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND gone_at IS NULL
-        AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')) END AS saved_step,
+        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND {_USABLE}) END AS saved_step,
+    CASE WHEN r.state NOT IN {_OVER} THEN NULL
+        WHEN EXISTS (SELECT 1 FROM checkpoints AS c WHERE c.run_id = r.run_id AND {_USABLE}
+            AND origin IN ('run', 'named') AND c.attempt >= coalesce((SELECT max(number) FROM attempts
+                WHERE run_id = r.run_id AND resumed_from IS NULL), 0)) THEN 1
+        WHEN r.attempt = 0 OR a.scanned_at >= a.ended_at THEN 0 END AS has_checkpoint,
     a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
     z.size_bytes,
     {", ".join(f"o.{name} AS role_{name}" for name in MetricRoles.__struct_fields__)},
@@ -330,6 +339,7 @@ def _run(row: dict[str, Any]) -> Run:
         tags=json_items(row["tags"]),
         metric=row["objective"] or roles.best or next(named, None),
         roles=roles,
+        has_checkpoint=None if row["has_checkpoint"] is None else bool(row["has_checkpoint"]),
     )
 
 
@@ -390,4 +400,5 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         usual_start_seconds=None,
         stop=StopRequest(move.at) if state is RunState.STOPPING else None,
         size_bytes=None,
+        has_checkpoint=None,
     )

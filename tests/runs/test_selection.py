@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from msgspec.structs import replace
 
-from gputui.runs.selection import ACTS_ON, RunFilter, age_seconds
+from gputui.runs.selection import REFUSALS, RunFilter, age_seconds
+from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.tables import table
@@ -18,6 +22,19 @@ RUN = Run(
 LIVE = replace(RUN, state=RunState.RUNNING, ended_at=None)
 QUEUED = replace(LIVE, state=RunState.QUEUED, started_at=None)
 TRIAL = replace(RUN, study_id="lr", profile="sweep")
+
+
+def spec_text(**fields: Any) -> str:
+    checkpoints = CheckpointSpec("{run_dir}/checkpoints", "*.pt", ("--resume", "{checkpoint}"))
+    spec = RunSpec(
+        name="vit", launcher="torchrun", program=("train.py",), workdir="/w", python="python", checkpoints=checkpoints
+    )
+    return json.dumps(replace(spec, **fields).to_json())
+
+
+ENDED = replace(RUN, spec_json=spec_text(), has_checkpoint=True)
+FAR = spec_text(target={"name": "hub", "kind": "ssh", "host": "hub"})
+BEGUN_AGAIN = {"rm", "restart", "restart by name", "label"}
 
 
 @table(
@@ -51,12 +68,35 @@ def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
     assert age_seconds(RUN, 0.0) == 0.0
 
 
-def test_what_each_command_acts_on() -> None:
-    runs = {state: replace(RUN, state=state) for state in RunState} | {"trial": TRIAL}
-    acts_on = {verb: {str(name) for name, run in runs.items() if test(run)} for verb, test in ACTS_ON.items()}
-    over = {"succeeded", "failed", "stopped", "trial"}
-    everything = {str(name) for name in runs}
-    assert acts_on == {
-        "stop": everything - over, "rm": over, "restart": over, "resume": {"failed", "stopped"},
-        "resume --force": over, "label": everything,
-    }  # fmt: skip
+@table(
+    ("run", "verbs"),
+    [
+        (replace(LIVE, spec_json=spec_text()), {"stop", "restart by name", "label"}),
+        (QUEUED, {"stop", "label"}),
+        (ENDED, {"rm", "restart", "restart by name", "resume", "resume --force", "resume --from", "label"}),
+        (replace(ENDED, state=RunState.SUCCEEDED), {*BEGUN_AGAIN, "resume --force", "resume --from"}),
+        (replace(ENDED, study_id="lr"), {*BEGUN_AGAIN, "resume --force", "resume --from"}),
+        (replace(ENDED, has_checkpoint=None), {*BEGUN_AGAIN, "resume", "resume --force", "resume --from"}),
+        (replace(ENDED, has_checkpoint=False), {*BEGUN_AGAIN, "resume --from"}),
+        (replace(ENDED, attempt=0), {*BEGUN_AGAIN, "resume --from"}),
+        (replace(ENDED, spec_json=spec_text(checkpoints=None)), BEGUN_AGAIN),
+        (replace(ENDED, spec_json="{"), {"rm", "label"}),
+        (
+            replace(ENDED, spec_json=FAR, has_checkpoint=False),
+            {*BEGUN_AGAIN, "resume", "resume --force", "resume --from"},
+        ),
+        (replace(ENDED, spec_json=FAR, attempt=0), {*BEGUN_AGAIN, "resume --from"}),
+    ],
+)
+def test_what_acts_on_a_run(run: Run, verbs: set[str]) -> None:
+    assert {verb for verb, refusal in REFUSALS.items() if refusal(run) is None} == verbs
+
+
+def test_each_run_that_a_resume_leaves_out_has_a_reason_of_its_own() -> None:
+    runs = [
+        LIVE, replace(ENDED, state=RunState.SUCCEEDED), replace(ENDED, study_id="lr"),
+        replace(ENDED, has_checkpoint=False), replace(ENDED, spec_json=spec_text(checkpoints=None)),
+        replace(ENDED, spec_json="{"),
+    ]  # fmt: skip
+    reasons = {REFUSALS["resume"](run) for run in runs}
+    assert len(reasons) == len(runs) and None not in reasons

@@ -8,14 +8,18 @@ import sqlite3
 
 import pytest
 
-from gputui.store import json_shapes
+from gputui.recovery.checkpoints.attempt_spans import spans_of
+from gputui.recovery.checkpoints.resumable import candidates
+from gputui.store import checkpoints, json_shapes
 from gputui.store.agent import read_agent
 from gputui.store.attempts import read_attempts
+from gputui.store.checkpoints import CheckpointRow
 from gputui.store.database import data_version
 from gputui.store.events import EventKind, add_event, read_events, read_news
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
+from tests.ledgers import ledger_row
 from tests.texts import mentions
 from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
@@ -127,6 +131,36 @@ def test_a_run_is_read_by_id_or_newest_name_and_changed_only_when_unambiguous(
         with pytest.raises(RunLookupError) as caught:
             find_run(reader, prefix, only=only)
         assert caught.value.candidates[:1] == nearest
+
+
+@pytest.mark.parametrize(
+    ("row", "has_checkpoint"),
+    [
+        (ledger_row("a.pt", attempt=2), True),
+        (ledger_row("a.pt", attempt=3, verdict="doubtful"), True),
+        (ledger_row("a.pt", attempt=2, origin="named", verdict="valid"), True),
+        (ledger_row("a.pt", attempt=1), False),
+        (ledger_row("a.pt", attempt=2, verdict="cut"), False),
+        (ledger_row("a.pt", attempt=2, origin="contested"), False),
+        (ledger_row("a.pt", attempt=2, gone_at=NOW), False),
+        (None, False),
+    ],
+)
+def test_a_run_that_is_over_has_a_checkpoint_where_the_ledger_has_a_candidate(
+    filler: Filler, reader: sqlite3.Connection, row: CheckpointRow | None, has_checkpoint: bool
+) -> None:
+    filler.run("a-1", "failed", attempt=3, ended_ago=10.0)
+    for number, resumed_step in ((1, None), (2, None), (3, 30)):
+        filler.attempt("a-1", number, "failed", ended_ago=10.0, resumed_step=resumed_step)
+    rows = [] if row is None else [row]
+    checkpoints.save(filler.connection, "a-1", (), rows)
+    run = find_run(reader, "a-1")
+    # Until its folder was looked into after its end, one may be there.
+    assert run.has_checkpoint is (True if has_checkpoint else None)
+    checkpoints.note_scan(filler.connection, "a-1", 3, "/c", NOW)
+    assert find_run(reader, "a-1").has_checkpoint is has_checkpoint
+    spans = spans_of(run, read_attempts(reader, "a-1"), NOW)
+    assert bool(candidates(rows, spans)) is has_checkpoint
 
 
 def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, reader: sqlite3.Connection) -> None:

@@ -64,7 +64,12 @@ def command(
             raise SystemExit(wait_until_over(session, run.run_id, choice.as_json))
         return answer
 
-    for_each(session, choice, "resume --force" if force else "resume", resume_one)
+    variant = "resume"
+    if named:
+        variant = "resume --from"
+    elif changes or force:
+        variant = "resume --force"
+    for_each(session, choice, variant, resume_one)
 
 
 def _refuse_complete(run: Run) -> None:

@@ -99,9 +99,11 @@ def restart(session: Session, choice: RunChoice) -> None:
 
     An active one is stopped first, if it is named and not chosen.
     """
-    for_each(
-        session, choice, "restart", lambda run: answer_of(session, "restart", run, **again_on_target(session, run, {}))
-    )
+
+    def restart_one(run: Run) -> Answer:
+        return answer_of(session, "restart", run, **again_on_target(session, run, {}))
+
+    for_each(session, choice, "restart" if choice.only else "restart by name", restart_one)
 
 
 @verb("rm", changes=is_no_rehearsal)

@@ -6,6 +6,7 @@ import functools
 import sqlite3
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import click
 from gputui.core import units
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.disk_use import folder_bytes
-from gputui.runs.selection import ACTS_ON, RunFilter, age_seconds
+from gputui.runs.selection import REFUSALS, RunFilter, age_seconds
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
 from gputui.ui.cli import completers
@@ -152,7 +153,7 @@ class Answer(NamedTuple):
 
 
 def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run], Answer]) -> None:
-    """Let ``act`` do ``verb``, a key of `ACTS_ON`, with each chosen run, once the person has seen those that were not
+    """Let ``act`` do ``verb``, a key of `REFUSALS`, with each chosen run, once the person has seen those that were not
     named. Refusals are a line each; the exit code tells of them. ``act`` raises CommandRefusedError."""
     word = verb.partition(" ")[0]
     if not choice.names and not choice.only:
@@ -203,7 +204,8 @@ def _named(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[s
 
 def _shown(session: Session, choice: RunChoice, verb: str, matching: Sequence[Run]) -> list[Run]:
     """List those of the runs that the command acts on, and return them."""
-    runs = [run for run in matching if ACTS_ON[verb](run)]
+    reasons = {run.run_id: REFUSALS[verb](run) for run in matching}
+    runs = [run for run in matching if reasons[run.run_id] is None]
     sizes = sizes_of(session, runs)
     if choice.as_json:
         if choice.is_rehearsal:
@@ -213,9 +215,9 @@ def _shown(session: Session, choice: RunChoice, verb: str, matching: Sequence[Ru
         _list(runs, sizes)
     elif choice.is_rehearsal:
         say("no run matches")
-    if len(runs) < len(matching):
-        others = units.count_of(len(matching) - len(runs), "other run")
-        say(f"{others} cannot be acted on by {verb.partition(' ')[0]} now")
+    for reason, count in Counter(filter(None, reasons.values())).items():
+        others = units.count_of(count, "other run")
+        say(f"{others} cannot be acted on by {verb.partition(' ')[0]} now: {reason}")
     return runs
 
 

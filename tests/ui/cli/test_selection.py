@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.core.config import Workspace
+from gputui.store.checkpoints import note_scan
 from gputui.ui.cli import selection
 from tests.machines import Machine
 from tests.tables import table
@@ -52,7 +53,10 @@ def test_a_command_without_runs_and_filters_is_wrong(filler: Filler, verb: str) 
         (("stop", "--older", "30d"), ["live-1"]),
         (("resume", "--older", "0s"), ["old-1", "new-1"]),
         (("resume", "--force", "--older", "30d"), ["old-1", "old-2"]),
+        (("resume", "old-1", "old-2"), ["old-1"]),
+        (("resume", "old-2", "--set", "lr=0.1"), ["old-2"]),
         (("restart", "--older", "30d"), ["old-1", "old-2"]),
+        (("restart", "old-1", "live-1"), ["old-1", "live-1"]),
         (("label", "--tag", "base", "--older", "30d"), ["old-1", "old-2", "live-1"]),
         (("label", "--tag", "base", "--tagged", "none"), []),
     ],
@@ -63,6 +67,15 @@ def test_a_rehearsal_lists_what_would_be_acted_on(filler: Filler, words: tuple[s
     table = said(filler.workspace, *words, "--dry-run")
     assert mentions(table, *ids)
     assert call(filler.workspace, "--readonly", *words, "--dry-run").code == 0
+
+
+def test_what_cannot_be_acted_on_is_counted_by_reason(filler: Filler) -> None:
+    filler.attempt("new-1", 1, "stopped", ended_ago=DAY)
+    note_scan(filler.connection, "new-1", 1, "/c", filler.now)
+    text = said(filler.workspace, "resume", "--older", "0s", "--dry-run")
+    assert mentions(text, "old-1", "1 run,") and not mentions(text, "new-1")
+    left_out = [line for line in text.splitlines() if "other run" in line]
+    assert len(left_out) == 3 and any("checkpoint" in line for line in left_out)
 
 
 def test_a_listed_run_has_its_age_and_size(filler: Filler) -> None:

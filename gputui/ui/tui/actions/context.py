@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from gputui.runs.selection import ACTS_ON
+from gputui.runs.selection import REFUSALS
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
@@ -59,7 +59,7 @@ class OfMarked(NamedTuple):
 
     def runs_of(self, marked: Iterable[Run]) -> list[Run]:
         """Those of the marked runs that it can be done with."""
-        return [run for run in marked if ACTS_ON[self.verb](run)]
+        return [run for run in marked if REFUSALS[self.verb](run) is None]
 
 
 OF_MARKED: Mapping[str, OfMarked] = {
