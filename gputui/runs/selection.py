@@ -94,3 +94,10 @@ REFUSALS: Mapping[str, Callable[[Run], str | None]] = {
     "label": lambda _run: None,
 }
 """Why a command cannot act on a run, as far as that is known before, in words about the run; None if it can."""
+
+
+def resume_variant(*, names_checkpoint: bool, is_forced: bool) -> str:
+    """The key of `REFUSALS` for a resume: a changed parameter forces one of a complete run, too."""
+    if names_checkpoint:
+        return "resume --from"
+    return "resume --force" if is_forced else "resume"

@@ -22,6 +22,49 @@ def runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     return _of_query(ctx, "SELECT run_id, state FROM runs ORDER BY sequence DESC", incomplete)
 
 
+def runs_to_act_on(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
+    """Complete ids of the runs that the command can act on, without those that are typed already."""
+    from gputui.runs.selection import REFUSALS, resume_variant
+    from gputui.store.runs import read_runs
+
+    options, verb = ctx.params, str(ctx.command.name)
+    if verb == "resume":
+        is_forced = bool(options.get("changes") or options.get("force"))
+        verb = resume_variant(names_checkpoint=options.get("named") is not None, is_forced=is_forced)
+    refusal = REFUSALS.get(f"{verb} by name", REFUSALS[verb])
+    typed = options.get("names") or ()
+    with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
+        runs = [run for run in read_runs(connection) if run.run_id not in typed and refusal(run) is None]
+        return _beginning([(run.run_id, run.state) for run in runs], incomplete)
+    return []
+
+
+def metrics(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
+    """Complete names of a run's metrics, without those that are typed already."""
+    from gputui.store.metrics.queries import metric_names
+    from gputui.store.runs import RunLookupError, find_run
+
+    typed, home = ctx.params.get("names") or (), _workspace(ctx)
+    run = ctx.params.get("run") or _first_argument(ctx)
+    with suppress(StoreError, RunLookupError, sqlite3.Error), closing(open_reader(home.database)) as connection:
+        names = metric_names(connection, find_run(connection, run).run_id)
+        return _beginning([(name, None) for name in names if name not in typed], incomplete)
+    return []
+
+
+def metrics_of_profile(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
+    """Complete names of the metrics that the newest run of a study's profile wrote."""
+    from gputui.store.metrics.queries import metric_names
+
+    newest = "SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT 1"
+    profile = Path(_first_argument(ctx)).stem
+    with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
+        row = connection.execute(newest, (profile,)).fetchone()
+        names = [] if row is None else metric_names(connection, row[0])
+        return _beginning([(name, None) for name in names], incomplete)
+    return []
+
+
 def studies(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     """Complete ids of studies, newest first."""
     return _of_query(ctx, "SELECT study_id, state FROM studies ORDER BY sequence DESC", incomplete)
@@ -67,6 +110,11 @@ def targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
 
 def _workspace(ctx: click.Context) -> Workspace:
     return locate(ctx.find_root().params.get("home"), checkout=own_checkout())
+
+
+def _first_argument(ctx: click.Context) -> str:
+    """The first argument before an option whose value is being typed; click has not named it yet."""
+    return next(iter(ctx.args), "")
 
 
 def _of_query(ctx: click.Context, query: str, incomplete: str) -> Items:

@@ -33,7 +33,7 @@ _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch":
 
 @verb("metrics", changes=lambda options: options["loss"] is not None)
 @click.argument("run", shell_complete=completers.runs)
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completers.metrics)
 @click.option("--json", "as_json", is_flag=True, help="Every point, machine-readable.")
 @click.option("--plot", is_flag=True, help="Draw it.")
 @click.option("--export", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write .csv, .svg or .png.")
@@ -42,7 +42,9 @@ _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch":
 )
 @click.option("--smoothing", type=click.FloatRange(0.0, 0.999), default=0.0, help="Weight of the past in an average.")
 @click.option("--log-y", is_flag=True, help="Logarithmic values (--plot, --export).")
-@click.option("--loss", metavar="NAME", help="Say which metric is the training loss.")
+@click.option(
+    "--loss", metavar="NAME", shell_complete=completers.metrics, help="Say which metric is the training loss."
+)
 @click.pass_obj
 def command(
     session: Session,

@@ -11,6 +11,7 @@ import click
 
 from gputui.core.redaction import redact_params
 from gputui.runs.executors import Executors
+from gputui.runs.selection import resume_variant
 from gputui.runs.spec import Scalar, known_spec
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
@@ -64,11 +65,7 @@ def command(
             raise SystemExit(wait_until_over(session, run.run_id, choice.as_json))
         return answer
 
-    variant = "resume"
-    if named:
-        variant = "resume --from"
-    elif changes or force:
-        variant = "resume --force"
+    variant = resume_variant(names_checkpoint=named is not None, is_forced=bool(changes) or force)
     for_each(session, choice, variant, resume_one)
 
 

@@ -121,7 +121,7 @@ class RunChoice(NamedTuple):
 def several_runs(tag: str = "--tag") -> Callable[[Function], Function]:
     """Arguments and options of a command that acts on several runs, handed over as ``choice``."""
     options = (
-        click.argument("names", nargs=-1, metavar="[RUN]…", shell_complete=completers.runs),
+        click.argument("names", nargs=-1, metavar="[RUN]…", shell_complete=completers.runs_to_act_on),
         filter_options(tag),
         click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask about runs that were not named."),
         click.option("--dry-run", "is_rehearsal", is_flag=True, help="Only list the runs."),

@@ -53,7 +53,9 @@ def command() -> None:
 @click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Run each combination of these values.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="With --grid: a value of every trial.")
 @click.option(
-    "--metric", help="With --grid: what is compared.  [default: what the profile names as best, else the loss]"
+    "--metric",
+    shell_complete=completers.metrics_of_profile,
+    help="With --grid: what is compared.  [default: what the profile names as best, else the loss]",
 )
 @click.option("--maximize", is_flag=True, help="With --grid: larger is better.")
 @click.option("--over", type=click.Choice(("best", "last")), help="With --grid: which value counts.  [default: best]")

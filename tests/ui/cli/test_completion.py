@@ -25,6 +25,9 @@ def home(workspace: Workspace) -> Path:
     filler.gpus(3)
     for run_id in ("vit-1", "vit-2", "bert-1"):
         filler.run(run_id, "succeeded")
+    filler.run("live-1", "running")
+    filler.connection.execute("UPDATE runs SET state = 'failed' WHERE run_id = 'bert-1'")
+    filler.metrics("vit-1", 1, [{"step": 1, "loss": 2.0, "lr": 0.1, "accuracy": 0.5}])
     filler.study("lr-search-1", trials=0)
     filler.close()
     home = workspace.state.parent
@@ -45,7 +48,13 @@ def completed(home: Path, line: str) -> list[str]:
     ("line", "values"),
     [
         ("sto", ["stop"]),
-        ("show ", ["bert-1", "vit-2", "vit-1"]),
+        ("show ", ["live-1", "bert-1", "vit-2", "vit-1"]),
+        ("stop ", ["live-1"]),
+        ("rm bert-1 ", ["vit-2", "vit-1"]),
+        ("restart ", ["live-1", "bert-1", "vit-2", "vit-1"]),
+        ("resume ", ["bert-1"]),
+        ("resume --force v", ["vit-2", "vit-1"]),
+        ("label l", ["live-1"]),
         ("logs vi", ["vit-2", "vit-1"]),
         ("run --wait --after b", ["bert-1"]),
         ("run dig", ["digits-ddp"]),
@@ -57,6 +66,13 @@ def completed(home: Path, line: str) -> list[str]:
         ("run --gpus 2,", ["2,0", "2,1"]),
         ("show --dif", ["--diff"]),
         ("ps --profile v", ["vit-1", "vit-2"]),
+        ("metrics vit-1 l", ["loss", "lr"]),
+        ("metrics vit-1 loss l", ["lr"]),
+        ("metrics vit-1 --loss ac", ["accuracy"]),
+        ("metrics nobody-1 ", []),
+        ("metrics --loss ", []),
+        ("study run vit-1 --grid lr=1,2 --metric l", ["loss", "lr"]),
+        ("study run wide --grid lr=1,2 --metric l", []),
         ("rm --tag ", []),
         ("nonsense x", []),
     ],
