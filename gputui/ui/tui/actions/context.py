@@ -72,12 +72,21 @@ OF_MARKED: Mapping[str, OfMarked] = {
 """The actions that act on the marked runs where there are any."""
 
 
+MARKED_ACTIONS = (*OF_MARKED, "rerun")
+"""Those, and the choice between resume and restart."""
+
+
+def marked_count(name: str, context: Context) -> int:
+    """The number of the marked runs that one of `MARKED_ACTIONS` can be done with."""
+    names = ("resume", "restart") if name == "rerun" else (name,)
+    return len({run.run_id for each in names for run in OF_MARKED[each].runs_of(context.marked)})
+
+
 def marked_refusal(name: str, context: Context) -> str | None:
-    """Why an action of `OF_MARKED`, or the choice of one, is not possible with the marked runs."""
+    """Why one of `MARKED_ACTIONS` is not possible with the marked runs."""
     if (words := refusal("change", context)) is not None:
         return words
-    names = ("resume", "restart") if name == "rerun" else (name,)
-    if any(OF_MARKED[each].runs_of(context.marked) for each in names):
+    if marked_count(name, context) > 0:
         return None
     return f"None of the marked runs can be acted on so ({len(context.marked)} marked; esc unmarks)."
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.core.text import cell_width, clean, fit
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.actions.context import OF_MARKED, Context, refusal
+from gputui.ui.tui.actions.context import Context, marked_count, refusal
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
@@ -79,12 +79,15 @@ def _shown_actions(context: Context) -> list[Action]:
     here = [one for one in actions_in(context.scope) if one.keys_in(context) and one.is_shown(context)]
     if context.section == "log":
         here = [replace(one, label="search") if one.name == "find" else one for one in here]
-    if context.marked:
-        several = f" {len(context.marked)}"
-        here = [replace(one, label=one.label + several) if one.name in (*OF_MARKED, "rerun") else one for one in here]
     refused = refusal("change", context)
-    shown = [one for one in here if refused is None or one.why_not(context) != refused]
+    offered = [one for one in here if one.is_offered(context) and (refused is None or one.why_not(context) != refused)]
+    shown = [_with_count(one, context) if one.is_of_marked(context) else one for one in offered]
     return sorted(shown, key=lambda one: (_group(one), _LAST.index(one.name) if one.name in _LAST else -1))
+
+
+def _with_count(action: Action, context: Context) -> Action:
+    """The action with the number of marked runs that it can be done with behind its label."""
+    return replace(action, label=f"{action.label} {marked_count(action.name, context)}")
 
 
 def _group(action: Action) -> int:

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from gputui.ui.tui.actions.context import OF_MARKED, Context, marked_refusal, refusal
+from gputui.ui.tui.actions.context import MARKED_ACTIONS, Context, marked_count, marked_refusal, refusal
 from gputui.ui.tui.actions.keys import key_word
 
 Heading = Literal["Runs", "This page", "Go to", "Past", "Everywhere", "Move"]
@@ -37,9 +37,16 @@ class Action(Struct, frozen=True):
     sections: tuple[str, ...]
 
     def why_not(self, context: Context) -> str | None:
-        if context.marked and (self.name in OF_MARKED or self.name == "rerun"):
+        if self.is_of_marked(context):
             return marked_refusal(self.name, context)
         return refusal(self.checks, context)
+
+    def is_of_marked(self, context: Context) -> bool:
+        return bool(context.marked) and self.name in MARKED_ACTIONS
+
+    def is_offered(self, context: Context) -> bool:
+        """Return whether footer and palette have it: not where it would do nothing with any marked run."""
+        return not self.is_of_marked(context) or marked_count(self.name, context) > 0
 
     def keys_in(self, context: Context) -> tuple[str, ...]:
         """Its keys on a page: those of the settings, else those of the table."""

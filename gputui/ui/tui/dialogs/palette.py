@@ -117,7 +117,7 @@ def choices(page: ActionScreen) -> list[Choice]:
                action.label, "page" if action.heading == "Go to" else "action",
                also=f"{action.name} {SYNONYMS.get(action.name, '')}")
         for action in actions_in(page.SCOPE)
-        if action.heading != "Move" and action.name != "palette"
+        if action.heading != "Move" and action.name != "palette" and action.is_offered(context)
     ]  # fmt: skip
     found += page.choices()
     trials: dict[str, int] = {study.study_id: 0 for study in snapshot.studies}

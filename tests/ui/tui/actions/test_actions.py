@@ -136,7 +136,9 @@ def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler)
     here = Context("overview", marked=(failed,), is_readonly=True)
     assert find("remove", "overview").why_not(here) == CHECKS["writable"][1]
     assert find("open", "overview").why_not(replace(here, run=running)) is None
-    assert "rerun 2" in footer(Context("overview", run=running, marked=(failed, running)), 80)
+    line = footer(Context("overview", run=running, marked=(failed, complete, running)), 80)
+    assert "rerun 2" in line and "stop 1" in line
+    assert "stop" not in footer(Context("overview", run=running, marked=(failed, complete)), 80)
 
 
 def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler: Filler) -> None:

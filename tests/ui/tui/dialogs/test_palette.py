@@ -9,8 +9,9 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, cost, ranked
+from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, choices, cost, ranked
 from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
@@ -96,3 +97,19 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, m
         assert kinds == sorted(kinds) and set(kinds) == set(range(len(KINDS)))
         users = [choice.hint for choice in palette.found if choice.kind == "GPU"]
         assert "quarantine" in users[4] and not any("promised" in user for user in users)
+
+
+async def test_an_action_that_does_nothing_with_the_marked_runs_is_not_offered(
+    filler: Filler, make_app: MakeApp
+) -> None:
+    filler.overnight()
+    filler.run("old-1", "failed", ended_ago=5.0)
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        table = app.screen
+        assert isinstance(table, OverviewScreen)
+        assert "Stop the run after a checkpoint" in {choice.title for choice in choices(table)}
+        table.point_at("old-1")
+        await pilot.press("space")
+        titles = {choice.title for choice in choices(table)}
+        assert "Stop the run after a checkpoint" not in titles and "Remove the run" in titles

@@ -49,7 +49,7 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         for run_id in ("old-1", "old-2", "vit-b16-1"):
             overview(app).point_at(run_id)
             await pilot.press("space")
-        assert mentions(text(app, "footer"), "rerun 3", "stop 3")
+        assert mentions(text(app, "footer"), "rerun 2", "stop 1")
         await pilot.press("delete")
         shown = text(app, "confirm")
         assert mentions(shown, "2 runs", "old-1", "3 GiB", "old-2") and mentions(shown, "Left out", "vit-b16-1")
@@ -71,7 +71,7 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         await until(pilot, lambda: len(asked(filler)) == 6)
         assert asked(filler)[-1] == ("resume", "old-1", {"set": {}})
         await pilot.press("escape")
-        assert marked(app) == [] and "stop 3" not in text(app, "footer")
+        assert marked(app) == [] and "stop 1" not in text(app, "footer")
 
 
 async def test_marks_and_orders(app: GputuiApp) -> None:
