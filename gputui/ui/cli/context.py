@@ -17,7 +17,7 @@ import click
 from msgspec import Struct
 
 from gputui.core.config import Workspace
-from gputui.core.text import cell_width, clean, clip, fit
+from gputui.core.text import cell_width, clean, clip, clip_middle, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
 from gputui.store import commands
@@ -27,6 +27,8 @@ from gputui.store.runs import Run, RunLookupError, find_run, read_runs
 WIDE_COLUMNS = 120
 LEAST_LAST_COLUMNS = 24
 """What the last column of a table gets before others are left out."""
+LONGEST_CELLS = 32
+"""What a longer column before it keeps where the others need the room."""
 _GAP = "  "
 
 
@@ -302,15 +304,25 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, spare: 
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], room: int | None
 ) -> list[str]:
-    """A table in lines of at most ``room`` cells: columns of ``spare`` are left out, the first ones first, then the
-    last column is cut."""
+    """A table in lines of at most ``room`` cells. What is too wide loses the middles of its longest cells before the
+    last column, then the columns of ``spare``, the first ones first, then the end of the last column."""
     table = [[clean(cell) for cell in row] for row in (header, *rows)]
     widths = [max(cell_width(cell) for cell in column) for column in zip(*table, strict=True)]
     kept = list(range(len(header)))
-    for name in spare:
+
+    def excess() -> int:
         needed = sum(widths[place] + len(_GAP) for place in kept[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
-        if room is not None and needed > room and name in header:
+        return 0 if room is None else needed - room
+
+    for place in sorted(kept[:-1], key=lambda place: -widths[place]):
+        if excess() > 0 and widths[place] > LONGEST_CELLS:
+            widths[place] = max(LONGEST_CELLS, widths[place] - excess())
+    for name in spare:
+        if excess() > 0 and name in header:
             kept.remove(header.index(name))
     *before, last = kept
-    lines = [_GAP.join([*(fit(row[place], widths[place]) for place in before), row[last]]).rstrip() for row in table]
+    lines = []
+    for row in table:
+        cells = [fit(clip_middle(row[place], widths[place]), widths[place]) for place in before]
+        lines.append(_GAP.join([*cells, row[last]]).rstrip())
     return lines if room is None else [clip(line, room) for line in lines]
