@@ -38,59 +38,61 @@ def age_seconds(run: Run, now: float) -> float:
     return max(0.0, now - (run.ended_at or run.started_at or run.created_at))
 
 
-def _unless_active(run: Run) -> str | None:
+def _cannot_stop(run: Run) -> str | None:
     return "ended already" if run.state.is_over else None
 
 
-def _unless_over(run: Run) -> str | None:
+def _cannot_remove(run: Run) -> str | None:
     return None if run.state.is_over else "not ended yet"
 
 
-def _unless_damaged(run: Run) -> str | None:
+def _cannot_read(run: Run) -> str | None:
     return "a damaged specification" if known_spec(run) is None else None
 
 
-def _unless_begun_again(run: Run) -> str | None:
-    return _unless_over(run) or _unless_damaged(run)
+def _cannot_restart(run: Run) -> str | None:
+    return _cannot_remove(run) or _cannot_read(run)
 
 
-def _unless_stopped_and_begun_again(run: Run) -> str | None:
+def _cannot_restart_by_name(run: Run) -> str | None:
+    """Return why a run cannot be stopped, if it is active, and begun anew."""
     if not run.state.is_over and not run.state.has_attempt:
         return "about to start anyway"
-    return _unless_damaged(run)
+    return _cannot_read(run)
 
 
-def _unless_told_where_to_go_on(run: Run) -> str | None:
-    if (reason := _unless_begun_again(run)) is not None:
-        return reason
+def _cannot_resume_from_path(run: Run) -> str | None:
     spec = known_spec(run)
-    return "no way to resume in the profile" if spec is None or spec.checkpoints is None else None
+    if spec is not None and spec.checkpoints is None:
+        return _cannot_remove(run) or "no way to resume in the profile"
+    return _cannot_restart(run)
 
 
-def _unless_able_to_go_on(run: Run) -> str | None:
-    if (reason := _unless_told_where_to_go_on(run)) is not None:
+def _cannot_resume_by_force(run: Run) -> str | None:
+    reason = _cannot_resume_from_path(run)
+    if reason is not None:
         return reason
-    lacks_own = run.has_checkpoint is False and not chooses_start(known_spec(run))
-    return "no checkpoint to resume from" if lacks_own or run.attempt == 0 else None
+    lacks_checkpoint = run.has_checkpoint is False and not chooses_start(known_spec(run))
+    return "no checkpoint to resume from" if lacks_checkpoint or run.attempt == 0 else None
 
 
-def _unless_unfinished(run: Run) -> str | None:
-    """A resume continues what a run was launched for: a complete run has done that, and a trial no longer counts."""
+def _cannot_resume(run: Run) -> str | None:
+    """Return why a resume does not continue what a run was launched for."""
     if run.state is RunState.SUCCEEDED:
         return "complete"
     if run.state.is_over and run.study_id is not None:
         return "trials that no longer count"
-    return _unless_able_to_go_on(run)
+    return _cannot_resume_by_force(run)
 
 
 REFUSALS: Mapping[str, Callable[[Run], str | None]] = {
-    "stop": _unless_active,
-    "rm": _unless_over,
-    "restart": _unless_begun_again,
-    "restart by name": _unless_stopped_and_begun_again,
-    "resume": _unless_unfinished,
-    "resume --force": _unless_able_to_go_on,
-    "resume --from": _unless_told_where_to_go_on,
+    "stop": _cannot_stop,
+    "rm": _cannot_remove,
+    "restart": _cannot_restart,
+    "restart by name": _cannot_restart_by_name,
+    "resume": _cannot_resume,
+    "resume --force": _cannot_resume_by_force,
+    "resume --from": _cannot_resume_from_path,
     "label": lambda _run: None,
 }
 """Why a command cannot act on a run, as far as that is known before, in words about the run; None if it can."""
