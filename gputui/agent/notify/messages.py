@@ -148,8 +148,10 @@ def alert_raised(alert: AlertView, host: str) -> Message:
 def alert_over(alert: AlertView, host: str) -> Message:
     """An alert is over."""
     lasted = units.duration(max(0.0, (alert.cleared_at or alert.raised_at) - alert.raised_at))
-    lines = [f"It lasted {lasted}", *([f"It is over because {alert.cleared_because}"] if alert.cleared_because else [])]
-    return _of_alert(alert, f"Over: {alert.sentence}", lines, host)
+    parts = [f"It lasted {lasted}"]
+    if alert.cleared_because:
+        parts.append(alert.cleared_because)
+    return _of_alert(alert, f"Over: {alert.sentence}", ["; ".join(parts)], host)
 
 
 def _of_alert(alert: AlertView, title: str, lines: Sequence[str], host: str) -> Message:
