@@ -282,14 +282,14 @@ class Janitor:
     # --- the limits -----------------------------------------------------------------------------------------------
 
     def _follow_file(self) -> None:
-        reading = self.file.newer()
-        if reading is None:
+        version = self.file.newer()
+        if version is None:
             return
-        if isinstance(reading.content, ProfileError):
-            self._warn("retention_unusable", f"{reading.content.problems[0]}; samples are kept as before")
+        if isinstance(version.content, ProfileError):
+            self._warn("retention_unusable", f"{version.content.problems[0]}; samples are kept as before")
         else:
-            self.retention = reading.content
-        self.file.follow(reading)
+            self.retention = version.content
+        self.file.follow(version)
 
     def _warn_if_too_large(self) -> None:
         limit, used = self.retention.size_bytes, room(self.connection).used_bytes

@@ -50,15 +50,15 @@ class Sharing:
         self.shared_until = now
 
     def _follow_file(self) -> None:
-        reading = self.file.newer()
-        if reading is None:
+        version = self.file.newer()
+        if version is None:
             return
         # The janitor, which reads the rest of the file, tells of a mistake in it.
-        if not isinstance(reading.content, ProfileError):
-            self.group, self.shared_until = reading.content, 0.0
+        if not isinstance(version.content, ProfileError):
+            self.group, self.shared_until = version.content, 0.0
             if self.group is None:
                 close(self.context.workspace)
-        self.file.follow(reading)
+        self.file.follow(version)
 
 
 def share(workspace: Workspace, group: int, run_folders: Iterable[Path]) -> None:

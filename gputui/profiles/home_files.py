@@ -19,11 +19,11 @@ from gputui.store.agent import Retention
 T = TypeVar("T")
 
 
-class Reading(NamedTuple, Generic[T]):
-    """The content of one version of a file, or what is wrong with it."""
+class FileVersion(NamedTuple, Generic[T]):
+    """One version of a file: its content, or what is wrong with it."""
 
     content: T | ProfileError
-    version: tuple[int, int, int] | None
+    identity: tuple[int, int, int] | None
 
 
 class SettingsFile(Generic[T]):
@@ -32,21 +32,21 @@ class SettingsFile(Generic[T]):
     def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
         self.path = path
         self._load = load
-        self._followed: Reading[T] | None = None
+        self._followed: FileVersion[T] | None = None
 
-    def newer(self) -> Reading[T] | None:
+    def newer(self) -> FileVersion[T] | None:
         """Read the file, unless the version that is followed is the newest."""
-        version = file_identity(self.path)
-        if self._followed is not None and version == self._followed.version:
+        identity = file_identity(self.path)
+        if self._followed is not None and identity == self._followed.identity:
             return None
         try:
-            return Reading(self._load(self.path), version)
+            return FileVersion(self._load(self.path), identity)
         except ProfileError as error:
-            return Reading(error, version)
+            return FileVersion(error, identity)
 
-    def follow(self, reading: Reading[T]) -> None:
-        """Take note that a reading is followed, valid or not; until then `newer` returns it again."""
-        self._followed = reading
+    def follow(self, version: FileVersion[T]) -> None:
+        """Take note that a version is followed, valid or not; until then `newer` returns it again."""
+        self._followed = version
 
 
 def mistakes(workspace: Workspace) -> list[str]:

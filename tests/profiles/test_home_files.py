@@ -1,4 +1,4 @@
-"""A settings file is read once per version, and again until its reading is followed."""
+"""A settings file is read once per version, and again until its version is followed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def test_a_settings_file_is_followed(tmp_path: Path) -> None:
     file = SettingsFile(path, load_used_gpus)
 
     def content() -> frozenset[int | str] | ProfileError | None:
-        reading = file.newer()
-        assert reading is not None
-        file.follow(reading)
+        version = file.newer()
+        assert version is not None
+        file.follow(version)
         assert file.newer() is None
-        return reading.content
+        return version.content
 
     assert content() is None
     path.write_text("use: [0, 1]\n")

@@ -126,17 +126,17 @@ class AlertEvaluation:
 
     def _follow_file(self) -> None:
         """Apply the machine's file if it has changed; an invalid one leaves the rules unchanged."""
-        reading = self.file.newer()
-        if reading is None:
+        version = self.file.newer()
+        if version is None:
             return
-        if isinstance(reading.content, ProfileError):
-            text = f"{reading.content.problems[0]}; the alert rules stay as they were"
+        if isinstance(version.content, ProfileError):
+            text = f"{version.content.problems[0]}; the alert rules stay as they were"
             self.context.note("alert_rules_unusable", text, severity="warning", subject="alerts")
-            log.warning("%s", reading.content)
+            log.warning("%s", version.content)
         else:
-            self.machine = with_overrides(RULES, reading.content.rules, self.file.path.name)
+            self.machine = with_overrides(RULES, version.content.rules, self.file.path.name)
             self.runs.clear()
-        self.file.follow(reading)
+        self.file.follow(version)
 
     def _rules_of(self, run_id: str, record: Attempt | None = None) -> RunRules:
         number = None if record is None else record.number

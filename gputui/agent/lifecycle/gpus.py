@@ -89,13 +89,13 @@ class UsedGpus:
     def turn(self) -> None:
         """Store which GPUs the file excludes, if it or the GPUs have changed. An invalid one changes
         nothing. Raises sqlite3.Error."""
-        reading = self.file.newer()
-        if reading is not None:
-            if isinstance(reading.content, ProfileError):
-                self._note(f"{reading.content.problems[0]}; the choice of GPUs stays as it was")
+        version = self.file.newer()
+        if version is not None:
+            if isinstance(version.content, ProfileError):
+                self._note(f"{version.content.problems[0]}; the choice of GPUs stays as it was")
             else:
-                self.used, self.has_choice, self.stored_for = reading.content, True, None
-            self.file.follow(reading)
+                self.used, self.has_choice, self.stored_for = version.content, True, None
+            self.file.follow(version)
         gpus = self.context.recorder.facts.values()
         names: dict[str, set[int | str]] = {gpu.uuid: {gpu.uuid, gpu.index} for gpu in gpus}
         if self.has_choice and names != self.stored_for:

@@ -85,17 +85,17 @@ class News:
 
     def _follow_file(self) -> None:
         """Take the recipients of the file if it has changed; an invalid one leaves them unchanged."""
-        reading = self.file.newer()
-        if reading is None:
+        version = self.file.newer()
+        if version is None:
             return
-        if isinstance(reading.content, ProfileError):
+        if isinstance(version.content, ProfileError):
             meanwhile = "messages wait" if self.recipients is None else "the recipients of messages stay as they were"
-            self._note_unusable(f"{reading.content.problems[0]}; {meanwhile} until it is corrected")
+            self._note_unusable(f"{version.content.problems[0]}; {meanwhile} until it is corrected")
         else:
-            self.recipients = reading.content
+            self.recipients = version.content
             if find_spec("apprise") is None and any(isinstance(recipient.to, str) for recipient in self.recipients):
                 self._note_unusable(f"{self.file.path.name}: {NOT_INSTALLED}")
-        self.file.follow(reading)
+        self.file.follow(version)
 
     def _note_unusable(self, text: str) -> None:
         self.context.note("notify_unusable", text, severity="warning", subject="notify")
