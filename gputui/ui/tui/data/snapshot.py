@@ -115,6 +115,15 @@ class RunRow(Struct, frozen=True):
     progress: Progress
     cost: Cost | None = None
 
+    @property
+    def share_done(self) -> float | None:
+        """The share of its steps that is done; all, once it succeeded: many count them from 0, or report not each."""
+        if self.progress.step is None or not self.progress.total_steps:
+            return None
+        if self.run.state == "succeeded":
+            return 1.0
+        return min(1.0, self.progress.step / self.progress.total_steps)
+
 
 class MachineState(Struct, frozen=True):
     """The state of the whole machine: the queue and its pause, and by the GPU's UUID those in quarantine, the number of

@@ -233,10 +233,9 @@ def _step(shown: _Shown, width: int) -> list[Span]:
 
 def _done(shown: _Shown, width: int) -> list[Span]:
     """The share of the steps done, as a bar and in percent."""
-    progress = shown.row.progress
-    if progress.step is None or not progress.total_steps:
+    share = shown.row.share_done
+    if share is None:
         return []
-    share = min(1.0, progress.step / progress.total_steps)
     return _share_bar(share, width, "dim" if shown.row.run.state.is_over else "bar")
 
 

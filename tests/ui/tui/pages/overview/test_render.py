@@ -15,8 +15,9 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.database import open_reader
 from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
+from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Snapshot
+from gputui.ui.tui.data.snapshot import Interest, Progress, Snapshot
 from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import head_line, host_figures, notice_lines
 from gputui.ui.tui.layout.words import dated_clock
@@ -148,6 +149,24 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
     for step, total, shown in ((3_060, 8_000, "3 060/8 000"), (49_026, 120_000, "49 026/120k"),
                                (12_345_678, 99_000_000, "12 345 678")):  # fmt: skip
         assert f" {shown} " in line(120, step=step, total_steps=total), step
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "share"),
+    [
+        ("succeeded", 599, 1.0),
+        ("succeeded", None, None),
+        ("failed", 300, 0.5),
+        ("running", 600, 1.0),
+        ("running", 900, 1.0),
+    ],
+)
+def test_a_run_that_succeeded_is_done(snapshot: Snapshot, state: str, step: int | None, share: float | None) -> None:
+    row = snapshot.runs[0]
+    row = replace(row, run=replace(row.run, state=RunState(state)), progress=Progress(step=step, total_steps=600))
+    assert row.share_done == share
+    percent = "100%" if share == 1.0 else "50%" if share else "%"
+    assert (percent in text_of(runs_panel([row], RunsState(), snapshot, 160, 2))[1]) is (share is not None)
 
 
 def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
