@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
-from gputui.core.units import bytes_text, count_of
+from gputui.core.units import bytes_text, count_of, duration
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
@@ -64,6 +64,7 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
         f"checkpoints  {_checkpoints(spec, values)}",
         *_labelled("sinks", shown_sinks(spec, run_id=RUN_ID, run_dir=run_dir)),
         f"recovery     {spec.recovery.get('policy', 'standard')}",
+        *_labelled("time limit", [] if spec.time_limit_seconds is None else [duration(spec.time_limit_seconds)]),
         f"stop         SIGTERM, then SIGKILL after {launch.grace_seconds:g} s",
         *_labelled("environment", [f"{name}={value}" for name, value in shown.items()]),
     ]

@@ -125,6 +125,7 @@ def resolve(
         alerts=form.alerts,
         grace_seconds=float(form.grace),
         priority=form.priority,
+        time_limit_seconds=form.time if target is None else None,
         notify=form.notify,
         gates=dict(form.gates),
         sinks=_sinks(form, workdir, params, env),

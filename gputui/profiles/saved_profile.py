@@ -164,6 +164,8 @@ def _keys(spec: RunSpec, params: Mapping[str, Scalar], name: str) -> dict[str, A
     if spec.recovery != {"policy": "standard"}:
         keys["recovery"] = dict(spec.recovery)
     keys |= {"gates": dict(spec.gates), "sinks": dict(spec.sinks), "grace": spec.grace_seconds}
+    if spec.time_limit_seconds is not None:
+        keys["time"] = f"{spec.time_limit_seconds:.10g}s"
     if spec.phases:
         keys["phases"] = [_phase(phase) for phase in spec.phases]
     keys["targets"] = _targets(spec)

@@ -31,6 +31,7 @@ from gputui.profiles.values import (
     Sinks,
     Size,
     Text,
+    TimeLimit,
     Unit,
     Value,
     Words,
@@ -229,6 +230,7 @@ class ProfileForm(Model):
         **dict.fromkeys(("cwd", "directory", "working_directory"), "workdir"),
         **dict.fromkeys(("interpreter", "executable"), "python"),
         **dict.fromkeys(("parameters", "hyperparameters"), "params"),
+        **dict.fromkeys(("time_limit", "walltime"), "time"),
     }
 
     name: Name | None = Field(None, description="the prefix of run names; else the file's name")
@@ -300,6 +302,9 @@ class ProfileForm(Model):
     roles: dict[str, str] = Field(default_factory=dict, description="parameters by role, such as {batch_size: bs}")
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
         30.0, description="seconds that the processes have after SIGTERM"
+    )
+    time: TimeLimit | None = Field(
+        None, description="stop a run on this machine after so long, such as 8h; a target has a time of its own"
     )
     phases: list[PhaseForm] = Field(default_factory=list, description="parts of the run with parameters of their own")
     targets: dict[str, dict[str, Any]] = Field(

@@ -18,7 +18,7 @@ from pydantic import (
 
 from gputui.core.yaml_forms.forms import IN_QUOTES, expected, problem
 from gputui.core.yaml_forms.problems import one_of
-from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_size
+from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_duration, parse_size
 from gputui.metrics.values import UNITS
 from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
@@ -69,6 +69,13 @@ def _size(given: object) -> int:
     if size is None:
         raise expected("a size with its unit such as 10GiB or 500MB")
     return size
+
+
+def _time_limit(given: object) -> float:
+    seconds = parse_duration(given) if isinstance(given, str) else None
+    if not seconds:
+        raise expected("a time such as 30min, 8h or 2d")
+    return seconds
 
 
 def _metric_name(given: object) -> str:
@@ -201,6 +208,7 @@ Words = Annotated[
 ]
 Arguments = Annotated[Words, AfterValidator(_pieces)]
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})]
+TimeLimit = Annotated[float, BeforeValidator(_time_limit), WithJsonSchema({"type": "string"})]
 Value = Annotated[Any, BeforeValidator(_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 Bound = Annotated[Any, BeforeValidator(_bound), WithJsonSchema({"type": "number"})]
 

@@ -54,6 +54,7 @@ REST: dict[str, Any] = {
     "gates": {"gpu_utilization": 70.0},
     "sinks": {"jsonl": "/w/{run_id}.jsonl"},
     "priority": -3,
+    "time_limit_seconds": 1_209_600.0,
     "visible": "index",
     "multiples": {},
 }
@@ -89,7 +90,7 @@ def test_what_is_saved_runs_the_same(fields: dict[str, Any]) -> None:
     for name in (
         "launcher", "program", "workdir", "python", "nproc", "gpus", "params", "env", "metrics", "loss", "checkpoints",
         "roles", "scopes", "multiples", "recovery", "grace_seconds", "best", "alerts", "gates", "sinks", "priority",
-        "visible", "disk_bytes", "phases",
+        "visible", "disk_bytes", "phases", "time_limit_seconds",
     ):  # fmt: skip
         assert getattr(again, name) == getattr(spec, name), name
     assert (again.args or ()) == (spec.args or ())

@@ -114,13 +114,14 @@ def command(
         chosen = launch_spec.load_profile(session, words[0], or_else="no file or program has that name either")
     asked = {"partition": partition, "account": account}
     job = {key: value for key, value in asked.items() if value is not None}
-    limit_seconds = None
+    limit: dict[str, float] = {}
     if time_limit is not None and target is not None:
         job["time"] = time_limit
     elif time_limit is not None:
-        limit_seconds = parse_duration(time_limit)
-        if not limit_seconds:
+        seconds = parse_duration(time_limit)
+        if not seconds:
             fail(f"--time: expected a time such as 30min, 8h or 2d, found {shorten(time_limit)}", Exit.USAGE)
+        limit["time_limit_seconds"] = seconds
     begin_at = None if begin is None else begin_moment(begin)
     if target is not None:
         place = launch_spec.target_of(session, chosen, target, job)
@@ -132,7 +133,8 @@ def command(
         fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
     elif dry_run:
         situation = launch_spec.gpu_situation(session)
-        check.print_plan(session, launch_spec.resolve_spec(chosen, changes, gpus, situation), situation, as_json)
+        spec = replace(launch_spec.resolve_spec(chosen, changes, gpus, situation), **limit)
+        check.print_plan(session, spec, situation, as_json)
         return
     else:
         spec = _resolve_here(session, chosen, changes, gpus)
@@ -142,7 +144,7 @@ def command(
         recipients_of(session)  # refuses if there are none
         spec = replace(spec, notify=True)
     session.need_agent()
-    spec = replace(spec, begin_at=begin_at, time_limit_seconds=limit_seconds)
+    spec = replace(spec, begin_at=begin_at, **limit)
     if priority is not None:
         spec = replace(spec, priority=priority)
     if predecessors:

@@ -185,6 +185,8 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         yield "profile", run.profile
     if run.target is not None:
         yield "target", placement_words(run, now)[0]
+    if spec is not None and spec.time_limit_seconds is not None:
+        yield "time limit", units.duration(spec.time_limit_seconds)
     yield "parameters", "  ".join(f"{name}={shown_param(value)}" for name, value in run.params.items()) or "none"
     if (words := code_words(found.code or {})) is not None:
         has_diff = bool((found.code or {}).get("changed_files"))

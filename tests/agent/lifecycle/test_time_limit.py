@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -96,7 +97,10 @@ def test_a_run_begins_at_its_time_and_is_not_held_up_again(
 
 
 def test_a_run_is_stopped_at_its_limit_saves_and_goes_on_with_another_one(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--time", "2s", "--set", "steps=100000")
+    profile = Path(machine.profile())
+    profile.write_text(f"{profile.read_text()}time: 2s\n")
+    machine.gputui("run", str(profile), "--set", "steps=100000")
+    assert mentions(machine.gputui("show", "steps-1"), "time limit")
 
     def wait_for_end(number: int) -> tuple[int, int]:
         query = "SELECT first_step, last_step FROM attempts WHERE number = ? AND ended_at NOTNULL AND state = 'stopped'"

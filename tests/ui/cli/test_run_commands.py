@@ -89,6 +89,19 @@ def test_a_name_of_both_is_the_profile(workspace: Workspace, tmp_path: Path, mon
     assert "of the profile" not in said(workspace, "run", "--dry-run", "--", "env")
 
 
+@table(
+    ("words", "limit"),
+    [((), "8 h"), (("--time", "90s"), "1 min 30 s"), (("--time", "1d"), "1 d")],
+)
+def test_the_profile_limits_the_time_unless_the_command_does(
+    workspace: Workspace, tmp_path: Path, words: tuple[str, ...], limit: str
+) -> None:
+    profile = tmp_path / "night.yaml"
+    profile.write_text("command: echo done\ngpus: 0\ntime: 8h\n")
+    lines = said(workspace, "run", "--dry-run", str(profile), *words).splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("time limit")] == [limit]
+
+
 ERRORS = [
     (("trian.py",), "train.py"), (("nothing",), "file or program"), (("LR=1", "train.py"), "LR=1"), ((), "PROFILE"),
     (("--gpus", "1"), "PROFILE"), (("--set", "x=1", "train.py"), "typed"), (("run.yaml",), "run.yaml"),
