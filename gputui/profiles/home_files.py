@@ -6,6 +6,7 @@ Most homes have none of them, and the agent then does not import pydantic.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -49,8 +50,8 @@ class SettingsFile(Generic[T]):
         self._followed = version
 
 
-def mistakes(workspace: Workspace) -> list[str]:
-    """The first mistake in each settings file of a home, with its place."""
+def mistakes(workspace: Workspace, *, is_anothers: bool = False) -> list[str]:
+    """The first mistake in each settings file of a home, with its place. Another user may keep some private."""
     from gputui.profiles.targets import load_targets
 
     loaders: dict[Path, Callable[[Path], object]] = {
@@ -62,6 +63,8 @@ def mistakes(workspace: Workspace) -> list[str]:
     }
     found = []
     for path, load in loaders.items():
+        if is_anothers and path.exists() and not os.access(path, os.R_OK):
+            continue
         try:
             load(path)
         except ProfileError as error:

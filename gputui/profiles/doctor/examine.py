@@ -43,17 +43,17 @@ def current_interpreter() -> Interpreter:
 
 
 def examine(
-    workspace: Workspace, interpreter: Interpreter, now: float, *, bandwidth: bool = False
+    workspace: Workspace, interpreter: Interpreter, now: float, *, bandwidth: bool = False, is_readonly: bool = False
 ) -> list[CheckResult]:
     """Run all checks; ``now`` is UTC unix seconds. The slow readings run in parallel, each with a
-    deadline. With ``bandwidth`` the free GPUs are measured at the end."""
+    deadline. With ``bandwidth`` the free GPUs are measured at the end; a home ``is_readonly`` is not written to."""
     scenario = workspace.scenario if workspace.scenario.exists() else None
     with ThreadPoolExecutor(3) as pool:
         gpus_future = pool.submit(read_gpus, scenario)
         python_future = pool.submit(
             ask_interpreter, interpreter.python, interpreter.environ, interpreter.workdir, needed=(TORCHRUN_MODULE,)
         )
-        home_future = pool.submit(check_home, workspace, now)
+        home_future = pool.submit(check_home, workspace, now, is_readonly=is_readonly)
         host = check_host()
         noted = _noted_gpus(workspace)
     gpus = gpus_future.result()

@@ -41,6 +41,7 @@ WRITE_BYTES = 64 * 2**20
 WRITE_DEADLINE_SECONDS = 10.0
 QUICK_CHECK_SECONDS = 3.0
 TOO_FULL = "too full to try"
+ONLY_READ = "not measured in a home that is only read here"
 _STEPS_BETWEEN_CHECKS = 10_000
 _CHUNK_BYTES = 4 * 2**20
 
@@ -57,18 +58,22 @@ class AgentReading(Struct, frozen=True):
     is_stopped: bool = False
 
 
-def check_home(workspace: Workspace, now: float) -> list[CheckResult]:
-    """All checks of a home, in the order in which they are shown; ``now`` is UTC unix seconds. Writes a temporary file
-    of 64 MiB into the state directory, or above it if that does not exist."""
+def check_home(workspace: Workspace, now: float, *, is_readonly: bool = False) -> list[CheckResult]:
+    """All checks of a home, in the order in which they are shown; ``now`` is UTC unix seconds. Unless ``is_readonly``,
+    writes a temporary file of 64 MiB into the state directory, or above it if that does not exist."""
     state = str(workspace.state)
     place = next(folder for folder in (workspace.state, *workspace.state.parents) if folder.is_dir())
+    speed: tuple[float | None, str | None] = (None, ONLY_READ)
+    recipients: Sequence[tuple[str, str | None]] | None = None
+    if not is_readonly:
+        speed, recipients = measure_write(place), _recipients(workspace)
     return [
         check_disk(state, disk_room(place)),
-        check_write(state, *measure_write(place)),
+        check_write(state, *speed),
         check_file_system(state, file_system_of(place, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))),
         check_database(state, *read_database(workspace.database)),
-        check_settings(mistakes(workspace)),
-        check_messages(_recipients(workspace)),
+        check_settings(mistakes(workspace, is_anothers=is_readonly)),
+        check_messages(recipients),
         check_agent(_agent(workspace, now)),
         check_other_agents(_other_agents(workspace)),
         *check_disk_use(workspace),
@@ -88,7 +93,7 @@ def check_disk(state: str, room: tuple[int, int] | None) -> CheckResult:
 
 def check_write(state: str, bytes_per_second: float | None, problem: str | None) -> CheckResult:
     """Check the write speed, which checkpoints depend on."""
-    if problem == TOO_FULL:
+    if problem in (TOO_FULL, ONLY_READ):
         return CheckResult("disk speed", "skip", problem)
     if bytes_per_second is None:
         return CheckResult("disk speed", "fail", f"{state}: {problem}", "check permissions, the mount and dmesg")
@@ -125,13 +130,18 @@ def check_database(state: str, found: str, size_bytes: int | None, schema: int |
 def check_settings(found: Sequence[str]) -> CheckResult:
     """Check that the settings files of the home have no mistakes, by the first one of each."""
     if not found:
-        return CheckResult("settings", "pass", "no mistake in alerts, notify, gpus, record and targets.yaml")
+        return CheckResult(
+            "settings", "pass", "no mistake in alerts, notify, gpus, record and targets.yaml as far as readable"
+        )
     remedy = "correct it: until then what the file said before counts, or nothing"
     return CheckResult("settings", "fail", "; ".join(found), remedy)
 
 
-def check_messages(recipients: Sequence[tuple[str, str | None]]) -> CheckResult:
-    """Check that messages can be sent: ``recipients`` are labels, each with what keeps messages from it."""
+def check_messages(recipients: Sequence[tuple[str, str | None]] | None) -> CheckResult:
+    """Check that messages can be sent: ``recipients`` are labels, each with what keeps messages from it; None in
+    another's home."""
+    if recipients is None:
+        return CheckResult("messages", "skip", "who is told of what is its owner's")
     if not recipients:
         return CheckResult("messages", "skip", "notify.yaml names nobody to be told when runs end or fail")
     obstacles = dict.fromkeys(obstacle for _, obstacle in recipients if obstacle is not None)

@@ -41,7 +41,7 @@ def command(session: Session, profile: str | None, as_json: bool, bandwidth: boo
     from gputui.profiles.doctor.examine import examine
 
     interpreter = _interpreter(session, profile)
-    results = examine(session.workspace, interpreter, time.time(), bandwidth=bandwidth)
+    results = examine(session.workspace, interpreter, time.time(), bandwidth=bandwidth, is_readonly=session.is_readonly)
     if as_json:
         print_json([result.to_json() for result in results])
     else:

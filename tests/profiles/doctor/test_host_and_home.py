@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import locate
@@ -55,8 +56,8 @@ JUDGED: dict[str, list[CheckResult]] = {
     "skip": [
         host.check_shm(None), host.check_clock(None), host.check_linger(None),
         host.check_oom_kills(None, None), home.check_disk("/s", None),
-        home.check_write("/s", None, home.TOO_FULL), home.check_file_system("/s", None),
-        home.check_database("/s", "slow", 2**20, 12),
+        home.check_write("/s", None, home.TOO_FULL), home.check_write("/s", None, home.ONLY_READ),
+        home.check_file_system("/s", None), home.check_database("/s", "slow", 2**20, 12),
         home.check_database("/s", "missing", None, None), home.check_agent(None), home.check_messages([]),
     ],
 }  # fmt: skip
@@ -73,13 +74,21 @@ def test_this_machine_is_checked(tmp_path: Path) -> None:
     assert len({result.name for result in results}) == len(results) == 19
 
 
-def test_mistakes_in_settings_are_found(tmp_path: Path) -> None:
+def test_a_home_that_is_only_read_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "measure_write", lambda _folder: pytest.fail("it was written to"))
+    results = {result.name: result for result in home.check_home(locate(tmp_path, {}), 1e9, is_readonly=True)}
+    assert results["disk speed"].status == "skip"
+
+
+def test_mistakes_in_settings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = locate(tmp_path, {})
     assert mistakes(workspace) == []
     workspace.notify.write_text("- {to: tell, event: [alert]}\n")
     workspace.gpus.write_text("usee: [0]\n")
     found = mistakes(workspace)
     assert [mentions(text, name, ":1") for text, name in zip(found, ("notify.yaml", "gpus.yaml"), strict=True)]
+    monkeypatch.setattr(os, "access", lambda path, _: path != workspace.gpus)
+    assert len(mistakes(workspace)) == 2 and len(mistakes(workspace, is_anothers=True)) == 1
     assert home.check_settings(found).status == "fail" and home.check_settings([]).status == "pass"
 
 
