@@ -38,6 +38,7 @@ SIZE_SECONDS = 2.0
 _STATES = [str(state) for state in RunState if state is not RunState.UNKNOWN]
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
 class _Age(click.ParamType[float]):
@@ -52,7 +53,7 @@ class _Age(click.ParamType[float]):
         return seconds
 
 
-def filter_options(tag: str = "--tag") -> Callable[[Function], Function]:
+def filter_options(tag: str = "--tag") -> Decorator:
     """Options that choose runs, handed over as ``only``; ``tag`` is the name of the one for tags."""
     options = (
         click.option(
@@ -82,25 +83,34 @@ def filter_options(tag: str = "--tag") -> Callable[[Function], Function]:
             shell_complete=completers.studies,
             help="Only trials of this study.",
         ),
-        click.option("--older", type=_Age(), metavar="TIME", help="Only what ended, or if active began, before: 30d."),
+        click.option(
+            "--older",
+            "older_seconds",
+            type=_Age(),
+            metavar="TIME",
+            help="Only what ended, or if active began, before: 30d.",
+        ),
     )
+    return _handed_over("only", RunFilter, RunFilter.__struct_fields__, options)
+
+
+def _handed_over(
+    name: str, make: Callable[..., object], fields: Sequence[str], options: Sequence[Decorator]
+) -> Decorator:
+    """Options whose values, by the names of ``fields``, a command gets as one argument that ``make`` makes of them."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def call(
-            *args: Any, states: Any, tags: Any, profiles: Any, studies: Any, older: float | None, **rest: Any
-        ) -> Any:
-            return function(*args, only=RunFilter(states, profiles, studies, tags, older), **rest)
+        def call(*args: Any, **values: Any) -> Any:
+            argument = make(**{field: values.pop(field) for field in fields})
+            return function(*args, **values, **{name: argument})
 
-        return _with(options, call)
+        decorated: Function = call
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
 
     return decorate
-
-
-def _with(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 class RunChoice(NamedTuple):
@@ -118,7 +128,7 @@ class RunChoice(NamedTuple):
             fail(f"{' and '.join(options)} is for one run, named by its id", Exit.USAGE)
 
 
-def several_runs(tag: str = "--tag") -> Callable[[Function], Function]:
+def several_runs(tag: str = "--tag") -> Decorator:
     """Arguments and options of a command that acts on several runs, handed over as ``choice``."""
     options = (
         click.argument("names", nargs=-1, metavar="[RUN]…", shell_complete=completers.runs_to_act_on),
@@ -127,17 +137,7 @@ def several_runs(tag: str = "--tag") -> Callable[[Function], Function]:
         click.option("--dry-run", "is_rehearsal", is_flag=True, help="Only list the runs."),
         json_option,
     )
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def call(
-            *args: Any, names: Any, only: RunFilter, is_sure: bool, is_rehearsal: bool, as_json: bool, **rest: Any
-        ) -> Any:
-            return function(*args, choice=RunChoice(names, only, is_sure, is_rehearsal, as_json), **rest)
-
-        return _with(options, call)
-
-    return decorate
+    return _handed_over("choice", RunChoice, RunChoice._fields, options)
 
 
 def is_no_rehearsal(options: Mapping[str, Any]) -> bool:
