@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gputui.core.units import count, duration, gpu_hours
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.checkpoint_names import tells_step
-from gputui.store.attempts import Attempt
+from gputui.store.attempts import SECONDS_PER_HOUR, Attempt
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import DecisionView, IncidentView
 
@@ -167,9 +167,8 @@ def _cost(
     # After a stop the GPUs were free until a person asked for the next attempt.
     ended = attempt.ended_at if attempt.ended_at is not None else following.created_at
     idle_from = following.created_at if is_stopped else ended
-    own = max(0.0, ended - begin) * (attempt.gpu_count or 0)
-    next_one = max(0.0, end - idle_from) * (following.gpu_count or 0)
-    return Cost(steps, max(0.0, end - begin), (own + next_one) / 3600.0)
+    own, next_one = attempt.gpu_seconds(begin, ended), following.gpu_seconds(idle_from, end)
+    return Cost(steps, max(0.0, end - begin), ((own or 0.0) + (next_one or 0.0)) / SECONDS_PER_HOUR)
 
 
 def _lost_steps(attempt: Attempt, kept: int | None, clock: StepTimes) -> int | None:

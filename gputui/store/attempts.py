@@ -20,11 +20,21 @@ from gputui.store.rows import named_rows, records
 Json = Any
 
 
+class FellowStay(Struct, frozen=True):
+    """An attempt of another run on the same GPU from ``begin`` to ``end`` (None: still there). ``weight`` is the part
+    of the GPU that it asked for, in units of what the run asked for that it shared with."""
+
+    run_id: str
+    begin: float
+    end: float | None
+    weight: float = 1.0
+
+
 class Attempt(Struct, frozen=True):
     """One attempt of a run: its inputs and its end. Its command has ended at ``exited_at``, and what
     it left was examined by ``ended_at``, which is the same time then. ``executor`` has the fields of
     its process's `runs.identity.ProcessIdentity`, None until that is known; ``placement`` is where a
-    target runs it, as it was reported last."""
+    target runs it, as it was reported last. ``fellows`` are those with which it shared its GPU."""
 
     run_id: str
     number: int
@@ -47,6 +57,7 @@ class Attempt(Struct, frozen=True):
     stop_requested: str | None = None
     executor: tuple[int, int, str] | None = None
     placement: PlacementView | None = None
+    fellows: tuple[FellowStay, ...] = ()
 
     @property
     def gpu_count(self) -> int | None:
@@ -66,6 +77,11 @@ class Attempt(Struct, frozen=True):
         end = self.ended_at if self.exited_at is None else self.exited_at
         return max(0.0, (now if end is None else end) - self.started_at)
 
+    def gpu_seconds(self, begin: float, end: float) -> float | None:
+        """What a stretch of it (UTC unix seconds) counts: its part of the time of each GPU; None if their number is
+        unknown."""
+        return None if self.gpu_count is None else self.gpu_count * own_seconds(begin, end, self.fellows)
+
 
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
     """The attempts of a run in order; at a past time each without later changes."""
@@ -81,8 +97,21 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
     executor = "iif(shim_pid NOTNULL, json_array(shim_pid, shim_start_ticks, boot_id), NULL) AS executor"
     query = f"SELECT *, {executor} FROM attempts WHERE {condition}"  # noqa: S608 - fixed conditions
     attempts = records(connection, Attempt, query, *values)
-    placed = placements.of_run(connection, attempts[0].run_id) if attempts else {}
-    return [replace(attempt, placement=placed.get(attempt.number)) for attempt in attempts] if placed else attempts
+    if not attempts:
+        return []
+    run_id = attempts[0].run_id
+    if placed := placements.of_run(connection, run_id):
+        return [replace(attempt, placement=placed.get(attempt.number)) for attempt in attempts]
+    if _share_of(connection, run_id) is None:
+        return attempts
+    return [replace(row, fellows=tuple(fellows(connection, run_id, row.number))) for row in attempts]
+
+
+def _share_of(connection: sqlite3.Connection, run_id: str) -> tuple[str | None, float] | None:
+    """The study of a run, and the part of a GPU that it asked for; None if it has whole ones."""
+    query = "SELECT study_id, iif(json_valid(spec), spec ->> '$.gpus.share', 1.0) AS share FROM runs WHERE run_id = ?"
+    row: tuple[str | None, float] | None = connection.execute(f"{query} AND share < 1", (run_id,)).fetchone()
+    return row
 
 
 def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
@@ -105,30 +134,23 @@ def seconds_since_asked(connection: sqlite3.Connection, run_id: str, now: float)
     return sum(attempt.ran_seconds(now) or 0.0 for attempt in attempts)
 
 
-class FellowStay(Struct, frozen=True):
-    """An attempt of another run on the same GPU from ``begin`` to ``end`` (None: still there)."""
-
-    run_id: str
-    begin: float
-    end: float | None
-
-
 def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[FellowStay]:
     """The runs with which an attempt shared its GPU at any time, first to last."""
-    shares = "SELECT study_id FROM runs WHERE run_id = ? AND spec ->> '$.gpus.share' < 1"
-    if (row := connection.execute(shares, (run_id,)).fetchone()) is None:
+    if (asked := _share_of(connection, run_id)) is None:
         return []
+    study_id, share = asked
     # Written out, because IS would not use the index of trials.
-    others = "other.study_id IS NULL" if row[0] is None else "other.study_id = :study"
+    others = "other.study_id IS NULL" if study_id is None else "other.study_id = :study"
     rows = connection.execute(
-        "SELECT b.run_id, b.started_at, b.ended_at FROM attempts AS a "  # noqa: S608 - one of two fixed texts
+        "SELECT b.run_id, b.started_at, b.ended_at, "  # noqa: S608 - one of two fixed texts
+        "coalesce(iif(json_valid(other.spec), other.spec ->> '$.gpus.share', 1.0), 1.0) / :share FROM attempts AS a "
         f"JOIN runs AS other ON {others} AND other.run_id != a.run_id "
         "AND coalesce(other.ended_at, 9e999) > a.started_at "
         "JOIN attempts AS b ON b.run_id = other.run_id AND b.gpus = a.gpus "
         "WHERE a.run_id = :run AND a.number = :number AND a.gpus != '[]' "
         "AND b.started_at < coalesce(a.ended_at, 9e999) AND coalesce(b.ended_at, 9e999) > a.started_at "
         "ORDER BY b.started_at, b.run_id",
-        {"run": run_id, "number": number, "study": row[0]},
+        {"run": run_id, "number": number, "study": study_id, "share": share},
     )
     return [FellowStay(*row) for row in rows]
 
@@ -184,23 +206,25 @@ def energy_between(
     return total
 
 
-def own_seconds(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
-    """A run's share of a GPU's time, which is divided equally with the ``others`` (begin, end)."""
-    return sum(seconds / (1 + count) for seconds, count in _shared_parts(begin, end, others))
+def own_seconds(begin: float, end: float, others: Sequence[FellowStay]) -> float:
+    """A run's part of a GPU's time: what is used by several is divided by what they asked for."""
+    return sum(seconds / (1 + weight) for seconds, weight in _shared_parts(begin, end, others))
 
 
-def alone_seconds(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
+def alone_seconds(begin: float, end: float, others: Sequence[FellowStay]) -> float:
     """The part of that time in which none of the ``others`` used the GPU."""
-    return sum(seconds for seconds, count in _shared_parts(begin, end, others) if not count)
+    return sum(seconds for seconds, weight in _shared_parts(begin, end, others) if not weight)
 
 
-def _shared_parts(begin: float, end: float, others: Sequence[tuple[float, float]]) -> Iterator[tuple[float, int]]:
-    """Parts of the time with a constant set of users: duration, and number of others."""
+def _shared_parts(begin: float, end: float, others: Sequence[FellowStay]) -> Iterator[tuple[float, float]]:
+    """Parts of the time with a constant set of users: duration, and weight of the others together."""
     if end <= begin:
         return  # the clock was set back
-    overlaps = [(max(begin, since), min(end, until)) for since, until in others if since < end and until > begin]
-    for earlier, later in itertools.pairwise(sorted({begin, end, *itertools.chain.from_iterable(overlaps)})):
-        yield later - earlier, sum(since <= earlier and later <= until for since, until in overlaps)
+    stays = [(max(begin, stay.begin), end if stay.end is None else min(end, stay.end), stay.weight) for stay in others]
+    overlaps = [(since, until, weight) for since, until, weight in stays if since < until]
+    moments = {begin, end, *(moment for since, until, _ in overlaps for moment in (since, until))}
+    for earlier, later in itertools.pairwise(sorted(moments)):
+        yield later - earlier, sum(weight for since, until, weight in overlaps if since <= earlier and later <= until)
 
 
 SECONDS_PER_HOUR = 3600.0
@@ -249,16 +273,15 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
     )
     costs = []
     for attempt, row in zip(read_attempts(connection, run_id), rows, strict=True):
-        gpu_count, begin, seconds, hours = attempt.gpu_count, attempt.started_at, attempt.ran_seconds(now), None
-        if begin is not None and seconds is not None and gpu_count is not None:
-            stays = fellows(connection, run_id, attempt.number)
-            others = [(stay.begin, now if stay.end is None else stay.end) for stay in stays]
-            hours = gpu_count * own_seconds(begin, begin + seconds, others) / SECONDS_PER_HOUR
+        begin, seconds, gpu_seconds = attempt.started_at, attempt.ran_seconds(now), None
+        if begin is not None and seconds is not None:
+            gpu_seconds = attempt.gpu_seconds(begin, begin + seconds)
+        hours = None if gpu_seconds is None else gpu_seconds / SECONDS_PER_HOUR
         # The energy of a target's GPUs is never known.
         is_settled = attempt.placement is not None or row["settled"] >= len(attempt.gpus)
         is_final = attempt.ended_at is not None and is_settled
         measured = (row["joules"], row["measured"], is_final)
-        costs.append(AttemptCost(attempt.number, gpu_count or 0, seconds, hours, *measured))
+        costs.append(AttemptCost(attempt.number, attempt.gpu_count or 0, seconds, hours, *measured))
     return total(costs)
 
 

@@ -6,7 +6,6 @@ Every function works inside the caller's transaction. Only `StudyWriter.end_open
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.core.units import count, metric_value
 from gputui.runs.repository import transaction
 from gputui.store import commands
-from gputui.store.attempts import alone_seconds, fellows, read_attempts
+from gputui.store.attempts import alone_seconds, read_attempts
 from gputui.store.events import Severity, add_event
 from gputui.store.rows import insert, update
 from gputui.store.studies import (
@@ -130,9 +129,7 @@ def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
         if attempt.placement is not None:
             gpu_seconds += (attempt.gpu_count or 0) * attempt.placement.ran_seconds
         elif attempt.started_at is not None and attempt.ended_at is not None:
-            sharing = fellows(connection, run_id, attempt.number)
-            others = [(other.begin, math.inf if other.end is None else other.end) for other in sharing]
-            gpu_seconds += len(attempt.gpus) * alone_seconds(attempt.started_at, attempt.ended_at, others)
+            gpu_seconds += len(attempt.gpus) * alone_seconds(attempt.started_at, attempt.ended_at, attempt.fellows)
     connection.execute(
         "UPDATE studies SET removed_gpu_seconds = removed_gpu_seconds + ? "
         "WHERE study_id = (SELECT study_id FROM runs WHERE run_id = ?)",

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gputui.recovery.costs import Cost, costs, total
 from gputui.recovery.resumptions import Resumption
 from gputui.recovery.story import tell
-from gputui.store.attempts import Attempt
+from gputui.store.attempts import Attempt, FellowStay
 from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -196,6 +196,12 @@ def one(attempts: list[Attempt], clock: Clock, verdict: str = "retry") -> Cost:
 def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
     cost = one([FIRST, second()], Clock(TIMES))
     assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx(30 * 2 / 3600))
+
+
+def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
+    beside = (FellowStay("b-1", 0.0, None),)
+    shared = [replace(each, gpus=("a",), fellows=beside) for each in (FIRST, second())]
+    assert one(shared, Clock(TIMES)).lost_gpu_hours == pytest.approx(30 / 2 / 3600)
 
 
 def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:

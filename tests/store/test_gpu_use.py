@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from gputui.store.attempts import alone_seconds, consumed_joules, energy_between, own_seconds
+from gputui.store.attempts import (
+    FellowStay,
+    alone_seconds,
+    consumed_joules,
+    energy_between,
+    own_seconds,
+    read_attempts,
+    run_cost,
+)
 from gputui.store.gpu_use import GpuCounts, Stay, gpu_counts, past_peaks, study_peaks
 from gputui.store.hardware import GpuView, Idleness, idleness, present_since, read_gpus
 from gputui.ui.tui.data.machine import IdleReader
@@ -41,12 +49,31 @@ def test_time_that_several_share_is_divided_among_them() -> None:
         ([], 12.0, 12.0),
         ([(0.0, 100.0)], 6.0, 0.0),
         ([(4.0, 10.0)], 9.0, 6.0),
-        ([(-5.0, 3.0), (9.0, float("inf"))], 9.0, 6.0),
+        ([(-5.0, 3.0), (9.0, None)], 9.0, 6.0),
         ([(0.0, 6.0), (3.0, 9.0)], 1.5 + 1.0 + 1.5 + 3.0, 3.0),
         ([(12.0, 20.0), (-3.0, 0.0)], 12.0, 12.0),
     ]:
-        assert own_seconds(0.0, 12.0, others) == pytest.approx(own)
-        assert alone_seconds(0.0, 12.0, others) == pytest.approx(alone)
+        stays = [FellowStay("b-1", begin, end) for begin, end in others]
+        assert own_seconds(0.0, 12.0, stays) == pytest.approx(own)
+        assert alone_seconds(0.0, 12.0, stays) == pytest.approx(alone)
+
+
+def test_time_is_divided_by_what_each_asked_for(filler: Filler) -> None:
+    filler.gpus(1)
+    for run_id, share in (("a-1", 0.25), ("b-1", 0.75), ("c-1", 1.0)):
+        filler.run(run_id, "failed", attempt=2, gpus=(0,), started_ago=7200.0, ended_ago=0.0)
+        filler.connection.execute(
+            "UPDATE runs SET spec = json_set(spec, '$.gpus.share', ?) WHERE run_id = ?", (share, run_id)
+        )
+    filler.attempt("a-1", 1, "failed", gpus=(0,), started_ago=7200.0, ended_ago=3600.0)
+    filler.attempt("a-1", 2, "failed", gpus=(0,), started_ago=3600.0, ended_ago=0.0)
+    filler.attempt("b-1", 1, "failed", gpus=(0,), started_ago=3600.0, ended_ago=0.0)
+    hours = {run_id: run_cost(filler.connection, run_id, NOW).gpu_hours for run_id in ("a-1", "b-1")}
+    assert hours == pytest.approx({"a-1": 1.25, "b-1": 0.75})
+    alone, beside = read_attempts(filler.connection, "a-1")
+    assert alone.gpu_seconds(NOW - 7200, NOW - 3600) == pytest.approx(3600)
+    assert beside.gpu_seconds(NOW - 3600, NOW - 1800) == pytest.approx(450)
+    assert [(stay.run_id, stay.weight) for stay in beside.fellows] == [("b-1", 3.0)]
 
 
 def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Filler) -> None:

@@ -48,7 +48,7 @@ def _count_readings(
     until, counter, energy = (began - BORDER_SECONDS, None, None) if row is None else row[:3]
     last = now if ended is None else ended + BORDER_SECONDS
     readings, reached = _readings(connection, key[2], until, last)
-    others = [(stay.begin, math.inf if stay.end is None else stay.end) for stay in fellows(connection, key[0], key[1])]
+    others = fellows(connection, key[0], key[1])
     for at, joules in readings:
         if counter is not None:
             begin, end = max(until, began), at if ended is None else min(at, ended)
