@@ -27,15 +27,15 @@ def _to(given: object) -> object:
     # Both forms may contain secrets, so neither is shown.
     words = given
     if isinstance(given, str):
-        if _SCHEME.match(given):
-            # apprise takes several addresses in one text, but each is a recipient with messages of its own.
-            if re.search(r"\s", given):
-                raise problem("an address has no spaces: write %20 for one, and an entry for each address")
-            return given
         try:
             words = shlex.split(given)
         except ValueError:
             raise problem("the command has an open quote") from None
+    if isinstance(words, list) and words and isinstance(words[0], str) and _SCHEME.match(words[0]):
+        # apprise takes several addresses in one text, but each is a recipient with messages of its own.
+        if not isinstance(given, str) or len(given.split()) > 1:
+            raise problem("an address has no spaces: write %20 for one, and an entry for each address")
+        return given.strip()
     if (
         not isinstance(words, list)
         or not words

@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
@@ -74,17 +75,25 @@ def obstacle_to(recipient: Recipient) -> str | None:
     """What keeps every message from being sent, as far as it is known without sending one."""
     if not isinstance(recipient.to, str):
         program = recipient.to[0]
-        return None if shutil.which(program) else f"the command {program} is not found on this machine"
+        if shutil.which(program):
+            return None
+        if Path(program).is_file():
+            return f"the command {program} is not executable: chmod +x makes it so"
+        return f"the command {program} is not found on this machine"
     try:
         import apprise
     except ImportError:
         return NOT_INSTALLED
     # apprise logs why an address is wrong, with the address.
     with apprise.LogCapture():  # type: ignore[no-untyped-call]
-        is_known = apprise.Apprise().add(recipient.to)
-    if is_known:
-        return None
-    return f"apprise knows no such {recipient.label}:// address; https://appriseit.com/services/ lists them"
+        service = apprise.Apprise.instantiate(recipient.to)
+    address = f"this {recipient.label}:// address"
+    if service is None:
+        return f"apprise cannot use {address}; https://appriseit.com/services/ shows the form of each service"
+    if len(service) > 1:
+        # If one of them failed, a second try would tell all others again.
+        return f"{address} has {len(service)} recipients; notify.yaml takes an entry for each"
+    return None
 
 
 class Owed(Struct, frozen=True):

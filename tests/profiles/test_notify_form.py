@@ -27,6 +27,7 @@ def test_addresses_and_commands() -> None:
         Recipient(("mail", "-s", "my gputui", "me@example.org"), ("run_failed", "run_succeeded"), "warning"),
         Recipient(("tell", "on", "1.10")),
     )
+    assert read_recipients("- to: ' ntfy://x '", FILE) == (Recipient("ntfy://x"),)
     assert read_recipients("", FILE) == read_recipients("# nobody\n", FILE) == ()
 
 
@@ -46,6 +47,7 @@ def test_addresses_and_commands() -> None:
         ("- to: mail 's3cret", 1, "0.to", None),
         ("- to: mailtos://me:s3cret word@example.org", 1, "0.to", None),
         ("- to: ntfy://x ntfy://y", 1, "0.to", None),
+        ("- to: [ntfy://x, ntfy://y]", 1, "0.to", None),
         ("- to: {s3cret: 1}", 1, "0.to", None),
         ("- to: ntfy://x\n  to: ntfy://y", 2, "0.to", None),
     ],

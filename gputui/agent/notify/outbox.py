@@ -68,7 +68,7 @@ class Outbox:
             if sender is not None:
                 sender.wait()
             if notice_id in owed:
-                self._settle(owed[notice_id], _problem_in(path))
+                self._settle(owed[notice_id], _receipt_in(path))
             path.unlink(missing_ok=True)
             del self.senders[notice_id]
 
@@ -92,7 +92,8 @@ class Outbox:
         except msgspec.MsgspecError:
             self._give_up(message, "its row in the database is damaged")
         except OSError as error:
-            self._settle(message, f"no process can be started for it: {error.strerror or error}")
+            problem = f"no process can be started for it: {error.strerror or error}"
+            self._settle(message, Receipt(problem, unsent=True))
 
     def _start(self, notice_id: int, delivery: Delivery) -> subprocess.Popen[bytes]:
         """Start a sender, which inherits the lock on the file of its message. Raises OSError."""
@@ -118,19 +119,27 @@ class Outbox:
             stdin.write(msgspec.json.encode(delivery))
         return sender
 
-    def _settle(self, message: Owed, problem: str | None) -> None:
-        connection, now = self.context.connection, self.context.now()
-        if problem is not None and now - message.at >= TOO_OLD_SECONDS:
-            self._give_up(message, problem)
-            return
-        with transaction(connection):
-            if problem is None:
+    def _settle(self, message: Owed, receipt: Receipt) -> None:
+        connection, now, problem = self.context.connection, self.context.now(), receipt.problem
+        if problem is None:
+            with transaction(connection):
                 notices.note_sent(connection, message.notice_id, now)
                 self._note("notice_sent", f"told {message.label}: {message.content.title}", message)
-                return
-            # The try that failed is counted already, unless no process could be started.
-            seconds = AGAIN_SECONDS[min(max(0, message.tries - 1), len(AGAIN_SECONDS) - 1)]
-            notices.note_delay(connection, message.notice_id, now + seconds, problem)
+        elif not receipt.unsent:
+            with transaction(connection):
+                notices.note_sent(connection, message.notice_id, now)
+                text = f"told {message.label}: {message.content.title}; {problem}"
+                self._note("notice_sent", text, message, "warning")
+        elif now - message.at >= TOO_OLD_SECONDS:
+            self._give_up(message, problem)
+        else:
+            self._delay(message, problem)
+
+    def _delay(self, message: Owed, problem: str) -> None:
+        # The try that failed is counted already, unless no process could be started.
+        seconds = AGAIN_SECONDS[min(max(0, message.tries - 1), len(AGAIN_SECONDS) - 1)]
+        with transaction(self.context.connection) as connection:
+            notices.note_delay(connection, message.notice_id, self.context.now() + seconds, problem)
             if message.problem != problem:
                 text = f"{message.label} was not told: {problem}; trying again in {duration(seconds)}"
                 self._note("notice_delayed", text, message, "warning")
@@ -153,9 +162,9 @@ def _first_of_each(owed: Iterable[Owed]) -> Iterable[Owed]:
     return first.values()
 
 
-def _problem_in(path: Path) -> str | None:
-    """The problem in the result of a sender that has ended; None if it sent the message."""
+def _receipt_in(path: Path) -> Receipt:
+    """The result of a sender that has ended."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Receipt).problem
+        return msgspec.json.decode(path.read_bytes(), type=Receipt)
     except (OSError, msgspec.MsgspecError):
-        return KILLED
+        return Receipt(KILLED, unsent=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,14 +20,18 @@ from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean, clip
 from gputui.runs.notices import Message, Recipient, obstacle_to
 
-# The end of a process that hangs; longer than a command and the time limits of apprise.
-SEND_SECONDS = 60
-COMMAND_SECONDS = 30.0
+# Services and mail servers may be slow, and one that is given up too early is sent the message twice.
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+COMMAND_SECONDS = 120.0
+# The end of a process that hangs.
+SEND_SECONDS = 180
 PROBLEM_CELLS = 200
 STDERR_BYTES = 1 << 16
 
@@ -39,28 +44,34 @@ class Delivery(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """Why a message could not be sent, redacted; None if it was."""
+    """What came of sending a message: a problem, redacted, and whether it surely was not sent. One that nobody has
+    answered may have arrived."""
 
-    problem: str | None
+    problem: str | None = None
+    unsent: bool = False
 
 
 def main() -> None:
     """Send the message on standard input, and write the receipt to the descriptor of the argument."""
     signal.alarm(SEND_SECONDS)
     delivery = msgspec.json.decode(sys.stdin.buffer.read(), type=Delivery)
-    receipt = Receipt(send(delivery))
-    os.pwrite(int(sys.argv[1]), msgspec.json.encode(receipt), 0)
+    os.pwrite(int(sys.argv[1]), msgspec.json.encode(send(delivery)), 0)
 
 
-def send(delivery: Delivery) -> str | None:
-    """Send a message; return the problem, redacted, or None."""
+def send(delivery: Delivery) -> Receipt:
+    """Send a message."""
     to, message = delivery.recipient.to, delivery.message
     if isinstance(to, str):
-        problem = obstacle_to(delivery.recipient) or _post(to, message)
-        secrets = {to, *secrets_in(os.environ, {}, (to,))}
+        obstacle = obstacle_to(delivery.recipient)
+        if obstacle is not None:
+            return Receipt(obstacle, unsent=True)
+        receipt, secrets = _post(to, message), {to, *secrets_in(os.environ, {}, (to,))}
     else:
         problem, secrets = run_command(to, message), secrets_in(os.environ, {}, to)
-    return None if problem is None else clip(clean(Redactor(secrets).text(problem)), PROBLEM_CELLS)
+        receipt = Receipt(problem, unsent=problem is not None)
+    if receipt.problem is None:
+        return receipt
+    return replace(receipt, problem=clip(clean(Redactor(secrets).text(receipt.problem)), PROBLEM_CELLS))
 
 
 def run_command(command: tuple[str, ...], message: Message, seconds: float = COMMAND_SECONDS) -> str | None:
@@ -104,23 +115,28 @@ def environment_of(fields: Mapping[str, str]) -> dict[str, str]:
     return {f"GPUTUI_{name.upper()}": value for name, value in fields.items()}
 
 
-def _post(address: str, message: Message) -> str | None:
-    """Send a message by apprise; return the problem, or None."""
+def _post(address: str, message: Message) -> Receipt:
+    """Send a message by apprise."""
     import apprise
 
+    apprise.URLBase.socket_connect_timeout = CONNECT_SECONDS
+    apprise.URLBase.socket_read_timeout = ANSWER_SECONDS
     service = apprise.Apprise(address)
     # apprise tells of reasons only by its log.
-    with apprise.LogCapture(level=logging.INFO, fmt="%(message)s") as captured:  # type: ignore[no-untyped-call]
+    with apprise.LogCapture(level=logging.DEBUG, fmt="%(levelname)s %(message)s") as captured:  # type: ignore[no-untyped-call]
         is_sent = service.notify(
             body=message.body,
             title=message.title,
             notify_type=_type_of(message),
             body_format=apprise.NotifyFormat.TEXT,
         )
-        printed = captured.getvalue().strip().splitlines()
+        log = captured.getvalue()
     if is_sent:
-        return None
-    return printed[-1].rstrip(".") if printed else "the service did not take it"
+        return Receipt()
+    if "Read timed out" in log:
+        return Receipt("it did not answer in time; the message may have arrived, and is not sent again")
+    reasons = re.findall(r"^(?:INFO|WARNING|ERROR) (.+?)\.?$", log, re.MULTILINE)
+    return Receipt(reasons[-1] if reasons else "the service did not take it", unsent=True)
 
 
 def _type_of(message: Message) -> str:

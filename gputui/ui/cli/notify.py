@@ -48,10 +48,11 @@ def test(session: Session, as_json: bool) -> None:
     message, results = trial_message(socket.gethostname()), []
     addresses = {recipient.to: recipient for recipient in recipients_of(session)}
     for recipient in addresses.values():
-        problem = send(Delivery(recipient, message))
-        results.append({"to": recipient.label, "sent": problem is None, "problem": problem})
+        receipt = send(Delivery(recipient, message))
+        results.append({"to": recipient.label, "sent": not receipt.unsent, "problem": receipt.problem})
         if not as_json:
-            say(f"✓ {recipient.label}: sent" if problem is None else f"✗ {recipient.label}: {problem}")
+            sign = "✗" if receipt.unsent else "✓"
+            say(f"{sign} {recipient.label}: {receipt.problem or 'sent'}")
     if as_json:
         print_json(results)
     if any(not result["sent"] for result in results):

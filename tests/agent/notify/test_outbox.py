@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sqlite3
 import sys
 from pathlib import Path
@@ -156,6 +157,16 @@ def test_a_sender_that_dies_before_it_reads_is_one_that_failed(office: Office, m
     office.now += AGAIN_SECONDS[0]
     office.turn(sends=True)
     assert office.told() == ["vit-3 failed"]
+
+
+def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace, connection: sqlite3.Connection) -> None:
+    office = Office(connection, workspace, workspace.state)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        office.recipient = Recipient(f"json://127.0.0.1:{server.getsockname()[1]}/x?rto=0.2")
+        office.recipients = {office.recipient.digest: office.recipient}
+        office.put("vit-3 failed")
+        office.turn(sends=True)
+    assert office.events() == [("notice_sent", "warning")] and not notices.is_owing(connection)
 
 
 def test_a_recipient_that_is_no_longer_named_is_not_told(office: Office) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gputui.agent.notify.sender import Delivery, run_command, send
+from gputui.agent.notify.sender import Delivery, Receipt, run_command, send
 from gputui.runs.identity import identify
-from gputui.runs.notices import Message, Recipient
+from gputui.runs.notices import Message, Recipient, obstacle_to
 from gputui.runs.shim import all_pids
 from tests.conftest import wait_until
 from tests.http_sinks import http_sink
@@ -26,6 +27,9 @@ left = subprocess.Popen(["sleep", "600"])
 pathlib.Path(sys.argv[1]).write_text(str(left.pid))
 time.sleep(float(sys.argv[2]))
 """
+
+
+SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
 
 
 def problem_of(*command: str, seconds: float = 30.0) -> str | None:
@@ -59,10 +63,17 @@ def test_a_command_that_never_ends_is_killed_with_what_it_started(tmp_path: Path
     wait_until(lambda: left not in all_pids() or identify(left) is None, what="the end of the process")
 
 
+def problem_with(recipient: Recipient) -> str:
+    """Why a message could not be sent."""
+    receipt = send(Delivery(recipient, MESSAGE))
+    assert receipt.unsent and receipt.problem is not None
+    return receipt.problem
+
+
 def test_secrets_of_a_command_are_not_told() -> None:
     complain = "import sys; sys.exit('mailbox of ' + sys.argv[2] + ' is full')"
-    problem = send(Delivery(Recipient((sys.executable, "-c", complain, "--api-key", "hunter-22")), MESSAGE))
-    assert "[redacted]" in (problem or "") and "hunter-22" not in (problem or "")
+    problem = problem_with(Recipient((sys.executable, "-c", complain, "--api-key", "hunter-22")))
+    assert mentions(problem, "[redacted]") and "hunter-22" not in problem
 
 
 @pytest.mark.parametrize(
@@ -74,7 +85,7 @@ def test_secrets_of_a_command_are_not_told() -> None:
 )
 def test_services_get_title_and_body(address: str, expected: dict[str, Any]) -> None:
     with http_sink() as sink:
-        assert send(Delivery(Recipient(address.format(port=sink.port)), MESSAGE)) is None
+        assert send(Delivery(Recipient(address.format(port=sink.port)), MESSAGE)) == Receipt()
         (received,) = sink.received
     assert expected.items() <= received.items()
 
@@ -84,7 +95,7 @@ def test_slack_gets_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with http_sink() as sink:
         monkeypatch.setattr(NotifySlack, "webhook_url", f"http://127.0.0.1:{sink.port}/services")
-        assert send(Delivery(Recipient("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#runs"), MESSAGE)) is None
+        assert send(Delivery(Recipient(f"{SLACK}/#runs"), MESSAGE)) == Receipt()
         (received,) = sink.received
     assert received["path"].startswith("/services/T1JJ3T3L2/A1BRTD4JD/")
     assert received["channel"] == "#runs" and MESSAGE.title in json.dumps(received)
@@ -93,11 +104,29 @@ def test_slack_gets_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_that_is_down_and_an_address_of_none() -> None:
     with http_sink() as sink:
         port = sink.port
-    problem = send(Delivery(Recipient(f"json://me:s3cret-pass@127.0.0.1:{port}/t0ken"), MESSAGE))
-    assert problem is not None and "s3cret-pass" not in problem
-    assert mentions(send(Delivery(Recipient("nosuch://x"), MESSAGE)), "apprise", "appriseit.com")
+    assert "s3cret-pass" not in problem_with(Recipient(f"json://me:s3cret-pass@127.0.0.1:{port}/t0ken"))
+    assert mentions(problem_with(Recipient("nosuch://x")), "nosuch://", "appriseit.com")
+
+
+def test_a_service_that_takes_a_message_and_does_not_answer_is_not_sent_it_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"json://127.0.0.1:{server.getsockname()[1]}/x?rto=0.2"
+        receipt = send(Delivery(Recipient(address), MESSAGE))
+    assert not receipt.unsent and mentions(receipt.problem, "did not answer")
+
+
+def test_what_can_be_known_without_sending(tmp_path: Path) -> None:
+    program = tmp_path / "tell"
+    assert mentions(obstacle_to(Recipient((str(program),))), "not found")
+    program.touch(0o600)
+    assert mentions(obstacle_to(Recipient((str(program),))), "chmod")
+    program.chmod(0o700)
+    assert obstacle_to(Recipient((str(program),))) is None
+    assert mentions(obstacle_to(Recipient("mailto://")), "mailto://", "appriseit.com")
+    assert mentions(obstacle_to(Recipient(f"{SLACK}/#runs/#night")), "2 recipients")
+    assert obstacle_to(Recipient(f"{SLACK}/#runs")) is None
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    assert mentions(send(Delivery(Recipient("ntfy://topic"), MESSAGE)), "pip install", "gputui[notify]")
+    assert mentions(problem_with(Recipient("ntfy://topic")), "pip install", "gputui[notify]")
