@@ -53,7 +53,7 @@ class Office:
         return outbox
 
     def put(self, title: str) -> None:
-        message = Message("run_failed", "error", title, fields={"title": title})
+        message = Message("run_failed", "error", title, ("Cause: x",), {"title": title})
         notices.put(self.connection, [self.recipient], message, now=self.now)
 
     def turn(self, *, sends: bool) -> None:
