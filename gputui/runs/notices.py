@@ -148,6 +148,12 @@ def owed(connection: sqlite3.Connection) -> list[Owed]:
     return records(connection, Owed, f"SELECT * FROM notices WHERE {_OWED} ORDER BY notice_id")  # noqa: S608
 
 
+def problem_of(recipient: Recipient, unsent: Sequence[Owed]) -> str | None:
+    """What keeps all messages from a recipient, or why the first of those in ``unsent`` was not sent."""
+    problems = (message.problem for message in unsent if message.recipient == recipient.digest and message.problem)
+    return obstacle_to(recipient) or next(problems, None)
+
+
 def is_owing(connection: sqlite3.Connection) -> bool:
     return connection.execute(f"SELECT 1 FROM notices WHERE {_OWED} LIMIT 1").fetchone() is not None  # noqa: S608
 

@@ -28,7 +28,7 @@ from gputui.profiles.home_files import load_recipients, mistakes
 from gputui.runs.agent_process import read_identity
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.identity import is_stopped
-from gputui.runs.notices import obstacle_to
+from gputui.runs.notices import Owed, owed, problem_of
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.version import VERSION
@@ -41,6 +41,7 @@ WRITE_BYTES = 64 * 2**20
 WRITE_DEADLINE_SECONDS = 10.0
 QUICK_CHECK_SECONDS = 3.0
 TOO_FULL = "too full to try"
+ANOTHERS = "who is told of what is its owner's"
 ONLY_READ = "not measured in a home that is only read here"
 _STEPS_BETWEEN_CHECKS = 10_000
 _CHUNK_BYTES = 4 * 2**20
@@ -64,15 +65,18 @@ def check_home(workspace: Workspace, now: float, *, is_readonly: bool = False) -
     state = str(workspace.state)
     place = next(folder for folder in (workspace.state, *workspace.state.parents) if folder.is_dir())
     speed: tuple[float | None, str | None] = (None, ONLY_READ)
-    recipients: Sequence[tuple[str, str | None]] | None = None
     if not is_readonly:
-        speed, recipients = measure_write(place), _recipients(workspace)
+        speed = measure_write(place)
+    is_anothers = workspace.state.is_dir() and not os.access(workspace.state, os.W_OK)
+    recipients: Sequence[tuple[str, str | None]] | str = ANOTHERS
+    if not is_anothers:
+        recipients = _recipients(workspace)
     return [
         check_disk(state, disk_room(place)),
         check_write(state, *speed),
         check_file_system(state, file_system_of(place, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))),
         check_database(state, *read_database(workspace.database)),
-        check_settings(mistakes(workspace, is_anothers=is_readonly)),
+        check_settings(mistakes(workspace, is_anothers=is_anothers)),
         check_messages(recipients),
         check_agent(_agent(workspace, now)),
         check_other_agents(_other_agents(workspace)),
@@ -137,26 +141,30 @@ def check_settings(found: Sequence[str]) -> CheckResult:
     return CheckResult("settings", "fail", "; ".join(found), remedy)
 
 
-def check_messages(recipients: Sequence[tuple[str, str | None]] | None) -> CheckResult:
-    """Check that messages can be sent: ``recipients`` are labels, each with what keeps messages from it; None in
-    another's home."""
-    if recipients is None:
-        return CheckResult("messages", "skip", "who is told of what is its owner's")
+def check_messages(recipients: Sequence[tuple[str, str | None]] | str) -> CheckResult:
+    """Check that messages can be sent: ``recipients`` are labels with what keeps messages from each, or why they are
+    not known."""
+    if isinstance(recipients, str):
+        return CheckResult("messages", "skip", recipients)
     if not recipients:
         return CheckResult("messages", "skip", "notify.yaml names nobody to be told when runs end or fail")
-    obstacles = dict.fromkeys(obstacle for _, obstacle in recipients if obstacle is not None)
-    if obstacles:
-        return CheckResult("messages", "fail", "; ".join(obstacles), "correct notify.yaml; gputui notify test")
+    problems = [f"{label}: {problem}" for label, problem in recipients if problem is not None]
+    if problems:
+        remedy = "correct notify.yaml if it is at fault; gputui notify test tries each"
+        return CheckResult("messages", "fail", "; ".join(dict.fromkeys(problems)), remedy)
     labels = ", ".join(dict.fromkeys(label for label, _ in recipients))
     return CheckResult("messages", "pass", f"to {labels}; gputui notify test sends one")
 
 
-def _recipients(workspace: Workspace) -> list[tuple[str, str | None]]:
+def _recipients(workspace: Workspace) -> list[tuple[str, str | None]] | str:
     try:
-        return [(recipient.label, obstacle_to(recipient)) for recipient in load_recipients(workspace.notify)]
+        recipients = load_recipients(workspace.notify)
     except ProfileError:
-        # The check of the settings tells of it.
-        return []
+        return "notify.yaml has a mistake; until it is corrected, the agent follows what it said before"
+    unsent: list[Owed] = []
+    with suppress(StoreError, sqlite3.Error), closing(open_reader(workspace.database)) as connection:
+        unsent = owed(connection)
+    return [(recipient.label, problem_of(recipient, unsent)) for recipient in recipients]
 
 
 def check_agent(agent: AgentReading | None) -> CheckResult:

@@ -15,6 +15,7 @@ from gputui.ui.cli.launch_spec import load_profile, refuse
 
 def machine_overrides(session: Session) -> overrides.Overrides:
     """The overrides in alerts.yaml; ends the command with one line per problem."""
+    session.need_own_settings()
     try:
         return load_alerts(session.workspace.alerts)
     except ProfileError as error:

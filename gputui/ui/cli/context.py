@@ -110,6 +110,7 @@ class Session(Struct, frozen=True):
 
     workspace: Workspace
     is_readonly: bool = False
+    is_anothers: bool = False
 
     def reader(self) -> sqlite3.Connection:
         """A read-only connection; ends the command if there is none. Warns of a stopped agent."""
@@ -130,6 +131,11 @@ class Session(Struct, frozen=True):
         """Warn if something is active and no agent supervises it."""
         if is_active and read_identity(self.workspace) is None:
             click.echo("gputui: no agent runs, so nothing is supervised or recorded; gputui agent start", err=True)
+
+    def need_own_settings(self) -> None:
+        """End the command in a home whose settings files are another user's."""
+        if self.is_anothers:
+            fail("the settings of this home are its owner's, and may not be in it", Exit.REFUSED)
 
     def need_agent(self) -> None:
         """Start an agent if none runs; ends the command if that fails. A read-only command goes on without."""

@@ -144,7 +144,8 @@ def command(
     unreachable, 130 interrupted.
     """
     workspace = locate(home, checkout=own_checkout())
-    ctx.obj = Session(workspace, is_readonly=readonly or is_anothers(workspace))
+    is_shared = is_anothers(workspace)
+    ctx.obj = Session(workspace, is_readonly=readonly or is_shared, is_anothers=is_shared)
     if ctx.invoked_subcommand is not None:
         return
     if record and readonly:

@@ -10,7 +10,7 @@ import click
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
-from gputui.runs.notices import Owed, Recipient, obstacle_to
+from gputui.runs.notices import Owed, Recipient
 from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
 from gputui.ui.cli.launch_spec import refuse
 
@@ -28,10 +28,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json([_shape(recipient, unsent) for recipient in recipients])
         return
-    waiting = {recipient: _unsent_to(recipient, unsent) for recipient in recipients}
-    print_table(("WHO", "UNSENT", "TOLD OF"), [(to.label, str(len(waiting[to])), _events(to)) for to in recipients])
-    for recipient, messages in waiting.items():
-        problem = _problem(recipient, messages)
+    rows = [(recipient.label, str(_unsent_count(recipient, unsent)), _events(recipient)) for recipient in recipients]
+    print_table(("WHO", "UNSENT", "TOLD OF"), rows)
+    for recipient in recipients:
+        problem = notices.problem_of(recipient, unsent)
         if problem is not None:
             say(f"{recipient.label}: {problem}")
     say("gputui notify test sends everybody a message")
@@ -61,6 +61,7 @@ def test(session: Session, as_json: bool) -> None:
 
 def recipients_of(session: Session) -> tuple[Recipient, ...]:
     """The recipients in notify.yaml; ends the command without any, or with one line per problem."""
+    session.need_own_settings()
     path = session.workspace.notify
     try:
         recipients = load_recipients(path)
@@ -72,18 +73,17 @@ def recipients_of(session: Session) -> tuple[Recipient, ...]:
 
 
 def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
-    waiting = _unsent_to(recipient, unsent)
     return {
         "to": recipient.label,
         "events": list(recipient.events),
         "min_severity": recipient.min_severity,
-        "unsent": len(waiting),
-        "problem": _problem(recipient, waiting),
+        "unsent": _unsent_count(recipient, unsent),
+        "problem": notices.problem_of(recipient, unsent),
     }
 
 
-def _unsent_to(recipient: Recipient, unsent: list[Owed]) -> list[Owed]:
-    return [message for message in unsent if message.recipient == recipient.digest]
+def _unsent_count(recipient: Recipient, unsent: list[Owed]) -> int:
+    return sum(message.recipient == recipient.digest for message in unsent)
 
 
 def _events(recipient: Recipient) -> str:
@@ -91,9 +91,3 @@ def _events(recipient: Recipient) -> str:
     if recipient.events == notices.EVENTS and recipient.min_severity == "info":
         return "everything"
     return ", ".join(f"{event} ({recipient.min_severity})" if event == "alert" else event for event in recipient.events)
-
-
-def _problem(recipient: Recipient, waiting: list[Owed]) -> str | None:
-    """Why no message can be sent, or why the first of the unsent ones was not."""
-    failures = (message.problem for message in waiting if message.problem is not None)
-    return obstacle_to(recipient) or next(failures, None)

@@ -22,6 +22,7 @@ def list_(session: Session, as_json: bool) -> None:
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 
+    session.need_own_settings()
     try:
         found = load_targets(session.workspace.targets)
     except ProfileError as error:

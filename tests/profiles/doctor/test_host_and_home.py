@@ -59,6 +59,7 @@ JUDGED: dict[str, list[CheckResult]] = {
         home.check_write("/s", None, home.TOO_FULL), home.check_write("/s", None, home.ONLY_READ),
         home.check_file_system("/s", None), home.check_database("/s", "slow", 2**20, 12),
         home.check_database("/s", "missing", None, None), home.check_agent(None), home.check_messages([]),
+        home.check_messages(home.ANOTHERS),
     ],
 }  # fmt: skip
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
+import pytest
+
+from gputui.core.config import Workspace
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
 from gputui.runs.notices import Message
+from gputui.ui.cli.alert_rules import machine_overrides
+from gputui.ui.cli.context import Session
+from gputui.ui.cli.notify import recipients_of
 from tests.conftest import wait_until
 from tests.http_sinks import http_sink
 from tests.machines import Machine
@@ -21,6 +28,15 @@ def test_nobody_is_told_before_the_file_is_there(machine: Machine) -> None:
         assert mentions(refused(machine.workspace, *words, code=3), "notify.yaml", "- to: ")
     machine.workspace.notify.write_text("- {to: tell, event: [alert]}\n")
     assert mentions(refused(machine.workspace, "notify", code=2), "notify.yaml:1", "events")
+
+
+@pytest.mark.parametrize("settings", [recipients_of, machine_overrides])
+def test_settings_of_another_user_are_not_looked_for(
+    workspace: Workspace, settings: Callable[[Session], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        settings(Session(workspace, is_readonly=True, is_anothers=True))
+    assert ended.value.code == 3 and "owner" in capsys.readouterr().err
 
 
 def test_a_message_is_tried(machine: Machine) -> None:
