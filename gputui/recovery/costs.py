@@ -1,4 +1,4 @@
-"""The cost of incidents: repeated steps, lost time, and the GPU-hours of that time.
+"""The cost of incidents: repeated steps, lost time, and the GPU-hours of attempts in that time.
 
 The time is counted from the last kept step (that of the checkpoint from which the next attempt with
 a step resumed) to the next attempt's first step. An attempt without a step belongs to the incident
@@ -164,11 +164,16 @@ def _cost(
     end = following.ended_at if end is None else end
     if begin is None or end is None:
         return Cost(steps, None, None)
-    # After a stop the GPUs were free until a person asked for the next attempt.
-    ended = attempt.ended_at if attempt.ended_at is not None else following.created_at
-    idle_from = following.created_at if is_stopped else ended
-    own, next_one = attempt.gpu_seconds(begin, ended), following.gpu_seconds(idle_from, end)
-    return Cost(steps, max(0.0, end - begin), ((own or 0.0) + (next_one or 0.0)) / SECONDS_PER_HOUR)
+    lost_gpu_seconds = _gpu_seconds(attempt, begin, end) + _gpu_seconds(following, begin, end)
+    return Cost(steps, max(0.0, end - begin), lost_gpu_seconds / SECONDS_PER_HOUR)
+
+
+def _gpu_seconds(attempt: Attempt, begin: float, end: float) -> float:
+    """What an attempt has in a span (UTC unix seconds) of the GPU time that its run is said to have taken: waiting
+    between attempts is none. 0 if its GPUs are unknown."""
+    started = attempt.created_at if attempt.started_at is None else attempt.started_at
+    over = attempt.ended_at if attempt.exited_at is None else attempt.exited_at
+    return attempt.gpu_seconds(max(begin, started), end if over is None else min(end, over)) or 0.0
 
 
 def _lost_steps(attempt: Attempt, kept: int | None, clock: StepTimes) -> int | None:

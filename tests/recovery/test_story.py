@@ -195,13 +195,13 @@ def one(attempts: list[Attempt], clock: Clock, verdict: str = "retry") -> Cost:
 
 def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
     cost = one([FIRST, second()], Clock(TIMES))
-    assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx(30 * 2 / 3600))
+    assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx((12 + 9) * 2 / 3600))
 
 
 def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
     beside = (FellowStay("b-1", 0.0, None),)
     shared = [replace(each, gpus=("a",), fellows=beside) for each in (FIRST, second())]
-    assert one(shared, Clock(TIMES)).lost_gpu_hours == pytest.approx(30 / 2 / 3600)
+    assert one(shared, Clock(TIMES)).lost_gpu_hours == pytest.approx((12 + 9) / 2 / 3600)
 
 
 def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
@@ -227,8 +227,8 @@ def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> N
 @table("losses, cost", [
     ({}, Cost(None, None, None)),
     # It began again: as without a checkpoint. It loaded it: as if it counted on.
-    ({1: [9.0, 5.0, 1.0], 2: [9.0]}, Cost(39, 59.0, pytest.approx(59 * 2 / 3600))),
-    ({1: [9.0, 5.0, 1.0], 2: [1.0]}, Cost(9, 30.0, pytest.approx(30 * 2 / 3600))),
+    ({1: [9.0, 5.0, 1.0], 2: [9.0]}, Cost(39, 59.0, pytest.approx((41 + 9) * 2 / 3600))),
+    ({1: [9.0, 5.0, 1.0], 2: [1.0]}, Cost(9, 30.0, pytest.approx((12 + 9) * 2 / 3600))),
 ])  # fmt: skip
 def test_an_attempt_that_counts_from_the_first_step_costs_what_its_loss_shows(
     losses: dict[int, list[float]], cost: Cost
@@ -270,11 +270,12 @@ def test_unknown_is_never_zero() -> None:
     )
 
 
-def test_gpus_are_not_held_between_a_stop_and_a_persons_resume() -> None:
+@pytest.mark.parametrize("verdict", ["stop", "retry"])
+def test_waiting_for_the_next_attempt_is_no_gpu_time_as_in_what_a_run_took(verdict: str) -> None:
     resumed = second(at=5000.0)
-    cost = one([FIRST, resumed], Clock(line(1, 1, 39, 11.0) | line(2, 31, 99, 5010.0)), verdict="stop")
+    cost = one([FIRST, resumed], Clock(line(1, 1, 39, 11.0) | line(2, 31, 99, 5010.0)), verdict=verdict)
     assert cost.lost_seconds == 4970.0
-    assert cost.lost_gpu_hours == pytest.approx(((52 - 40) + (5010 - 5000)) * 2 / 3600)
+    assert cost.lost_gpu_hours == pytest.approx(((52 - 40) + (5010 - 5001)) * 2 / 3600)
 
 
 def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
@@ -287,6 +288,6 @@ def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
         Clock(line(1, 1, 39, 11.0) | line(3, 31, 99, 100.0)),
     )
     assert found[1].lost_seconds == 80.0 - 40.0
-    assert found[2] == Cost(None, 100.0 - 80.0, pytest.approx(20 * 2 / 3600))
+    assert found[2] == Cost(None, 100.0 - 80.0, pytest.approx(9 * 2 / 3600))
     together = total(found.values())
-    assert together == Cost(9, 60.0, pytest.approx(60 * 2 / 3600), incidents=2, unknown=1)
+    assert together == Cost(9, 60.0, pytest.approx((12 + 19 + 9) * 2 / 3600), incidents=2, unknown=1)
