@@ -79,7 +79,8 @@ def obstacle_to(recipient: Recipient) -> str | None:
             return None
         if Path(program).is_file():
             return f"the command {program} is not executable: chmod +x makes it so"
-        return f"the command {program} is not found on this machine"
+        hint = "; addresses are such as ntfy://my-topic" if ":" in program or "//" in program else ""
+        return f"the command {program} is not found on this machine{hint}"
     try:
         import apprise
     except ImportError:

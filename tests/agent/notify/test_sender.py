@@ -118,6 +118,7 @@ def test_a_service_that_takes_a_message_and_does_not_answer_is_not_sent_it_again
 def test_what_can_be_known_without_sending(tmp_path: Path) -> None:
     program = tmp_path / "tell"
     assert mentions(obstacle_to(Recipient((str(program),))), "not found")
+    assert mentions(obstacle_to(Recipient(("ntfy:topic",))), "not found", "://")
     program.touch(0o600)
     assert mentions(obstacle_to(Recipient((str(program),))), "chmod")
     program.chmod(0o700)
