@@ -228,6 +228,8 @@ def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int
     return choices
 
 
+# Three hundred histories write and sync files for two minutes on a quiet disk.
+@pytest.mark.timeout(900)
 @given(st.lists(st.sampled_from(ACTIONS), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 2))
 @example([*["save"] * 3, *["damaged"] * 3, "prune"], 1, 1)
 @example([*["save"] * 4, "prune", "back"], 1, 2)

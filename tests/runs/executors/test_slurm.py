@@ -109,7 +109,8 @@ def test_a_run_that_was_never_submitted_can_be_removed(
     if end == "stopped":
         wait_until(lambda: slurm.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
         slurm.machine.gputui("stop", run_id)
-    slurm.machine.wait_for(run_id, end, timeout=15.0)
+    # A stop waits for a call of sbatch that is being made, which may take 30 s.
+    slurm.machine.wait_for(run_id, end, timeout=WAIT_SECONDS)
     slurm.machine.gputui("rm", run_id)
     assert not slurm.submitted(run_id)
 
