@@ -29,6 +29,7 @@ from gputui.agent.maintenance import Maintenance, note_predecessor
 from gputui.agent.notify.news import News
 from gputui.agent.notify.outbox import Outbox
 from gputui.agent.recording.output import FileOutput
+from gputui.agent.sharing import Sharing
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
 from gputui.core.config import Workspace
@@ -100,6 +101,7 @@ class Agent:
         self.alert_evaluation = AlertEvaluation(context, self.supervisor.running, interval)
         self.news = News(context, Outbox(context))
         self.maintenance = Maintenance(context)
+        self.sharing = Sharing(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
         self._began_at = self._needed_at = now = context.monotonic()
@@ -306,6 +308,7 @@ class Agent:
         living = [live.record for live in self.supervisor.attempts.values()]
         parts.do("the sampler", lambda: self._watch_sampler(now))
         parts.do("maintenance", lambda: self.maintenance.turn(now, living))
+        parts.do("sharing", self.sharing.turn)
         parts.do("alerts", self.alert_evaluation.turn)
         parts.do("exports", self.sinks.turn)
         parts.do("studies", self.studies.turn)

@@ -11,7 +11,6 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.log_sizes import LogBounds, rotate
 from gputui.agent.removal import finish_removals
-from gputui.agent.sharing import Sharing
 from gputui.core.units import bytes_text, duration
 from gputui.machine.systemd import logout_end
 from gputui.runs import orphans, repository
@@ -41,13 +40,11 @@ class Maintenance:
     orphans: OrphanWatch = field(init=False)
     log_bounds: LogBounds = field(init=False)
     run_sizes: RunSizes = field(init=False)
-    sharing: Sharing = field(init=False)
 
     def __post_init__(self) -> None:
         self.orphans = OrphanWatch(self.context)
         self.log_bounds = LogBounds(self.context)
         self.run_sizes = RunSizes(self.context)
-        self.sharing = Sharing(self.context)
 
     def begin(self) -> None:
         """Warn once per database if a logout would end the agent, and complete the removals of a
@@ -68,7 +65,6 @@ class Maintenance:
             self.files_at = now + FILES_SECONDS
             rotate(self.context.workspace.agent_log)
             delete_old_tickets(self.context)
-            self.sharing.turn()
 
 
 def delete_old_tickets(context: AgentContext) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,11 +39,11 @@ class Sharing:
         if self.group is None:
             return
         rows = self.context.connection.execute(
-            "SELECT DISTINCT run_id FROM attempts WHERE coalesce(ended_at, 9e999) >= ?", (self.shared_until,)
+            "SELECT run_id, number FROM attempts WHERE coalesce(ended_at, 9e999) >= ?", (self.shared_until,)
         )
-        folders = [workspace.run_dir(run_id) for (run_id,) in rows.fetchall()]
+        attempts = [workspace.run_dir(run_id) / "attempts" / str(number) for run_id, number in rows.fetchall()]
         try:
-            share(workspace, self.group, folders)
+            share(workspace, self.group, attempts)
         except OSError as error:
             text = f"{error.filename} cannot be shared with the group of record.yaml: {error.strerror}"
             self.context.note("home_not_shared", f"{text}; are you in it?", severity="warning")
@@ -61,23 +62,31 @@ class Sharing:
         self.file.follow(version)
 
 
-def share(workspace: Workspace, group: int, run_folders: Iterable[Path]) -> None:
-    """Let a group read a home and these of its runs. Raises OSError."""
+def share(workspace: Workspace, group: int, attempts: Iterable[Path]) -> None:
+    """Let a group read a home and the folders of these attempts. Raises OSError."""
     database = workspace.database
     sides = [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm")]
     paths = [workspace.state, *sides, workspace.agent_lock, workspace.runs]
-    for folder in run_folders:
-        paths += [folder, folder / "metrics.jsonl", folder / "attempts", *_below(folder / "attempts")]
-    for path in filter(Path.exists, paths):
-        status, mode = path.stat(), SHARED_DIR_MODE if path.is_dir() else SHARED_FILE_MODE
-        if status.st_gid != group:
-            os.chown(path, -1, group)
-        if stat.S_IMODE(path.stat().st_mode) != mode:
-            path.chmod(mode)
+    for attempt in attempts:
+        run = attempt.parent.parent
+        paths += [run, run / "metrics.jsonl", attempt.parent, attempt, *_below(attempt)]
+    for path in paths:
+        with suppress(FileNotFoundError):
+            _let_read(path, group)
+
+
+def _let_read(path: Path, group: int) -> None:
+    status = path.stat()
+    mode = SHARED_DIR_MODE if stat.S_ISDIR(status.st_mode) else SHARED_FILE_MODE
+    if status.st_gid != group:
+        os.chown(path, -1, group)
+    # A new owner takes away a folder's mark that what is made in it gets its group.
+    if status.st_gid != group or stat.S_IMODE(status.st_mode) != mode:
+        path.chmod(mode)
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The folders of attempts, and their logs."""
+    """The folders of an attempt, and its logs."""
     for root, folders, files in os.walk(folder):
         yield from (Path(root, name) for name in folders)
         yield from (Path(root, name) for name in files if name.endswith(".log"))

@@ -9,7 +9,6 @@ pass it through `gputui.core.text.clean` before it reaches a terminal.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import os
 import re
 from contextlib import suppress
@@ -61,7 +60,7 @@ class LogWindow(Struct, frozen=True):
 def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
     """The folders of an attempt's nodes, each with the number of its first rank."""
     first = (0, attempt_dir / FIRST_NODE)
-    others = [path for path in attempt_dir.glob(f"{NODES}/[1-9]*") if path.name.isdigit()]
+    others = [path for path in _below(attempt_dir, f"{NODES}/[1-9]*") if path.name.isdigit()]
     try:
         ranks = int(read_foreign_json(attempt_dir / "attempt.json")["asks"]["ranks"]) if others else 0
     except (OSError, ValueError, KeyError, TypeError):
@@ -70,25 +69,26 @@ def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
 
 
 def rank_logs(attempt_dir: Path) -> list[RankLog]:
-    """The log files of an attempt that exist: the launcher's, then the newest of each rank."""
+    """The log files of an attempt that can be read: the launcher's, then the newest of each rank."""
     found: dict[tuple[int, Stream], Path] = {}
     nodes = node_folders(attempt_dir)
     streams: tuple[Stream, ...] = ("stdout", "stderr")
     for first_rank, node in nodes:
         for stream in streams:
-            paths = [path for path in node.glob(f"ranks/*/attempt_*/*/{stream}.log") if path.parent.name.isdecimal()]
-            for path in sorted(paths, key=_modified_ns):
-                found[first_rank + int(path.parent.name), stream] = path
+            paths = _below(node, f"ranks/*/attempt_*/*/{stream}.log")
+            for path in sorted(filter(_is_readable, paths), key=_modified_ns):
+                if path.parent.name.isdecimal():
+                    found[first_rank + int(path.parent.name), stream] = path
     logs = [RankLog(rank, stream, found[rank, stream]) for rank, stream in sorted(found, key=lambda key: key[0])]
     launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
-    return [*(log for log in launchers if log.path.is_file()), *logs]
+    return [*(log for log in launchers if _is_readable(log.path)), *logs]
 
 
 def output_state(attempt_dir: Path) -> tuple[tuple[str, int, int], ...]:
     """The path, size and time of change of each log of an attempt: another state means that something was printed."""
     state = []
     for log in rank_logs(attempt_dir):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = log.path.stat()
             state.append((str(log.path), status.st_size, status.st_mtime_ns))
     return tuple(state)
@@ -102,11 +102,19 @@ def written_at(attempt_dir: Path) -> float | None:
 def shown_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt for a person: the last is what its job on a target printed."""
     job = RankLog(None, "job", attempt_dir / JOB_LOG)
-    has_printed = False
-    # A colleague may not look into each folder.
-    with suppress(FileNotFoundError, PermissionError):
-        has_printed = job.path.stat().st_size > 0
+    has_printed = _is_readable(job.path) and job.path.stat().st_size > 0
     return [*rank_logs(attempt_dir), *([job] if has_printed else [])]
+
+
+def _below(folder: Path, pattern: str) -> list[Path]:
+    """The paths that match a glob below a folder. A colleague may not look into each folder yet."""
+    with suppress(PermissionError):
+        return list(folder.glob(pattern))
+    return []
+
+
+def _is_readable(path: Path) -> bool:
+    return os.access(path, os.R_OK) and path.is_file()
 
 
 def lines_of(text: str, max_characters: int = MAX_LINE_CHARACTERS) -> list[str]:

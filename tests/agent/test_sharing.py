@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.sharing import Sharing
+from gputui.agent.sharing import Sharing, share
 from gputui.core.config import Workspace, locate
+from gputui.runs.logs import shown_logs
 from gputui.runs.submission import SPEC_FILE
 from gputui.store.database import is_fixed, open_reader
 from gputui.store.events import read_events
 from gputui.store.rows import insert
 from gputui.ui.cli.main import is_anothers
+from gputui.ui.tui.data.log_tail import LogReader
 from tests.agent.conftest import NOW, add_run
 from tests.stores import open_store
 
@@ -91,6 +93,7 @@ def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
     assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
     assert not as_another(GROUP.gr_gid, lambda: is_fixed(workspace.database))
     assert as_another(GROUP.gr_gid, (node / "output.log").read_text) == "step 1"
+    assert as_another(GROUP.gr_gid, lambda: [log.path.name for log in shown_logs(attempt)]) == ["output.log"]
     for secret in (attempt / "attempt.json", workspace.run_dir("a-1") / SPEC_FILE):
         assert as_another(GROUP.gr_gid, secret.read_text) == "PermissionError"
     assert as_another(GROUP.gr_gid, lambda: is_anothers(workspace)) is True
@@ -104,6 +107,34 @@ def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
     assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
     assert as_another(GROUP.gr_gid, lambda: is_fixed(workspace.database))
     assert not is_fixed(workspace.database)
+
+
+@pytest.mark.parametrize(
+    "private", ["", "attempts", "attempts/1", "attempts/1/nodes/0", "attempts/1/nodes/0/output.log"]
+)
+def test_what_a_colleague_cannot_read_yet_is_as_if_it_were_not_there(workspace: Workspace, private: str) -> None:
+    run = workspace.run_dir("a-1")
+    attempt = run / "attempts" / "1"
+    ranks = attempt / "nodes" / "0" / "ranks" / "x" / "attempt_0" / "0"
+    ranks.mkdir(parents=True)
+    for path in (ranks.parents[3] / "output.log", ranks / "stdout.log"):
+        path.write_text("step 1\n")
+    share(workspace, GROUP.gr_gid, [attempt])
+
+    def look() -> list[list[str]]:
+        tail = LogReader().read(attempt, None)
+        return [
+            [log.path.name for log in shown_logs(attempt)],
+            list(tail.labels),
+            list(tail.lines),
+            [tail.problem or ""],
+        ]
+
+    assert as_another(GROUP.gr_gid, look) == [["output.log", "stdout.log"], ["launcher", "rank 0"], ["step 1"], [""]]
+    hidden = run / private
+    hidden.chmod(hidden.stat().st_mode & ~0o077)
+    left = [["stdout.log"], ["rank 0"], ["step 1"], [""]] if hidden.is_file() else [[], [], [], [""]]
+    assert as_another(GROUP.gr_gid, look) == left
 
 
 def test_a_home_is_private_again_without_the_line(workspace: Workspace, connection: sqlite3.Connection) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -84,6 +85,17 @@ class VerbGroup(click.Group):
             meant = nearest(args[0], VERBS)
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (OSError, sqlite3.Error) as error:
+            remedy = ""
+            if ctx.params["home"] is None and not os.environ.get("GPUTUI_HOME"):
+                remedy = f"; the state is in {locate(checkout=own_checkout()).state} unless --home says otherwise"
+            fail(f"{error}{remedy}", Exit.REFUSED)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete commands without importing them, as click would."""
@@ -203,11 +215,6 @@ def entry() -> None:
         # The reader is gone, and the interpreter must not write to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except (OSError, sqlite3.Error) as error:
-        fail(
-            f"{error}; the state is in {locate(None, checkout=own_checkout()).state} unless --home says otherwise",
-            Exit.UNREACHABLE,
-        )
 
 
 if __name__ == "__main__":

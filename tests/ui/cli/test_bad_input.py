@@ -14,6 +14,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import read_identity
+from gputui.ui.cli.main import entry
 from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions
@@ -38,7 +39,22 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     assert code(home, "frobnicate") == 2
     assert code(home, "show", "nobody-1") == 3
     assert code(tmp_path / "file", "ps") == 2
-    assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 4
+    assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 3
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_only_a_home_that_nobody_named_is_told_beside_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_named: bool
+) -> None:
+    (tmp_path / "file").write_text("")
+    home = tmp_path / "file" / "home"
+    monkeypatch.delenv("GPUTUI_HOME", raising=False)
+    monkeypatch.setattr("gputui.ui.cli.main.own_checkout", lambda: home)
+    monkeypatch.setattr(sys, "argv", ["gputui", *(["--home", str(home)] if is_named else []), "--record"])
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    error = capsys.readouterr().err
+    assert (ended.value.code, str(home) in error, "--home" in error) == (3, True, not is_named)
 
 
 def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class CheckpointReader:
         self._wish: CheckpointWish | None = None
         self._listed_at = float("-inf")
         self._found: tuple[Path | None, CheckpointList] = (None, CheckpointList())
-        self._checked: dict[FoundCheckpoint, tuple[bool, str]] = {}
+        self._checked: dict[FoundCheckpoint, tuple[bool | None, str]] = {}
         self._thread: threading.Thread | None = None
 
     def read(self, wish: CheckpointWish) -> CheckpointList:
@@ -92,7 +92,8 @@ class CheckpointReader:
             is_wanted = Path(one.path).name == wish.to_check or (number == 0 and is_small)
             if is_wanted and one not in self._checked:
                 info = validate(Path(one.path))
-                self._checked[one] = (info.valid, clean(info.why))
+                is_valid = None if info.is_unreadable else info.valid
+                self._checked[one] = (is_valid, clean(info.why))
                 self._show(wish, lying)
 
     def _show(self, wish: CheckpointWish, lying: list[FoundCheckpoint]) -> None:

@@ -213,7 +213,7 @@ class Checkpoint(NamedTuple):
     Attributes:
         modified_at: UTC unix seconds.
         is_valid: None if its content was not checked.
-        why: what was checked, or what is wrong.
+        why: what was checked, or what is wrong or cannot be read.
         attempt: the attempt that wrote it; None if unknown.
         refused: why the run will not resume from it.
         is_gone: it was there at the past moment shown, and is no more.

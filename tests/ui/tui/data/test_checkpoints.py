@@ -55,6 +55,13 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
     assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
 
 
+def test_one_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 100)
+    (tmp_path / "step_100.pt.sha256").mkdir()
+    (found,) = look(CheckpointReader(Clock()), tmp_path).newest
+    assert found.is_valid is None and "not a regular file" in found.why
+
+
 def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
     clock = Clock()
     reader = CheckpointReader(clock)

@@ -210,6 +210,8 @@ def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
         words = ("· rotated away since", "dim")
     elif found.is_valid is not None:
         words = ("✓ valid", "good") if found.is_valid else (f"✗ {found.why}", "bad")
+    elif found.why:
+        words = (f"· {found.why}", "dim")
     notes = "" if found.attempt is None else f", attempt {found.attempt}"
     return [words, (notes + ("" if resumed_by is None else f"  ← attempt {resumed_by} resumed from it"), "dim")]
 
