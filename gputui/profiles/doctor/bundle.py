@@ -11,11 +11,12 @@ import re
 import sqlite3
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -24,7 +25,7 @@ from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.core.redaction import Redactor, redact_named, secrets_in
 from gputui.core.secret_patterns import REDACTED, is_secret_parameter, is_secret_variable
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.home_files import load_recipients
+from gputui.profiles.notify_form import read_recipients
 from gputui.runs.checks import CheckResult
 from gputui.runs.logs import tail_text
 from gputui.runs.redaction import secrets_of
@@ -46,15 +47,24 @@ _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^\s\"']+", re.IGNORECASE)
 _ADDRESS_NAMES = ("webhook", "url")
 
 
+class Bundle(NamedTuple):
+    """The names of a bundle's files, and why others were left out, by name."""
+
+    names: list[str]
+    left_out: dict[str, str]
+
+
 def write_bundle(
     path: Path, workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], now: float
-) -> list[str]:
-    """Write the bundle, readable only by its owner, and return the names of its files.
+) -> Bundle:
+    """Write the bundle, readable only by its owner.
 
     Raises OSError if it cannot be written, FileExistsError if the file exists.
     """
     scrubber = Scrubber(known_secrets(workspace, environ), str(Path.home()))
-    members = dict(_members(workspace, results, environ, scrubber))
+    members, left_out = _members(workspace, results, environ, scrubber)
+    if left_out:
+        members["left_out.json"] = _dump(left_out, scrubber)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     try:
         with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -66,7 +76,7 @@ def write_bundle(
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    return list(members)
+    return Bundle(list(members), left_out)
 
 
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
@@ -83,21 +93,32 @@ def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
 
 def _members(
     workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], scrubber: Scrubber
-) -> Iterator[tuple[str, str]]:
-    yield "versions.json", _dump(_versions(workspace), scrubber)
-    yield "doctor.json", _dump([result.to_json() for result in results], scrubber)
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts of the bundle, and why others are left out, by name."""
     shown = {name: value for name, value in environ.items() if name.startswith(_SHOWN_ENVIRONMENT)}
-    yield "environment.json", _dump(dict(sorted(shown.items())), scrubber)
-    for path in (workspace.settings, workspace.alerts, workspace.record, workspace.gpus):
-        if path.exists():
-            parsed = _parsed(path)
-            text = "not readable as YAML or JSON, left out" if parsed is None else parsed
-            yield f"{path.stem}.json", _dump(text, scrubber)
-    if workspace.notify.exists():
-        yield "notify.json", _dump(_recipients(workspace), scrubber)
-    yield "incidents.json", _dump(_incidents(workspace), scrubber)
-    if workspace.agent_log.exists():
-        yield "agent.log", scrubber.text(tail_text(workspace.agent_log, LOG_TAIL_BYTES))
+    texts = {
+        "versions.json": _dump(_versions(workspace), scrubber),
+        "doctor.json": _dump([result.to_json() for result in results], scrubber),
+        "environment.json": _dump(dict(sorted(shown.items())), scrubber),
+        "incidents.json": _dump(_incidents(workspace), scrubber),
+    }
+    left_out = {}
+    settings = (workspace.settings, workspace.alerts, workspace.record, workspace.gpus)
+    readers: dict[str, Callable[[], str]] = {
+        **{f"{path.stem}.json": partial(_settings, path, scrubber) for path in settings},
+        "notify.json": lambda: _dump(_recipients(workspace.notify), scrubber),
+        "agent.log": lambda: scrubber.text(tail_text(workspace.agent_log, LOG_TAIL_BYTES)),
+    }
+    for name, read in readers.items():
+        try:
+            texts[name] = read()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left_out[name] = error.strerror or str(error)
+        except (ValueError, yaml.YAMLError, ProfileError):
+            left_out[name] = "not valid"
+    return texts, left_out
 
 
 def _dump(value: Any, scrubber: Scrubber) -> str:
@@ -138,21 +159,15 @@ def _incidents(workspace: Workspace) -> Any:
         return str(error)
 
 
-def _recipients(workspace: Workspace) -> Any:
+def _recipients(path: Path) -> list[dict[str, Any]]:
     """Who is told of what, without addresses and commands."""
-    try:
-        recipients = load_recipients(workspace.notify)
-    except ProfileError:
-        return "not valid, left out"
+    recipients = read_recipients(path.read_text("utf-8"), path)
     return [{"to": entry.label, "events": entry.events, "min_severity": entry.min_severity} for entry in recipients]
 
 
-def _parsed(path: Path) -> Any:
-    """A small YAML or JSON file; None if it is neither."""
-    try:
-        return yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
+def _settings(path: Path, scrubber: Scrubber) -> str:
+    """A small YAML or JSON file."""
+    return _dump(yaml.safe_load(path.read_text("utf-8")), scrubber)
 
 
 class Scrubber(Redactor):

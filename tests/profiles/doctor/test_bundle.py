@@ -53,7 +53,7 @@ def home(tmp_path: Path) -> Workspace:
 def test_planted_secrets_are_in_no_member(home: Workspace, tmp_path: Path) -> None:
     path = tmp_path / "b.tar.gz"
     results = [CheckResult("torch", "fail", f"python said {HF} and hunter22", "fix")]
-    names = write_bundle(path, home, results, ENVIRONMENT, 1e9)
+    names, left_out = write_bundle(path, home, results, ENVIRONMENT, 1e9)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -63,6 +63,7 @@ def test_planted_secrets_are_in_no_member(home: Workspace, tmp_path: Path) -> No
         "versions.json", "doctor.json", "environment.json", "settings.json", "notify.json", "incidents.json",
         "agent.log",
     }  # fmt: skip
+    assert not left_out
     for name, text in texts.items():
         assert not [secret for secret in SECRETS if secret in text], name
         assert not name.endswith(".json") or json.loads(text) is not None
@@ -72,3 +73,19 @@ def test_planted_secrets_are_in_no_member(home: Workspace, tmp_path: Path) -> No
     assert json.loads(texts["environment.json"])["NCCL_DEBUG"] == "INFO"
     assert json.loads(texts["settings.json"]) == {"theme": "dark"}
     assert json.loads(texts["versions.json"])["schema"] >= 1
+
+
+def test_what_cannot_be_read_is_left_out_and_named(home: Workspace, tmp_path: Path) -> None:
+    home.agent_log.unlink()
+    home.agent_log.mkdir()
+    home.record.mkdir()
+    home.notify.write_text("- to: [")
+    home.settings.write_text("{")
+    home.alerts.write_bytes(b"\xff")
+    path = tmp_path / "b.tar.gz"
+    bundle = write_bundle(path, home, [], ENVIRONMENT, 1e9)
+    unfit = dict.fromkeys(("settings.json", "alerts.json", "notify.json"), "not valid")
+    assert bundle.left_out == {**unfit, "record.json": "Is a directory", "agent.log": "not a regular file"}
+    with tarfile.open(path) as archive:
+        member = archive.extractfile("gputui-bundle/left_out.json")
+        assert member is not None and json.load(member) == bundle.left_out
