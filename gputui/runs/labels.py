@@ -36,13 +36,15 @@ class Labels(NamedTuple):
 
 def checked_labels(name: str, tags: Iterable[str], note: str) -> Labels:
     """Labels as they are stored: tags once and in order, secrets redacted. Raises LabelError."""
-    typed = _without_secret(name, "name")
-    if not typed or fitting_name(typed) != typed:
-        raise LabelError(f"{typed!r} is no name; {fitting_name(typed)!r} would be (letters, digits, . _ -, at most 60)")
-    kept = tuple(sorted({checked_tag(tag) for tag in tags}))
-    if len(kept) > MOST_TAGS:
-        raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(kept)}")
-    return Labels(typed, kept, checked_note(note))
+    return Labels(checked_name(name), checked_tags(tags), checked_note(note))
+
+
+def checked_name(text: str) -> str:
+    """A name that a person gives a run, taken as it is. Raises LabelError."""
+    name = _without_secret(text, "name")
+    if not name or fitting_name(name) != name:
+        raise LabelError(f"{name!r} is no name; {fitting_name(name)!r} would be (letters, digits, . _ -, at most 60)")
+    return name
 
 
 def checked_note(text: str) -> str:
@@ -53,6 +55,14 @@ def checked_note(text: str) -> str:
     if len(note) > LONGEST_NOTE:
         raise LabelError(f"a note has at most {LONGEST_NOTE} characters, not {len(note)}")
     return note
+
+
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Tags without their ``#``, once and in order. Raises LabelError."""
+    kept = tuple(sorted({checked_tag(tag) for tag in tags}))
+    if len(kept) > MOST_TAGS:
+        raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(kept)}")
+    return kept
 
 
 def checked_tag(text: str) -> str:

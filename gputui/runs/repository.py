@@ -45,7 +45,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def fitting_name(text: str) -> str:
     """A valid run name, for folders and command lines, made of any text."""
-    return _UNFIT_IN_NAME.sub("-", text).strip("-.")[:60] or "run"
+    return _UNFIT_IN_NAME.sub("-", text).strip("-.")[:60].strip("-.") or "run"
 
 
 def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:

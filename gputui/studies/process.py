@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from gputui.core.config import Workspace
-from gputui.runs.repository import transaction
+from gputui.runs.repository import fitting_name, transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, write_ticket
 from gputui.store import commands
@@ -386,7 +386,7 @@ class StudyProcess:
         """Ask for the run of a trial."""
         assert self._base is not None
         run = decide.trial_spec(self._base, spec, self.study_id, trial.number, trial.params)
-        words = {"ticket": write_ticket(self.workspace, run), "name": f"{self.study_id}-t{trial.number}"}
+        words = {"ticket": write_ticket(self.workspace, run), "name": fitting_name(f"{self.study_id}-t{trial.number}")}
         with transaction(self.connection):
             command_id = self.writer.ask("run", None, words)
             self.writer.set_trial(trial, state=TrialState.LAUNCHING, command_id=command_id, starts=starts)

@@ -12,7 +12,17 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.foreign_json import read_foreign_json
-from gputui.runs.labels import LABELS_FILE, MOST_TAGS, LabelError, Labels, checked_labels, read_labels, write_labels
+from gputui.runs.labels import (
+    LABELS_FILE,
+    MOST_TAGS,
+    LabelError,
+    Labels,
+    checked_labels,
+    checked_name,
+    read_labels,
+    write_labels,
+)
+from gputui.runs.repository import fitting_name
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.runs import LONGEST_NOTE
@@ -65,6 +75,11 @@ def test_a_secret_is_refused_without_a_word_of_it() -> None:
 
 
 MANY = [str(number) for number in range(MOST_TAGS + 1)]
+
+
+def test_a_name_that_is_made_of_any_text_is_a_name() -> None:
+    for text in ("very-long-name-" * 12, "x" * 59 + "-y", ".-", "vit base (v2)", "ü"):
+        assert checked_name(fitting_name(text)) == fitting_name(text)
 
 
 @table("name, tags", [

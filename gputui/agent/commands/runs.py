@@ -24,9 +24,18 @@ from gputui.recovery.checkpoints.choices import CheckpointChoice, NotUsableError
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
+from gputui.runs.labels import (
+    LabelError,
+    Labels,
+    checked_name,
+    checked_note,
+    checked_tag,
+    checked_tags,
+    store_labels,
+    write_labels,
+)
 from gputui.runs.redaction import redact_spec
-from gputui.runs.spec import Scalar, SpecError, spec_of
+from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_spec
 from gputui.store import commands
 from gputui.store.events import EventKind, Severity
@@ -44,7 +53,7 @@ def launch(request: CommandRequest) -> Result:
     """Queue a new run."""
     context, connection = request.context, request.connection
     ticket, spec = request.ticket()
-    name = repository.fitting_name(str(request.args.get("name") or spec.name))
+    name = _name_of_new(request, spec)
     request.refuse_id_as_name(name)
     try:
         folders = {entry.name for entry in context.workspace.runs.iterdir()}
@@ -119,6 +128,17 @@ def restart(request: CommandRequest) -> Result:
         return _queue_again(request, target, dict(spec_of(target).params), _StartingPoint("the start"))
     why = "will start by itself; gputui stop ends that"
     raise RefusedError(f"{target.run_id} is {target.state} and {why}")
+
+
+def _name_of_new(request: CommandRequest, spec: RunSpec) -> str:
+    """The name that a person gives a new run, else one that its profile's name makes. Raises RefusedError."""
+    name = request.args.get("name")
+    if name is None:
+        return repository.fitting_name(spec.name)
+    try:
+        return checked_name(str(name))
+    except LabelError as error:
+        raise RefusedError(str(error)) from error
 
 
 def resume(request: CommandRequest) -> Result:
@@ -315,8 +335,10 @@ def _wanted_labels(request: CommandRequest, target: Run) -> Labels:
         removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
         given = [*args.get("tags", target.tags), *(args.get("add") or ())]
         tags = {str(tag) for tag in given if str(tag).removeprefix("#") not in removed}
-        name, note = str(args.get("name", target.name)), str(args.get("note", target.note) or "")
-        return checked_labels(name, sorted(tags), note)
+        name, note = target.name, str(args.get("note", target.note) or "")
+        if "name" in args:
+            name = checked_name(str(args["name"]))
+        return Labels(name, checked_tags(tags), checked_note(note))
     except LabelError as error:
         raise RefusedError(str(error)) from error
 

@@ -20,6 +20,7 @@ from gputui.core.config import Workspace
 from gputui.core.text import cell_width, clean, clip, clip_middle, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
+from gputui.runs.labels import LabelError, checked_name
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
@@ -103,6 +104,18 @@ class JsonGroup(Group):
         if ctx.params.get("as_json"):
             ctx.default_map = {name: {"as_json": True} for name in self.commands}
         return super().resolve_command(ctx, args)
+
+
+class RunName(click.ParamType[str]):
+    """A run's name, taken as it is."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return checked_name(str(value))
+        except LabelError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Session(Struct, frozen=True):

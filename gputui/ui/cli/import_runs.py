@@ -11,7 +11,7 @@ from gputui.metrics.trackers import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store.run_states import RunState
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, RunName, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.run import submit
 
 MAX_RUNS = 50
@@ -19,7 +19,7 @@ MAX_RUNS = 50
 
 @verb("import", changes=True)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", help="What the run is called (else as the folder, or the W&B run).")
+@click.option("--name", type=RunName(), help="What the run is called (else as the folder, or the W&B run).")
 @json_option
 @click.pass_obj
 def command(session: Session, folder: Path, name: str | None, as_json: bool) -> None:
@@ -36,7 +36,7 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
     ids: list[str] = []
     try:
         for each in found:
-            ids.append(run_id := submit(session, copy_spec(each), name or each.name))
+            ids.append(run_id := submit(session, copy_spec(each), name))
             if not as_json:
                 shown = f"once it has succeeded, gputui metrics {run_id} shows it"
                 say(f"{run_id} copies {each.source} ({each.kind}); {shown}")

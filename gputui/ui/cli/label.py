@@ -8,12 +8,12 @@ import click
 
 from gputui.runs.labels import LabelError, checked_note, checked_tag
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, Session, fail, verb
+from gputui.ui.cli.context import Exit, RunName, Session, fail, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 
 
 @verb("label", changes=is_no_rehearsal)
-@click.option("--name", help="Another name. The run's id stays; every command takes either.")
+@click.option("--name", type=RunName(), help="Another name. The run's id stays; every command takes either.")
 @click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag.")
 @click.option("--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag.")
 @click.option("--note", metavar="TEXT", help='A note of at most 500 characters; "" removes it.')

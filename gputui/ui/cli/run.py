@@ -21,7 +21,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, RunName, Session, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
 from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_begin
 
@@ -61,7 +61,7 @@ DECISION_SECONDS = 1.0
 )
 @click.option("--partition", help="With --on: the job's partition.")
 @click.option("--account", help="With --on: the account that pays for the job.")
-@click.option("--name", help="What the run is called (else as the profile or script).")
+@click.option("--name", type=RunName(), help="What the run is called (else as the profile or script).")
 @click.option(
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
 )

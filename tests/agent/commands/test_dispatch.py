@@ -284,6 +284,18 @@ def test_ids_and_names_are_one_space(supervisor: Supervisor) -> None:
     assert answered(supervisor, namesake).state == "refused"
 
 
+def test_a_name_that_cannot_be_taken_as_it_is_is_refused_and_one_that_stays_is_not_looked_at(
+    supervisor: Supervisor,
+) -> None:
+    refused = launch(supervisor, name="vit base (v2)")
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    assert answered(supervisor, refused).state == "refused"
+    supervisor.context.connection.execute("UPDATE runs SET name = 'ends-with-'")
+    assert ask(supervisor, "label", "demo-1", {"add": ["small"]}).state == "done"
+    assert ask(supervisor, "label", "demo-1", {"name": "ends-with-"}).state == "refused"
+
+
 def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,12 @@ def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: 
     assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
 
 
+@table("words", [("run", "--name"), ("run", "--dry-run", "--name"), ("label", "a-1", "--name")])
+def test_a_name_is_taken_as_it_is_or_refused(workspace: Workspace, words: tuple[str, ...]) -> None:
+    more = ["--", "true"] if words[0] == "run" else []
+    assert mentions(refused(workspace, *words, "vit base (v2)", *more, code=2), "--name", "vit-base-v2")
+
+
 def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) -> None:
     machine.workspace.scenario.write_text("gpus: 2\n")
     base = "launcher: python\ngpus: 0\nscript: "
