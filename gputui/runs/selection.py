@@ -57,7 +57,7 @@ def _cannot_restart(run: Run) -> str | None:
 def _cannot_restart_by_name(run: Run) -> str | None:
     """Return why a run cannot be stopped, if it is active, and begun anew."""
     if not run.state.is_over and not run.state.has_attempt:
-        return "about to start anyway"
+        return run.waiting_for or "about to start"
     return _cannot_read(run)
 
 

@@ -92,6 +92,10 @@ def test_what_acts_on_a_run(run: Run, verbs: set[str]) -> None:
     assert {verb for verb, refusal in REFUSALS.items() if refusal(run) is None} == verbs
 
 
+def test_one_that_waits_cannot_be_begun_again_for_what_it_waits_for() -> None:
+    assert REFUSALS["restart by name"](replace(QUEUED, waiting_for="waits for a-1")) == "waits for a-1"
+
+
 def test_each_run_that_a_resume_leaves_out_has_a_reason_of_its_own() -> None:
     runs = [
         LIVE, replace(ENDED, state=RunState.SUCCEEDED), replace(ENDED, study_id="lr"),

@@ -126,8 +126,8 @@ def restart(request: CommandRequest) -> Result:
         # A resumed run keeps its reduced number of GPUs: its parameters were adapted to it.
         repository.set_gpu_count(request.connection, target.run_id, None)
         return _queue_again(request, target, dict(spec_of(target).params), _StartingPoint("the start"))
-    why = "will start by itself; gputui stop ends that"
-    raise RefusedError(f"{target.run_id} is {target.state} and {why}")
+    why = target.waiting_for or f"about to start; gputui stop {target.run_id} ends that"
+    raise RefusedError(f"{target.run_id} is {target.state} already: {why}")
 
 
 def _name_of_new(request: CommandRequest, spec: RunSpec) -> str:

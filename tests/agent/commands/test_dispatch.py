@@ -296,6 +296,14 @@ def test_a_name_that_cannot_be_taken_as_it_is_is_refused_and_one_that_stays_is_n
     assert ask(supervisor, "label", "demo-1", {"name": "ends-with-"}).state == "refused"
 
 
+def test_a_waiting_run_is_not_begun_again_for_what_the_queue_says(supervisor: Supervisor) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    repository.set_waiting_for(supervisor.context.connection, "demo-1", "waits for a-1, which failed")
+    refused = ask(supervisor, "restart", "demo-1", {})
+    assert refused.state == "refused" and mentions(str(refused.reason), "waits for a-1, which failed")
+
+
 def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
