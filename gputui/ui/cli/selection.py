@@ -6,7 +6,6 @@ import functools
 import sqlite3
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -34,6 +33,9 @@ from gputui.ui.cli.context import (
 
 SIZE_SECONDS = 2.0
 """How long the folders of runs without a stored size are looked at, together."""
+
+MOST_NAMED = 3
+"""Runs that a filter chose and that are left out for one reason are named up to so many."""
 
 _STATES = [str(state) for state in RunState if state is not RunState.UNKNOWN]
 
@@ -215,9 +217,12 @@ def _shown(session: Session, choice: RunChoice, verb: str, matching: Sequence[Ru
         _list(runs, sizes)
     elif choice.is_rehearsal:
         say("no run matches")
-    for reason, count in Counter(filter(None, reasons.values())).items():
-        others = units.count_of(count, "other run")
-        say(f"{others} cannot be acted on by {verb.partition(' ')[0]} now: {reason}")
+    for reason in dict.fromkeys(filter(None, reasons.values())):
+        others = [run_id for run_id, why in reasons.items() if why == reason]
+        if choice.names or len(others) <= MOST_NAMED:
+            say(f"{', '.join(others)}: {reason}")
+        else:
+            say(f"{len(others)} other runs cannot be acted on by {verb.partition(' ')[0]} now: {reason}")
     return runs
 
 

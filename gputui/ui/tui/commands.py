@@ -166,7 +166,7 @@ class Commands(Shell):
         questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, args or {})) for run in runs]
         self.confirmed(
             f"{deed.word} {count_of(len(runs), 'run')}?",
-            several_words(runs, marked, deed.effect, with_sizes=name == "remove"),
+            several_words(runs, deed.refused(marked), deed.effect, with_sizes=name == "remove"),
             lambda: self.ask_in_order(questions, patience_seconds(deed.verb)),
         )
 

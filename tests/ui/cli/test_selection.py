@@ -69,13 +69,17 @@ def test_a_rehearsal_lists_what_would_be_acted_on(filler: Filler, words: tuple[s
     assert call(filler.workspace, "--readonly", *words, "--dry-run").code == 0
 
 
-def test_what_cannot_be_acted_on_is_counted_by_reason(filler: Filler) -> None:
+def test_what_cannot_be_acted_on_is_named_by_reason(filler: Filler) -> None:
     filler.attempt("new-1", 1, "stopped", ended_ago=DAY)
     note_scan(filler.connection, "new-1", 1, "/c", filler.now)
     text = said(filler.workspace, "resume", "--older", "0s", "--dry-run")
-    assert mentions(text, "old-1", "1 run,") and not mentions(text, "new-1")
-    left_out = [line for line in text.splitlines() if "other run" in line]
-    assert len(left_out) == 3 and any("checkpoint" in line for line in left_out)
+    assert mentions(text, "old-1", "1 run,")
+    assert mentions(text, "old-2: complete", "new-1: no checkpoint", "live-1: not ended yet")
+    for name in ("one", "two", "three"):
+        filler.run(name, "succeeded", name="old", ended_ago=DAY)
+    assert mentions(said(filler.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete")
+    named = said(filler.workspace, "resume", "one", "two", "three", "old-2", "--dry-run")
+    assert "one, two, three, old-2: complete" in named
 
 
 def test_a_listed_run_has_its_age_and_size(filler: Filler) -> None:

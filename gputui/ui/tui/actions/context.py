@@ -61,6 +61,10 @@ class OfMarked(NamedTuple):
         """Those of the marked runs that it can be done with."""
         return [run for run in marked if REFUSALS[self.verb](run) is None]
 
+    def refused(self, marked: Iterable[Run]) -> dict[str, str]:
+        """Why it cannot be done with the others, by their ids."""
+        return {run.run_id: reason for run in marked if (reason := REFUSALS[self.verb](run)) is not None}
+
 
 OF_MARKED: Mapping[str, OfMarked] = {
     "stop": OfMarked("stop", "Stop", "Processes get the time to write a checkpoint, then they end."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
 from gputui.core.units import ago, bytes_text, count, duration
@@ -10,7 +10,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
 from gputui.ui.tui.data.snapshot import Progress, RunRow
-from gputui.ui.tui.layout.words import dated_clock, run_sign
+from gputui.ui.tui.layout.words import dated_clock
 
 SILENT_STEPS = 3
 """A run without a step for this many times its usual step time is shown as silent."""
@@ -37,8 +37,8 @@ def run_colour(run: Run) -> int:
     return (run.sequence - 1) % RUN_COLOURS
 
 
-def several_words(runs: Sequence[Run], marked: Sequence[Run], effect: str, *, with_sizes: bool = False) -> str:
-    """The question about ``runs`` of all that are ``marked``: which they are, what is done, and which are left out."""
+def several_words(runs: Sequence[Run], left_out: Mapping[str, str], effect: str, *, with_sizes: bool = False) -> str:
+    """The question about several runs: which they are, what is done, and which are left out, with their reasons."""
     size_of = {run.run_id: f" ({bytes_text(run.size_bytes)})" for run in runs if with_sizes}
     names = [f"{run.run_id}{size_of.get(run.run_id, '')}" for run in runs]
     parts = [f"{_named(names)}.", effect]
@@ -46,8 +46,8 @@ def several_words(runs: Sequence[Run], marked: Sequence[Run], effect: str, *, wi
     if with_sizes and sizes:
         least = "" if len(sizes) == len(runs) else "at least "
         parts.insert(1, f"Together {least}{bytes_text(sum(sizes))}.")
-    if others := [f"{run.run_id} ({run_sign(run.state).word})" for run in marked if run not in runs]:
-        parts.append(f"Left out: {_named(others)}.")
+    if left_out:
+        parts.append(f"Left out: {_named([f'{run_id} ({why})' for run_id, why in left_out.items()])}.")
     return clean(" ".join(filter(None, parts)))
 
 

@@ -180,11 +180,11 @@ def test_a_run_that_has_done_its_last_step_finishes() -> None:
 
 def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:
     runs = [replace(RUN, run_id=f"a-{number}", size_bytes=2**30) for number in range(1, 4)]
-    words = several_words(runs, [*runs, replace(RUN, run_id="b-1")], "Gone.", with_sizes=True)
-    assert mentions(words, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (running)")
+    words = several_words(runs, {"b-1": "not ended yet"}, "Gone.", with_sizes=True)
+    assert mentions(words, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (not ended yet)")
     assert "at least" not in words
-    words = several_words([*runs, RUN], runs, "", with_sizes=True)
+    words = several_words([*runs, RUN], {}, "", with_sizes=True)
     assert "at least 3 GiB" in words and "Left out" not in words
     many = [replace(RUN, run_id=f"c-{number}") for number in range(MOST_NAMED + 5)]
-    words = several_words(many, many, "")
+    words = several_words(many, {}, "")
     assert mentions(words, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in words

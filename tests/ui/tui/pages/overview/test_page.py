@@ -52,7 +52,9 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         assert mentions(text(app, "footer"), "rerun 2", "stop 1")
         await pilot.press("delete")
         shown = text(app, "confirm")
-        assert mentions(shown, "2 runs", "old-1", "3 GiB", "old-2") and mentions(shown, "Left out", "vit-b16-1")
+        assert mentions(shown, "2 runs", "old-1", "3 GiB", "old-2") and mentions(
+            shown, "Left out", "vit-b16-1 (not ended yet)"
+        )
         await pilot.press("n", "s", "n", "delete", "y")
         await until(pilot, lambda: len(asked(filler)) == 2 and len(feed_of(app).watched) == 2)
         assert asked(filler) == [("rm", "old-1", {}), ("rm", "old-2", {})]
