@@ -282,6 +282,8 @@ def remove(request: CommandRequest) -> Result:
     """Remove a run that is over. It disappears at once; its data are deleted in the background."""
     context, target = request.context, request.run()
     run_id, folder = target.run_id, context.workspace.run_dir(target.run_id)
+    if target.state is RunState.STOPPING:
+        raise RefusedError(f"{run_id} is stopping; wait for its end")
     if not target.state.is_over:
         raise RefusedError(f"{run_id} is {target.state}; stop it first")
     if (number := living_attempt(context.workspace, run_id)) is not None:

@@ -167,10 +167,12 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
             now = time.time()
             candidates = runs if choice.names else reversed(read_runs(connection))
             runs = [run for run in candidates if choice.only.matches(run, now)]
+    chosen_count = len(runs)
     if choice.only or choice.is_rehearsal:
         runs = _shown(session, choice, verb, runs)
     if choice.is_rehearsal:
-        raise SystemExit(Exit.REFUSED if refusals else Exit.OK)
+        is_refused = not choice.only and len(runs) < chosen_count
+        raise SystemExit(Exit.REFUSED if refusals or is_refused or not runs else Exit.OK)
     if choice.only:
         _confirm(choice, word, len(runs))
     shapes = []

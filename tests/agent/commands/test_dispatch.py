@@ -304,6 +304,15 @@ def test_a_waiting_run_is_not_begun_again_for_what_the_queue_says(supervisor: Su
     assert refused.state == "refused" and mentions(str(refused.reason), "waits for a-1, which failed")
 
 
+def test_a_run_that_is_stopping_is_not_to_be_stopped_before_it_is_removed(supervisor: Supervisor) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    for state, remedy in (("running", "stop it first"), ("stopping", "wait for its end")):
+        supervisor.context.connection.execute("UPDATE runs SET state = ?", (state,))
+        refused = ask(supervisor, "rm", "demo-1", {})
+        assert refused.state == "refused" and remedy in str(refused.reason)
+
+
 def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,33 +40,35 @@ def test_a_command_without_runs_and_filters_is_wrong(filler: Filler, verb: str) 
 
 
 @table(
-    ("words", "ids"),
+    ("words", "ids", "code"),
     [
-        (("rm", "--older", "30d"), ["old-1", "old-2"]),
-        (("rm", "--older", "30d", "--state", "failed"), ["old-1"]),
-        (("rm", "--older", "30d", "--state", "failed", "--state", "succeeded"), ["old-1", "old-2"]),
-        (("rm", "--profile", "old"), ["old-1", "old-2"]),
-        (("rm", "new-1", "old-1", "--older", "30d"), ["old-1"]),
-        (("rm", "new-1", "live-1"), ["new-1"]),
-        (("rm", "--state", "running"), []),
-        (("rm", "--tag", "none"), []),
-        (("stop", "--older", "30d"), ["live-1"]),
-        (("resume", "--older", "0s"), ["old-1", "new-1"]),
-        (("resume", "--force", "--older", "30d"), ["old-1", "old-2"]),
-        (("resume", "old-1", "old-2"), ["old-1"]),
-        (("resume", "old-2", "--set", "lr=0.1"), ["old-2"]),
-        (("restart", "--older", "30d"), ["old-1", "old-2"]),
-        (("restart", "old-1", "live-1"), ["old-1", "live-1"]),
-        (("label", "--tag", "base", "--older", "30d"), ["old-1", "old-2", "live-1"]),
-        (("label", "--tag", "base", "--tagged", "none"), []),
+        (("rm", "--older", "30d"), ["old-1", "old-2"], 0),
+        (("rm", "--older", "30d", "--state", "failed"), ["old-1"], 0),
+        (("rm", "--older", "30d", "--state", "failed", "--state", "succeeded"), ["old-1", "old-2"], 0),
+        (("rm", "--profile", "old"), ["old-1", "old-2"], 0),
+        (("rm", "new-1", "old-1", "--older", "30d"), ["old-1"], 0),
+        (("rm", "new-1", "live-1"), ["new-1"], 3),
+        (("rm", "--state", "running"), [], 3),
+        (("rm", "--tag", "none"), [], 3),
+        (("stop", "--older", "30d"), ["live-1"], 0),
+        (("resume", "--older", "0s"), ["old-1", "new-1"], 0),
+        (("resume", "--force", "--older", "30d"), ["old-1", "old-2"], 0),
+        (("resume", "old-1", "old-2"), ["old-1"], 3),
+        (("resume", "old-2", "--set", "lr=0.1"), ["old-2"], 0),
+        (("restart", "--older", "30d"), ["old-1", "old-2"], 0),
+        (("restart", "old-1", "live-1"), ["old-1", "live-1"], 0),
+        (("label", "--tag", "base", "--older", "30d"), ["old-1", "old-2", "live-1"], 0),
+        (("label", "--tag", "base", "--tagged", "none"), [], 3),
     ],
 )
-def test_a_rehearsal_lists_what_would_be_acted_on(filler: Filler, words: tuple[str, ...], ids: list[str]) -> None:
-    listed = shape(filler.workspace, *words, "--dry-run")
+def test_a_rehearsal_lists_what_would_be_acted_on(
+    filler: Filler, words: tuple[str, ...], ids: list[str], code: int
+) -> None:
+    listed = shape(filler.workspace, *words, "--dry-run", code=code)
     assert [run["id"] for run in listed] == ids
-    table = said(filler.workspace, *words, "--dry-run")
+    table = said(filler.workspace, *words, "--dry-run", code=code)
     assert mentions(table, *ids)
-    assert call(filler.workspace, "--readonly", *words, "--dry-run").code == 0
+    assert call(filler.workspace, "--readonly", *words, "--dry-run").code == code
 
 
 def test_what_cannot_be_acted_on_is_named_by_reason(filler: Filler) -> None:
@@ -78,7 +80,7 @@ def test_what_cannot_be_acted_on_is_named_by_reason(filler: Filler) -> None:
     for name in ("one", "two", "three"):
         filler.run(name, "succeeded", name="old", ended_ago=DAY)
     assert mentions(said(filler.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete")
-    named = said(filler.workspace, "resume", "one", "two", "three", "old-2", "--dry-run")
+    named = said(filler.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
     assert "one, two, three, old-2: complete" in named
 
 

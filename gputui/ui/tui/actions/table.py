@@ -95,7 +95,7 @@ overview run | resume |  | resume | Resume from the newest checkpoint | change r
 overview run | restart |  | restart | Restart the run from step 0 | change run settled
 overview run | clone |  | copy | Copy the run with changes | change run
 overview run | label | d |  | Labels: name, tags, note | change run
-overview run | remove | delete |  | Remove the run | change run idle
+overview run | remove | delete |  | Remove the run | change run not_ending idle
 overview | queue_toggle | P |  | Pause or resume the queue, or a study | change study study_live|change
 overview | queue_up queue_down | plus / minus |  | Move a waiting run {up|down} in the queue | change run queued
 overview | study_new | ctrl+n |  | Start a study from a file | change

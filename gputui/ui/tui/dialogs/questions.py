@@ -17,6 +17,7 @@ from gputui.store.runs import Run
 from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.ui.tui.layout.columns import wrap
 from gputui.ui.tui.layout.moments import day_and_clock
+from gputui.ui.tui.layout.run_words import several_tag_words
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -215,9 +216,8 @@ def tags_form(runs: Sequence[Run], take: Callable[[LabelChanges], object]) -> Fo
         changes: LabelChanges = {name: tags for name, tags in (("add", added), ("remove", removed)) if tags}
         return changes or None, "Separate tags with spaces."
 
-    tags = sorted({tag for run in runs for tag in run.tags})
     form = FormScreen(f"Tags of {len(runs)} marked runs", "save", {"add": "", "remove": ""}, check, take)
-    form.texts = (f"Their tags: {' '.join(tags) or 'none'}.",)
+    form.texts = (f"Their tags: {several_tag_words(runs) or 'none'}.",)
     return form
 
 

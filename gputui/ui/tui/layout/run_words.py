@@ -26,6 +26,9 @@ RUN_COLOURS = 6
 MOST_NAMED = 16
 """Runs that a question names; more would not fit into a small terminal."""
 
+MOST_OWNERS = 3
+"""Runs that are named beside one of several tags."""
+
 
 def run_style(run: Run) -> str:
     """The style of a run's name and curves."""
@@ -105,6 +108,20 @@ def unmeasured_words(row: RunRow) -> str:
 def tag_words(run: Run) -> str:
     """``#baseline #lr-sweep``; empty without tags."""
     return " ".join(f"#{clean(tag)}" for tag in run.tags)
+
+
+def several_tag_words(runs: Sequence[Run]) -> str:
+    """``base, large (5 of 8), small (a-1, a-2)``: the tags of several runs, with their runs unless it is all."""
+    words = []
+    for tag in sorted({tag for run in runs for tag in run.tags}):
+        owners = [run.run_id for run in runs if tag in run.tags]
+        if len(owners) == len(runs):
+            words.append(tag)
+        elif len(owners) > MOST_OWNERS:
+            words.append(f"{tag} ({len(owners)} of {len(runs)})")
+        else:
+            words.append(f"{tag} ({', '.join(owners)})")
+    return clean(", ".join(words))
 
 
 def run_title(run: Run) -> str:

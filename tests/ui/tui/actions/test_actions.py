@@ -112,7 +112,7 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
         ("resume", running, "a-1 is running; only an ended run can be resumed."),
         ("remove", running, "a-1 is running; stop it first."), ("remove", failed, None), ("restart", running, None),
         ("restart", stopping, "c-1 is stopping: wait for its end."), ("rerun", None, NO_RUN),
-        ("rerun", running, None),
+        ("remove", stopping, "c-1 is stopping: wait for its end."), ("rerun", running, None),
     ):  # fmt: skip
         assert find(name, "overview").why_not(replace(here, run=run)) == words, (name, words)
     readonly = replace(here, run=failed, is_readonly=True)

@@ -16,6 +16,7 @@ from gputui.ui.tui.layout.run_words import (
     has_ended_there,
     outlook,
     placement_words,
+    several_tag_words,
     several_words,
     silent_seconds,
     unsaved_words,
@@ -188,3 +189,10 @@ def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:
     many = [replace(RUN, run_id=f"c-{number}") for number in range(MOST_NAMED + 5)]
     words = several_words(many, {}, "")
     assert mentions(words, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in words
+
+
+def test_tags_of_several_runs_are_shown_with_their_runs() -> None:
+    tags = [("all", "most", "small"), ("all", "most"), ("all", "most"), ("all", "most"), ("all",)]
+    runs = [replace(RUN, run_id=f"a-{number}", tags=own) for number, own in enumerate(tags, 1)]
+    assert several_tag_words(runs) == "all, most (4 of 5), small (a-1)"
+    assert several_tag_words(runs[4:]) == "all" and several_tag_words([RUN]) == ""
