@@ -22,6 +22,13 @@ def runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     return _of_query(ctx, "SELECT run_id, state FROM runs ORDER BY sequence DESC", incomplete)
 
 
+def predecessors(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Complete ids of runs; behind a colon, how one may end."""
+    if ":" not in incomplete:
+        return runs(ctx, parameter, incomplete)
+    return _of_query(ctx, "SELECT run_id || ':any', state FROM runs ORDER BY sequence DESC", incomplete)
+
+
 def runs_to_act_on(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     """Complete ids of the runs that the command can act on, without those that are typed already."""
     from gputui.runs.selection import REFUSALS, resume_variant

@@ -199,6 +199,9 @@ def is_anothers(workspace: Workspace) -> bool:
 
 def entry() -> None:
     """The console script. It ends with at most one line of error and a documented exit code."""
+    if "_GPUTUI_COMPLETE" in os.environ:
+        # It tells click how bash is answered.
+        importlib.import_module("gputui.ui.cli.completion")
     try:
         command(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -70,7 +70,7 @@ DECISION_SECONDS = 1.0
     "predecessors",
     multiple=True,
     metavar="RUN",
-    shell_complete=completers.runs,
+    shell_complete=completers.predecessors,
     help="Start once this run succeeded; RUN:any: or ended.",
 )
 @click.option("--begin", metavar="TIME", help="Start at a time: 22:00, in 2h, 2026-12-01 22:00.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 from click.shell_completion import ShellComplete
 
@@ -28,6 +29,8 @@ def home(workspace: Workspace) -> Path:
     filler.run("live-1", "running")
     filler.connection.execute("UPDATE runs SET state = 'failed' WHERE run_id = 'bert-1'")
     filler.metrics("vit-1", 1, [{"step": 1, "loss": 2.0, "lr": 0.1, "accuracy": 0.5}])
+    filler.metrics("bert-1", 1, [{"step": 1, "*": 1.0, "val loss": 1.0, "it's": 1.0, "a$b": 1.0, "k=v:w": 1.0}])
+    filler.connection.execute("INSERT INTO run_labels (run_id, tags) VALUES ('vit-1', '[\"a:b\"]')")
     filler.study("lr-search-1", trials=0)
     filler.close()
     home = workspace.state.parent
@@ -73,7 +76,8 @@ def completed(home: Path, line: str) -> list[str]:
         ("metrics --loss ", []),
         ("study run vit-1 --grid lr=1,2 --metric l", ["loss", "lr"]),
         ("study run wide --grid lr=1,2 --metric l", []),
-        ("rm --tag ", []),
+        ("rm --tag ", ["a:b"]),
+        ("run --after bert-1:", ["bert-1:any"]),
         ("nonsense x", []),
     ],
 )
@@ -104,13 +108,47 @@ def test_each_shell_has_its_script(workspace: Workspace) -> None:
     assert call(workspace, "completion", "tcsh").code == 2
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_bash_completes(home: Path) -> None:
-    script = (
-        'eval "$(gputui completion bash)"; COMP_WORDS=(gputui show b); COMP_CWORD=2; _gputui_completion gputui; '
-        'echo "${COMPREPLY[@]}"'
-    )
+@pytest.fixture
+def bash(home: Path, tmp_path: Path) -> Iterator[pexpect.spawn[str]]:
+    """An interactive bash with the script, in which gputui prints its arguments."""
+    (tmp_path / "train me.py").touch()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "GPUTUI_HOME": str(home)}
-    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=True, timeout=60)
-    assert (done.stdout.strip(), done.stderr) == ("bert-1", "")
+    environ = {**os.environ, "PATH": path, "GPUTUI_HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
+    shell = pexpect.spawn("bash", ["--norc", "-i"], env=environ, cwd=str(tmp_path), encoding="utf-8", echo=False)
+    shell.sendline('bind "set enable-bracketed-paste off"; eval "$(gputui completion bash)"')
+    shell.sendline("gputui() { printf '<%s>' \"$@\"; echo; }; gputui ready")
+    shell.expect("<ready>\r\n")
+    yield shell
+    shell.close(force=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@table(
+    ("typed", "arguments"),
+    [
+        ("show b", ["show", "bert-1"]),
+        ("metrics bert-1 \\*", ["metrics", "bert-1", "*"]),
+        ("metrics bert-1 v", ["metrics", "bert-1", "val loss"]),
+        ("metrics bert-1 val\\ l", ["metrics", "bert-1", "val loss"]),
+        ("metrics bert-1 'val l", ["metrics", "bert-1", "val loss"]),
+        ('metrics bert-1 "val l', ["metrics", "bert-1", "val loss"]),
+        ("metrics bert-1 it", ["metrics", "bert-1", "it's"]),
+        ('metrics bert-1 "it', ["metrics", "bert-1", "it's"]),
+        ("metrics bert-1 'i", ["metrics", "bert-1", "it's"]),
+        ("metrics bert-1 a", ["metrics", "bert-1", "a$b"]),
+        ('metrics bert-1 "a\\$', ["metrics", "bert-1", "a$b"]),
+        ("metrics bert-1 k=", ["metrics", "bert-1", "k=v:w"]),
+        ("metrics bert-1 k=v:", ["metrics", "bert-1", "k=v:w"]),
+        ("metrics bert-1 'k=v:", ["metrics", "bert-1", "k=v:w"]),
+        ("metrics bert-1 --loss=v", ["metrics", "bert-1", "--loss=val loss"]),
+        ("metrics bert-1 --loss=k=v:", ["metrics", "bert-1", "--loss=k=v:w"]),
+        ("label --tagged a:", ["label", "--tagged", "a:b"]),
+        ("run --after bert-1:", ["run", "--after", "bert-1:any"]),
+        ("run --after=bert-1:", ["run", "--after=bert-1:any"]),
+        ("run ./tr", ["run", "./train me.py"]),
+    ],
+)
+def test_bash_inserts_what_it_reads_back(bash: pexpect.spawn[str], typed: str, arguments: list[str]) -> None:
+    bash.sendline(f"gputui {typed}\t")
+    bash.expect("<([^\r]*)>\r\n")
+    assert bash.match[1].split("><") == arguments
