@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import SupportsFloat, SupportsIndex
 
+MAX_STEP = 2**53 - 1
+"""The largest step of a line: larger integers are not exact in other JSON readers, nor safe in SQLite's arithmetic."""
+
+RESERVED_NAMES = frozenset({"step", "time", "rank", "event", "phase"})
+"""The names with which a line describes itself: no metric has one of them."""
+
 
 def log(values: Mapping[str, SupportsFloat], *, step: SupportsIndex) -> None:
     """Append a line of metrics to the file of the run; outside a run of gputui, do nothing.
@@ -22,11 +28,14 @@ def log(values: Mapping[str, SupportsFloat], *, step: SupportsIndex) -> None:
         step: the step in the whole run.
 
     Raises:
-        TypeError: a name is not text, a value not a number, or the step not a whole number.
+        TypeError: the values are no mapping, a name not text, a value not a number, or the step not a whole number.
+        ValueError: a name is one of `RESERVED_NAMES`, or the step negative or above `MAX_STEP`.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values are numbers by name such as {{'loss': 0.5}}, not {type(values).__name__}")
     line = {
         **{_name(name): _number(name, value) for name, value in values.items()},
-        "step": operator.index(step),
+        "step": _step(step),
         "time": time.time(),
     }
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", ""))
@@ -51,7 +60,16 @@ def log(values: Mapping[str, SupportsFloat], *, step: SupportsIndex) -> None:
 def _name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a metric is text, not {name!r}")
+    if name in RESERVED_NAMES:
+        raise ValueError(f"no metric can be called {name!r}: gputui uses {', '.join(sorted(RESERVED_NAMES))} itself")
     return name
+
+
+def _step(step: SupportsIndex) -> int:
+    number = operator.index(step)
+    if not 0 <= number <= MAX_STEP:
+        raise ValueError(f"the step is from 0 to {MAX_STEP}, not {number}")
+    return number
 
 
 def _number(name: str, value: object) -> float:

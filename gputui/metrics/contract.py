@@ -16,14 +16,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.core.training_log import MAX_STEP
 from gputui.metrics.values import MAX_INTEGER, NUMBERS, read_values
 
 MAX_LINE_BYTES = 1 << 20
 EXCERPT_CHARACTERS = 200
-
-# Larger integers are not exact in other JSON readers, and arithmetic with them may leave the range
-# of SQLite.
-MAX_STEP = 2**53 - 1
 
 # Each value that is no number is looked at for secrets; a turn of the agent's loop has 50 ms.
 MAX_VALUES = 8192

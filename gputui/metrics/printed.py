@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gputui.core.text import SEQUENCE
-from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, ParsedLine, Rejected, parse_values
+from gputui.core.training_log import MAX_STEP
+from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.values import printed_number
 

@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gputui.core.files import open_regular
+from gputui.core.training_log import RESERVED_NAMES
 from gputui.metrics.contract import LineFormat
 from gputui.store.metrics.roles import is_held_out
 
 MAX_RECORD_BYTES = 64 << 20
 """A larger length means that the file is damaged."""
-
-# Names that are no metrics in a metrics line (`contract.parse_values`).
-_RESERVED = frozenset({"step", "time", "rank", "event", "phase"})
 
 Frames = Iterator[tuple[int, bytes]]
 """The end of each complete record, from the start of the data, and its content."""
@@ -76,7 +74,7 @@ def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] 
 
 def _unreserved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Scalars of which those with a reserved name, such as ``rank``, got an underscore."""
-    return {f"{name}_" if name in _RESERVED else name: value for name, value in values.items()}
+    return {f"{name}_" if name in RESERVED_NAMES else name: value for name, value in values.items()}
 
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------

@@ -148,14 +148,16 @@ class Table(list[T], Generic[T]):
         return {name: [getattr(row, name) for row in self] for name in names}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A DataFrame of pandas, which must be installed."""
-        import pandas
+        """A DataFrame of pandas. Raises ImportError."""
+        with _installed("pandas"):
+            import pandas
 
         return pandas.DataFrame(self._columns())
 
     def to_polars(self) -> polars.DataFrame:
-        """A DataFrame of polars, which must be installed."""
-        import polars
+        """A DataFrame of polars. Raises ImportError."""
+        with _installed("polars"):
+            import polars
 
         return polars.DataFrame(self._columns(), strict=False)
 
@@ -171,9 +173,12 @@ def runs(
     """The runs, newest first: all, or those with this state, profile, tag and study.
 
     Raises:
+        TypeError: one of them is not text.
         ValueError: there is no such state.
         StoreError: the home cannot be read.
     """
+    asked = {"state": state, "profile": profile, "tag": tag, "study": study}
+    _check_texts(**{name: value for name, value in asked.items() if value is not None})
     states = [str(known) for known in RunState]
     if state is not None and state not in states:
         raise ValueError(f"{state!r} is no state of a run; they are {', '.join(states)}")
@@ -189,7 +194,9 @@ def runs(
 
 
 def run(run_id: str, *, home: Home = None) -> RunRecord:
-    """The run with this id, else the newest with this name. Raises RunLookupError or StoreError."""
+    """The run with this id, else the newest with this name. Raises TypeError, RunLookupError or
+    StoreError."""
+    _check_texts(run_id=run_id)
     with _opened(home) as connection:
         return _run(connection, stored_runs.find_run(connection, run_id))
 
@@ -198,11 +205,13 @@ def metrics(run_id: str, names: str | Sequence[str] | None = None, *, home: Home
     """Every value of a run's metrics, or of those ``names``, in the order written, of all attempts and ranks.
 
     Raises:
+        TypeError: the id or a name is not text.
         RunLookupError: there is no such run.
         LookupError: the run has no such metric.
         StoreError: the home cannot be read.
     """
     wanted = [names] if isinstance(names, str) else list(names or ())
+    _check_texts(run_id=run_id, **{f"names[{place}]": name for place, name in enumerate(wanted)})
     with _opened(home) as connection:
         found = stored_runs.find_run(connection, run_id).run_id
         known = queries.metric_names(connection, found)
@@ -227,6 +236,22 @@ def gpus(since: datetime | timedelta | None = None, *, home: Home = None) -> Tab
             return Table(GpuPoint, [_newest(view) for view in hardware.read_gpus(connection, now)])
         begin = now - since.total_seconds() if isinstance(since, timedelta) else since.timestamp()
         return Table(GpuPoint, list(_history(connection, begin)))
+
+
+@contextmanager
+def _installed(library: str) -> Iterator[None]:
+    """A place for its import. Raises ImportError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}; pip install {library}", name=error.name) from error
+
+
+def _check_texts(**arguments: object) -> None:
+    """Raise TypeError for the first that is no text."""
+    for name, value in arguments.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is text, not {type(value).__name__}")
 
 
 @contextmanager

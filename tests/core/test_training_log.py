@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from gputui.core.training_log import log
+from gputui.core.training_log import RESERVED_NAMES, log
 from gputui.metrics.contract import ParsedLine, parse_line
 
 
@@ -57,9 +57,26 @@ def test_nothing_is_raised_into_a_training(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("values", "step"),
-    [({"loss": "0.5"}, 1), ({"loss": None}, 1), ({1: 0.5}, 1), ({"loss": torch.zeros(2)}, 1), ({"loss": 0.5}, 1.5)],
+    [
+        ([1], 1),
+        ({"loss": "0.5"}, 1),
+        ({"loss": None}, 1),
+        ({1: 0.5}, 1),
+        ({"loss": torch.zeros(2)}, 1),
+        ({"loss": 0.5}, 1.5),
+    ],
 )
 def test_a_wrong_type_is_an_error(values: Any, step: Any, file: Path) -> None:
     with pytest.raises(TypeError):
+        log(values, step=step)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [*(({"loss": 0.5, name: 7}, 1) for name in sorted(RESERVED_NAMES)), ({"loss": 0.5}, -1), ({"loss": 0.5}, 2**53)],
+)
+def test_what_the_contract_rejects_or_keeps_is_an_error(values: Any, step: int, file: Path) -> None:
+    with pytest.raises(ValueError, match=str(step) if len(values) == 1 else "time"):
         log(values, step=step)
     assert not file.exists()

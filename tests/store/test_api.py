@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,31 @@ def test_what_is_missing_is_an_error(home: Path, tmp_path: Path) -> None:
         api.gpus("5m", home=home)  # type: ignore[arg-type]
     with pytest.raises(StoreMissingError, match=str(tmp_path)):
         api.runs(home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "named"),
+    [
+        (api.run, {"run_id": 5}, "run_id"),
+        (api.run, {"run_id": None}, "run_id"),
+        (api.metrics, {"run_id": object()}, "run_id"),
+        (api.metrics, {"run_id": RUN, "names": ["loss", 5]}, "names"),
+        (api.runs, {"state": 5}, "state"),
+        (api.runs, {"profile": b"vit"}, "profile"),
+        (api.runs, {"tag": ["a", "b"]}, "tag"),
+        (api.runs, {"study": 0}, "study"),
+    ],
+)
+def test_what_is_no_text_is_an_error(
+    function: Callable[..., Any], arguments: dict[str, Any], named: str, home: Path
+) -> None:
+    with pytest.raises(TypeError, match=named):
+        function(**arguments, home=home)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_missing_library_is_named(library: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = api.runs(home=home)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=f"pip install {library}"):
+        getattr(table, f"to_{library}")()

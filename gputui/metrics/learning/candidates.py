@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.metrics.contract import MAX_STEP
+from gputui.core.training_log import MAX_STEP
 from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
 from gputui.metrics.learning.tokens import numbers_of
 from gputui.metrics.learning.words import Sense

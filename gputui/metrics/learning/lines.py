@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gputui.core.text import SEQUENCE
-from gputui.metrics.contract import MAX_STEP, LineFormat, Parsed, ParsedLine, parse_values
+from gputui.core.training_log import MAX_STEP
+from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned, Running

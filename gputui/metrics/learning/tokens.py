@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from gputui.metrics.contract import MAX_STEP
+from gputui.core.training_log import MAX_STEP
 from gputui.metrics.values import UNITS, number_in_text
 
 MAX_TOKENS = 256
