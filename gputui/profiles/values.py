@@ -18,7 +18,7 @@ from pydantic import (
 
 from gputui.core.yaml_forms.forms import IN_QUOTES, expected, problem
 from gputui.core.yaml_forms.problems import one_of
-from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_duration, parse_size
+from gputui.core.yaml_forms.quantities import DURATION_PATTERN, SIZE_PATTERN, is_number, parse_duration, parse_size
 from gputui.metrics.values import UNITS
 from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
@@ -74,7 +74,7 @@ def _size(given: object) -> int:
 def _time_limit(given: object) -> float:
     seconds = parse_duration(given) if isinstance(given, str) else None
     if not seconds:
-        raise expected("a time such as 30min, 8h or 2d")
+        raise expected("a time such as 30min, 1h30m or 2d")
     return seconds
 
 
@@ -208,7 +208,9 @@ Words = Annotated[
 ]
 Arguments = Annotated[Words, AfterValidator(_pieces)]
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})]
-TimeLimit = Annotated[float, BeforeValidator(_time_limit), WithJsonSchema({"type": "string"})]
+TimeLimit = Annotated[
+    float, BeforeValidator(_time_limit), WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN})
+]
 Value = Annotated[Any, BeforeValidator(_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 Bound = Annotated[Any, BeforeValidator(_bound), WithJsonSchema({"type": "number"})]
 

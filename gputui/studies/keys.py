@@ -13,7 +13,7 @@ from dataclasses import MISSING, field
 from typing import Annotated, Any, ClassVar
 
 from gputui.core.yaml_forms.problems import ExpectedError
-from gputui.core.yaml_forms.quantities import is_number, parse_duration, parse_size
+from gputui.core.yaml_forms.quantities import DURATION_PATTERN, is_number, parse_duration, parse_size
 from gputui.runs.spec import Scalar
 
 JsonSchema = dict[str, Any]
@@ -110,10 +110,10 @@ def _some(given: object) -> object:
 
 
 _TEXT_WORDS = "text without NUL characters"
-_DURATION_WORDS = "a time such as 30m, 10h or 2d"
+_DURATION_WORDS = "a time such as 30m, 1h30m or 2d"
 _SIZE_WORDS = "a size with its unit such as 10GiB or 500MB"
 _SIZE_PATTERN = _NOT_ZERO + r"[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]\s*$"
-_DURATION_PATTERN = _NOT_ZERO + r"[0-9]{1,9}(\.[0-9]+)?\s*(s|min|m|h|d|w|y)\s*$"
+_DURATION_PATTERN = _NOT_ZERO + DURATION_PATTERN.removeprefix("^")
 _OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
 _LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
 _ABOVE_ZERO: JsonSchema = {"type": "number", "exclusiveMinimum": 0}

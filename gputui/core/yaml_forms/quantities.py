@@ -14,10 +14,15 @@ _BYTES: dict[str, int] = {
 _DAY = 86400.0
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": _DAY, "w": 7 * _DAY, "y": 365 * _DAY}
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})")
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*(s|min|m|h|d|w|y)")
+_SPAN = r"([0-9]{1,9}(?:\.[0-9]+)?)\s*(s|min|m|h|d|w|y)\s*"
+_SPANS = re.compile(_SPAN, re.IGNORECASE)
+_DURATION = re.compile(f"(?:{_SPAN})+", re.IGNORECASE)
 
 SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
 """The pattern of sizes for JSON Schema."""
+
+DURATION_PATTERN = r"^\s*([0-9]{1,9}(\.[0-9]+)?\s*([sSmMhHdDwWyY]|[mM][iI][nN])\s*)+$"
+"""The pattern of durations for JSON Schema."""
 
 
 def is_number(given: object) -> TypeGuard[int | float]:
@@ -37,6 +42,7 @@ def parse_size(text: str) -> int | None:
 
 
 def parse_duration(text: str) -> float | None:
-    """``90s``, ``5 min``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds; None if invalid."""
-    match = _DURATION.fullmatch(text.strip())
-    return None if match is None else float(match[1]) * _SECONDS[match[2]]
+    """``90s``, ``5 min``, ``1h30m``, ``2d``, ``1.5w`` or ``5y`` in seconds; None if invalid."""
+    if _DURATION.fullmatch(text.strip()) is None:
+        return None
+    return sum(float(number) * _SECONDS[unit.lower()] for number, unit in _SPANS.findall(text))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from gputui.core.yaml_forms.forms import Model, expected
-from gputui.core.yaml_forms.quantities import parse_size
+from gputui.core.yaml_forms.quantities import parse_duration, parse_size
 
 
 def matching(pattern: str, what: str) -> AfterValidator:
@@ -59,10 +59,11 @@ class TargetOptions(Model):
         return {**self.model_dump(exclude_unset=True), "poll": self.poll}
 
 
-# Not 0, which is no limit to sbatch.
-_TIME = matching(
-    r"(?=.*[1-9])(([0-9]+-)?[0-9]{1,4}(:[0-5]?[0-9]){0,2}|[0-9]+[mhd])", "a time such as 4h, 30m, 2d or 1-12:00:00"
-)
+def checked_time(text: str) -> str:
+    """A duration, or a time in sbatch's form; not 0, which is no limit to sbatch. Raises PydanticCustomError."""
+    if not parse_duration(text) and not re.fullmatch(r"(?=.*[1-9])([0-9]+-)?[0-9]{1,4}(:[0-5]?[0-9]){0,2}", text):
+        raise expected("a time such as 4h, 1h30m, 2d or 1-12:00:00")
+    return text
 
 
 def sbatch_memory(text: str) -> str:
@@ -85,8 +86,8 @@ class SlurmOptions(TargetOptions):
     account: Word | None = Field(None, description="account that pays")
     qos: Word | None = Field(None, description="quality of service")
     constraint: Line | None = Field(None, description="features that each node must have")
-    time: Annotated[str, _TIME] | None = Field(
-        None, description="limit of one start: 30m, 4h, 2d or 1-12:00:00; the partition's if left out"
+    time: Annotated[str, AfterValidator(checked_time)] | None = Field(
+        None, description="limit of one start: 4h, 1h30m, 2d or 1-12:00:00; the partition's if left out"
     )
     gpu_type: Word | None = Field(None, description="type of GPU: gres gpu:TYPE:N")
     nodes: Annotated[int, Field(ge=1, le=1024)] = Field(

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gputui.core.yaml_forms.problems import did_you_mean
+from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.reports.pages import ReportError, write_files
 from gputui.reports.summary import report
 from gputui.reports.summary.gates import GATE_THRESHOLDS
@@ -19,7 +20,7 @@ from gputui.reports.summary.story import verdict, verdict_on_all
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, verb
-from gputui.ui.tui.dialogs.typed_time import SPAN, TypedTimeError, parse_moment
+from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
 
 @verb("report", changes=False)
@@ -87,7 +88,7 @@ def _runs(
         return list({run.run_id: run for run in named}.values())
     try:
         # A bare span counts back from now.
-        moment = parse_moment(f"-{since}" if SPAN.fullmatch(since.strip()) else since, now)
+        moment = parse_moment(since if parse_duration(since) is None else f"-{since}", now)
     except TypedTimeError as error:
         fail(f"--since: {error}", Exit.USAGE)
     found = active_since(connection, moment)

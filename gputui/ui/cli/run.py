@@ -120,7 +120,7 @@ def command(
     elif time_limit is not None:
         seconds = parse_duration(time_limit)
         if not seconds:
-            fail(f"--time: expected a time such as 30min, 8h or 2d, found {shorten(time_limit)}", Exit.USAGE)
+            fail(f"--time: expected a time such as 30min, 1h30m or 2d, found {shorten(time_limit)}", Exit.USAGE)
         limit["time_limit_seconds"] = seconds
     begin_at = None if begin is None else begin_moment(begin)
     if target is not None:

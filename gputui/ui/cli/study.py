@@ -254,7 +254,7 @@ def extend(
     """Add to the budget while it goes on; a study that is over goes on."""
     seconds = None if wall is None else parse_duration(wall)
     if wall is not None and not seconds:
-        fail(f"--wall: expected a time such as 30m, 10h or 2d, found {wall!r}", Exit.USAGE)
+        fail(f"--wall: expected a time such as 30m, 1h30m or 2d, found {wall!r}", Exit.USAGE)
     if trials is None and gpu_hours is None and seconds is None:
         fail("give --trials, --gpu-hours or --wall", Exit.USAGE)
     _act(session, "study_extend", study, as_json, trials=trials, gpu_hours=gpu_hours, wall_seconds=seconds)

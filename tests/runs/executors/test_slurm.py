@@ -248,6 +248,7 @@ def test_the_state_of_a_job_is_read_from_its_words(fields: tuple[str, ...], expe
 
 @table("target, status", [
     ({"partition": "gpu", "time": "4h"}, "pass"), ({"partition": "gpu", "time": "8h"}, "fail"),
+    ({"partition": "gpu", "time": "4h 1m"}, "fail"),
     ({"partition": "gpu", "time": "1-0"}, "fail"), ({"partition": "off"}, "fail"), ({"partition": "gone"}, "fail"),
     ({"partition": "off,free", "time": "9d"}, "pass"), ({}, "pass"), ({"time": "241"}, "fail"),
 ])  # fmt: skip
@@ -278,7 +279,8 @@ def test_an_interpreter_that_does_not_exist_is_a_line_of_the_check_and_no_fault_
 @table("target, place", [
     ({"kind": "slrum"}, "lab.kind"), ({"kind": "slurm", "partiton": "gpu"}, "lab.partiton"),
     ({"kind": "slurm", "memory": "much"}, "lab.memory"),
-    ({"kind": "slurm", "time": "soon"}, "lab.time"), ({"kind": "slurm", "partition": "gpu; rm"}, "lab.partition"),
+    ({"kind": "slurm", "time": "soon"}, "lab.time"), ({"kind": "slurm", "time": "0h"}, "lab.time"),
+    ({"kind": "slurm", "partition": "gpu; rm"}, "lab.partition"),
     ({"partition": "gpu"}, "lab"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_target_is_said_with_its_place(
@@ -290,11 +292,11 @@ def test_what_is_wrong_with_a_target_is_said_with_its_place(
 
 
 def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> None:
-    lab = {"kind": "slurm", "partition": "main", "time": "2h", "setup": ["module load cuda"], "gpu_type": "a100"}
+    lab = {"kind": "slurm", "partition": "main", "time": "1h 30m", "setup": ["module load cuda"], "gpu_type": "a100"}
     machine.workspace.targets.write_text(json.dumps({"lab": {**lab, "warn": 60, "memory": "400GiB"}}))
     text = machine.gputui("run", machine.profile(), "--on", "lab", "--gpus", "2", "--dry-run")
     checked = probe(find_target("lab", {}, machine.workspace), has_gpus=False)
-    for line in ("--partition=main", "--time=120", "--mem=409600M", "--signal=B:USR1@60", "--requeue"):
+    for line in ("--partition=main", "--time=90", "--mem=409600M", "--signal=B:USR1@60", "--requeue"):
         assert f"#SBATCH {line}\n" in text and f"#SBATCH {line}\n" in checked
     assert "#SBATCH --gres=gpu:a100:2\n" in text and "#SBATCH --gres=gpu:a100:1\n" in checked
     assert "\nmodule load cuda\n" in text and "far.pyz" in text

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.executors.courier import EndedBy, JobStatus, python_of
 from gputui.runs.executors.far import PROGRAM
 
@@ -70,11 +72,9 @@ def _options(plan: Mapping[str, Any], target: Mapping[str, Any], folder: str, to
 
 
 def sbatch_time(text: str) -> str:
-    """Convert ``4h``, ``30m`` and ``2d`` to sbatch's minutes. Other forms are sbatch's own."""
-    match = re.fullmatch(r"(\d+)([mhd])", text)
-    if match is None:
-        return text
-    return str(int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
+    """Convert ``4h``, ``1h30m`` and ``2d`` to sbatch's minutes. Other forms are sbatch's own."""
+    seconds = parse_duration(text)
+    return text if seconds is None else str(math.ceil(seconds / 60))
 
 
 def _quoted(text: str) -> str:

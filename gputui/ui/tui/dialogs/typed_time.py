@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, tzinfo
 
+from gputui.core.yaml_forms.quantities import parse_duration
+
 COMING = "22:00, in 2h, in 1h30m, 2026-12-01 22:00"
 EXAMPLES = "03:12, -20m, -1h30m, -2d, 2026-11-20, 2026-11-20 03:12"
 
-SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhdw]\s*)+", re.IGNORECASE)
-_PART = re.compile(r"([\d.]+)\s*([smhdw])")
 _CLOCK = re.compile(r"(\d{1,2}):\d{2}(?::\d{2})?")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 class TypedTimeError(ValueError):
@@ -49,8 +48,8 @@ def _moment(
 ) -> float:
     """A moment: a span before (-1) or after (1) ``now``, a time of day, ``days`` from today, or one in ISO 8601."""
     try:
-        if span is not None and SPAN.fullmatch(span[1].strip()):
-            seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(span[1].lower()))
+        seconds = None if span is None else parse_duration(span[1])
+        if span is not None and seconds is not None:
             return datetime.fromtimestamp(now + span[0] * seconds, zone).timestamp()
         clock = _CLOCK.fullmatch(typed)
         if clock is None:
