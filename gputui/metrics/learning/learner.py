@@ -55,10 +55,10 @@ class Learner:
     def learning(self) -> Learning:
         return Learning(self._characters, dict(self._candidates), dict(self._counters), tuple(self._headers))
 
-    @property
-    def remarks(self) -> Sequence[str]:
-        """Lines that look like metrics and are not stored, with the key of the profile that would."""
-        candidates = [candidate for candidate in self._candidates.values() if candidate.lines > 1]
+    def remarks(self, *, with_single: bool) -> Sequence[str]:
+        """Lines that look like metrics and are not stored, with the key of the profile that would; ``with_single``
+        also those without another of their shape."""
+        candidates = [candidate for candidate in self._candidates.values() if with_single or candidate.lines > 1]
         candidates.sort(key=lambda candidate: -candidate.lines)
         remarks = (_remark(candidate) for candidate in candidates)
         return [remark for remark in remarks if remark is not None][:MAX_REMARKS]
@@ -226,16 +226,23 @@ def _remark(candidate: Candidate) -> str | None:
     if line is None or not has_metric(line):
         return None
     text = candidate.text.strip()[:SHOWN_CHARACTERS]
-    often = f"{candidate.lines} lines like {text!r} are not stored: nothing in them surely counts steps"
     pattern = _pattern(candidate, line)
+    often = f"{candidate.lines} lines like {text!r} are not stored: nothing in them surely counts steps"
+    if candidate.lines == 1:
+        often = f"the line {text!r} is not stored: one line of a form is not enough to be sure"
+    if candidate.lines == 1 and pattern is None:
+        return None
     if pattern is None:
         return f"{often}. Print the step in them, such as step=10"
     return f"{often}. A profile can say it: metrics: {{source: output, patterns: ['{pattern}']}}"
 
 
 def _pattern(candidate: Candidate, line: PrintedLine) -> str | None:
-    """An expression with a group for each metric and one for the number that grows; None if none does."""
+    """An expression with a group for each metric and one for the number that grows, or in a single line counts by its
+    name; None if none does."""
     growing = [column for index, column in enumerate(line.columns) if _grows(candidate, index)]
+    if candidate.lines == 1:
+        growing = [column for column in line.columns if column.meaning in _COUNTING]
     if not growing:
         return None
     step = min(growing, key=lambda column: _COUNTING.get(column.meaning, len(_COUNTING)))

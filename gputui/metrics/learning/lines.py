@@ -110,7 +110,7 @@ class LearnedLines(LineFormat):
     @property
     def remarks(self) -> Sequence[str]:
         """Lines that look like metrics and are not stored, with the key of the profile that would."""
-        return self._learner.remarks
+        return self._learner.remarks(with_single=not self._has_metrics)
 
     def parse(self, line: bytes) -> Parsed:
         self._learned = None

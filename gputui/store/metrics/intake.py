@@ -134,7 +134,8 @@ def intake_words(known: Intake) -> str | None:
         how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
         return f"It ended at step {step} of {total}: if that is complete, {how}"
     if known.is_over and known.learns and not known.taken:
-        return "Nothing that it printed or wrote looks like metrics; metrics: in a profile can name them"
+        unsure = "Nothing that it printed or wrote is surely metrics: one line of a form is not enough"
+        return f"{unsure}; metrics: in a profile can name them"
     if known.is_over and known.has_printed and not known.taken:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None

@@ -86,6 +86,26 @@ def test_what_is_said_of_lines_that_are_not_stored(line: str, groups: set[str] |
         assert all(expression.search(text) for text in lines)
 
 
+@table(
+    ("lines", "is_said"),
+    [
+        (["step 1 loss 1.000"], True),
+        (["Epoch 3/3: val_loss=0.25"], True),
+        (["final accuracy: 0.91"], False),
+        (["step 1", "done in 3.2 s"], False),
+        (["best epoch 3 loss 0.5", *(f"step {step} loss {1 / step:.3f}" for step in range(1, 9))], False),
+    ],
+)
+def test_a_line_without_another_of_its_form_is_said_where_nothing_is_learned(lines: list[str], is_said: bool) -> None:
+    watched = watch("\n".join(lines))
+    assert len(watched.records) == (0 if len(lines) < 3 else 8)
+    assert len(watched.reader.remarks) == is_said
+    for remark in watched.reader.remarks:
+        _, _, pattern = remark.partition("patterns: ['")
+        assert repr(lines[0]) in remark
+        assert OutputPatterns([pattern.removesuffix("']}")]).parse(lines[0].encode()) is not None
+
+
 @table("form", FORMS)
 def test_a_pattern_that_is_offered_reads_the_lines_of_its_form(form: str) -> None:
     text = output(FORMS[form]())
