@@ -35,11 +35,6 @@ def in_unit(value: float | None, unit: str) -> str:
     return f"{value:g} {unit}" if is_plain else f"{count(value)} {unit}"
 
 
-def thresholds(rule: Rule) -> str:
-    """The thresholds by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty without any."""
-    return ", ".join(f"{each.name} {in_unit(rule.limits[each.name], each.unit)}" for each in rule.thresholds)
-
-
 class Key(NamedTuple):
     """The subject of an alert: a rule, and a GPU's UUID, a run's ID or "" for the host."""
 

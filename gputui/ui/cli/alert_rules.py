@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gputui.core import units
@@ -10,6 +11,7 @@ from gputui.profiles.home_files import load_alerts
 from gputui.recovery.watch import engine, overrides
 from gputui.recovery.watch.rules import RULES, Rule
 from gputui.ui.cli.context import Exit, Session, print_json, print_table, say
+from gputui.ui.cli.explain import print_paragraphs
 from gputui.ui.cli.launch_spec import load_profile, refuse
 
 
@@ -32,23 +34,26 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     if as_json:
         print_json([rule_shape(rule) for rule in machine.values()])
         return
-    rows = [
-        (
-            rule.id,
-            rule.subject,
-            rule.severity if rule.enabled else "off",
-            units.duration(rule.for_seconds) if rule.for_seconds else "at once",
-            engine.thresholds(rule) or "when it is reported",
-            overrides.changed_by(rule),
-            "; ".join(threshold.help for threshold in rule.thresholds),
-        )
-        for rule in machine.values()
-    ]
-    print_table(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM", "OF WHAT"), rows)
+    rows = [row for rule in machine.values() for row in _rows(rule)]
+    header = ("RULE", "OF", "SEVERITY", "FOR", "THRESHOLD", "OF WHAT", "FROM")
+    print_table(header, rows, spare=("OF WHAT", "OF"))
     say("")
-    where = shown_path(path)
     missing = "" if path.exists() else " (it is not there yet)"
-    say(f"{where} changes them for this machine{missing}, alerts: in a profile for its runs")
+    print_paragraphs([f"{shown_path(path)} changes them for this machine{missing}, alerts: in a profile for its runs"])
+
+
+def _rows(rule: Rule) -> Iterator[tuple[str, ...]]:
+    """A row for each threshold of a rule, the first with what they have in common."""
+    severity = rule.severity if rule.enabled else "off"
+    duration = units.duration(rule.for_seconds) if rule.for_seconds else "at once"
+    before: tuple[str, ...] = (rule.id, rule.subject, severity, duration)
+    source = overrides.changed_by(rule)
+    if not rule.thresholds:
+        yield *before, "when it is reported", "", source
+    for threshold in rule.thresholds:
+        limit = engine.in_unit(rule.limits[threshold.name], threshold.unit)
+        yield *before, f"{threshold.name} {limit}", threshold.help, source
+        before, source = ("", "", "", ""), ""
 
 
 def rule_shape(rule: Rule) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, terminal_columns, verb
 from gputui.ui.tui.layout.words import dated_clock
 
 WIDTH = 100
@@ -140,10 +140,11 @@ def data_events(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
 
 def print_paragraphs(paragraphs: Sequence[str]) -> None:
     """Print wrapped paragraphs, with an empty line between them."""
+    width = min(WIDTH, terminal_columns() or WIDTH)
     for index, paragraph in enumerate(paragraphs):
         if index:
             say("")
-        for line in textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False):
+        for line in textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False):
             say(line)
 
 

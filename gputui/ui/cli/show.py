@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
-from gputui.core.text import clean, clip
+from gputui.core.text import clean, clip, clip_middle
 from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.recovery import costs
@@ -38,7 +38,7 @@ from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
+from gputui.ui.cli.context import LONGEST_CELLS, Exit, Session, fail, json_option, print_json, print_table, say, verb
 from gputui.ui.cli.selection import sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
@@ -221,7 +221,7 @@ def _source_facts(found: RunDetails) -> Iterator[tuple[str, str]]:
     """Where the run's metrics come from, and what was learned of its output."""
     for report in found.sources:
         where = "its output" if report.format == "output" else shown_path(Path(report.path))
-        names = ", ".join(clean(name) for name in report.names[:MOST_NAMES])
+        names = ", ".join(clip_middle(clean(name), LONGEST_CELLS) for name in report.names[:MOST_NAMES])
         more = len(report.names) - MOST_NAMES
         if report.lines:
             yield "metrics", f"{names}{f' and {more} more' if more > 0 else ''}, from {where}"

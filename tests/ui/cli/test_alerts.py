@@ -66,7 +66,7 @@ def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
     )
     lines = {line.split()[0]: line for line in say(machine, "rules", profile).splitlines() if line.strip()}
     assert "2 min" in lines["gpu_hot"] and "above_celsius 80 °C" in lines["gpu_hot"]
-    assert mentions(lines["gpu_hot"], "alerts.yaml: above_celsius, for", RULES["gpu_hot"].thresholds[0].help)
+    assert mentions(lines["gpu_hot"], RULES["gpu_hot"].thresholds[0].help, "alerts.yaml: above_celsius, for")
     assert "profile: above_milliseconds" in lines["slow_steps"] and " off " in lines["data_wait"]
     assert "alerts.yaml: off" in lines["shm"] and lines["xid"].endswith("standard")
     shape = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from gputui.core.config import Workspace
 from gputui.core.text import cell_width
+from gputui.recovery.watch.engine import in_unit
+from gputui.recovery.watch.rules import RULES
+from gputui.ui.cli import context, explain
 from gputui.ui.cli.context import table_lines
+from tests.ui.cli.program import said
+from tests.ui.tui.filling import Filler
 
 HEADER = ("RUN", "SIZE", "STATE", "")
 ROWS = [
@@ -45,3 +51,32 @@ def test_a_long_name_gives_way_first() -> None:
     assert shown[1].startswith("xxx") and "…" in shown[1] and shown[1].endswith("-7  1 GiB  running  300/600")
     assert table_lines(header, rows, ("SIZE",), 50)[0].split() == ["RUN", "STATE", "STEP"]
     assert all(name in table_lines(header, rows, ("SIZE",), room)[1] for room in (None, 100))
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A terminal of 80 columns."""
+    for module in (context, explain):
+        monkeypatch.setattr(module, "terminal_columns", lambda: 80)
+    return 80
+
+
+def test_every_threshold_of_the_rules_is_whole(workspace: Workspace, narrow: int) -> None:
+    text, _, _ = said(workspace, "alerts", "rules").partition("\n\n")
+    assert max(map(cell_width, text.splitlines())) <= narrow and "…" not in text
+    for rule in RULES.values():
+        for threshold in rule.thresholds:
+            assert f"{threshold.name} {in_unit(rule.limits[threshold.name], threshold.unit)}" in text
+
+
+def test_a_metric_with_a_long_name(workspace: Workspace, narrow: int) -> None:
+    filler = Filler(workspace)
+    filler.run("long-1", "succeeded")
+    filler.attempt("long-1", 1)
+    filler.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
+    filler.connection.execute("INSERT INTO metric_boundaries SELECT source_id, 0, 0, 1 FROM metric_sources")
+    filler.close()
+    _, row = said(workspace, "metrics", "long-1").splitlines()
+    assert "…" in row and "-loss  2.5" in row and cell_width(row) <= narrow
+    (line,) = [line for line in said(workspace, "show", "long-1").splitlines() if line.startswith("metrics")]
+    assert "-loss" in line and cell_width(line) < 2 * narrow
