@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.store.checkpoints import Neighbour
+from tests.texts import mentions
 
 
 def search(folder: Path, *named: str, pattern: str = LEARNED) -> CheckpointSearch:
@@ -39,3 +40,8 @@ def test_the_folder_in_which_only_this_run_writes_metrics(tmp_path: Path) -> Non
 
 def test_a_run_that_names_no_checkpoints_contests_none_of_a_profile(tmp_path: Path) -> None:
     assert search(tmp_path, pattern="step_*.pt").intruder_at(str(tmp_path / "step_5.pt")) is None
+
+
+def test_what_is_looked_for_is_told_without_the_word_of_a_profile() -> None:
+    named, learned = (search(Path("/runs/a"), pattern=pattern).words for pattern in ("step_*.pt", LEARNED))
+    assert mentions(named, "step_*.pt", "/runs/a") and "/runs/a" in learned and LEARNED not in learned

@@ -192,8 +192,7 @@ def _lost_by_stop(end: _End) -> str:
     rows = read_attempts(end.context.connection, end.run.run_id)
     count = last_step - min(row.first_step for row in rows if row.first_step is not None) + 1
     steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
-    where = f"{search.pattern} in {search.folder}"
-    return f"; no usable checkpoint matches {where}, so that its {steps} lost"
+    return f"; there is no usable checkpoint {search.words}, so that its {steps} lost"
 
 
 def _succeeded(end: _End) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections import Counter
@@ -44,11 +45,14 @@ def check_disk_use(workspace: Workspace, seconds: float = SECONDS) -> list[Check
     if not workspace.state.is_dir():
         return [CheckResult("disk use", "skip", f"there is no {workspace.state} yet")]
     found = measure(workspace, seconds)
+    may_free = "" if os.access(workspace.state, os.W_OK) else "only its owner can free it: "
     least = "" if found.is_whole else "at least "
     results = [CheckResult("disk use", "pass", f"{least}{bytes_text(found.parts.total())} in {workspace.state}")]
     for part, size_bytes in found.parts.most_common():
         if size_bytes:
-            results.append(CheckResult(f"disk: {part}", "pass", f"{least}{bytes_text(size_bytes)}; {_FREED_BY[part]}"))
+            results.append(
+                CheckResult(f"disk: {part}", "pass", f"{least}{bytes_text(size_bytes)}; {may_free}{_FREED_BY[part]}")
+            )
     if found.runs:
         largest = ", ".join(f"{run_id} {bytes_text(size)}" for run_id, size in found.runs.most_common(LARGEST_RUNS))
         results.append(CheckResult("disk: largest runs", "pass", largest))

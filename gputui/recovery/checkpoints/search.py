@@ -69,6 +69,13 @@ class CheckpointSearch(Struct, frozen=True):
     metric_folders: tuple[str, ...] = ()
 
     @property
+    def words(self) -> str:
+        """What makes a file one that it looks for, behind "a checkpoint": ``that matches step_*.pt in /runs/a``."""
+        if self.pattern == LEARNED:
+            return f"that is recognised by its content below {self.folder}"
+        return f"that matches {self.pattern} in {self.folder}"
+
+    @property
     def real_folder(self) -> Path:
         """The folder's real path now: scripts let a link lead to another folder at each start."""
         return Path(os.path.realpath(self.folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def test_the_largest_come_first_and_too_little_time_is_told(filler: Filler) -> N
     assert mentions(results["disk: run files"], "MiB", "gputui rm")
     results = {result.name: result.detail for result in check_disk_use(filler.workspace, seconds=-1.0)}
     assert "at least" in results["disk use"]
+
+
+def test_a_home_of_another_user_is_freed_by_that_user(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(filler.workspace.run_dir("a-1") / "x.bin", 1)
+    details = []
+    for may_write in (True, False):
+        monkeypatch.setattr(os, "access", lambda *_, may_write=may_write: may_write)
+        parts = [result for result in check_disk_use(filler.workspace) if "gputui rm" in result.detail]
+        details.append([("owner" in result.detail) for result in parts])
+    assert details[0] and not any(details[0]) and details[1] == [True] * len(details[0])
 
 
 def test_a_home_that_is_not_there(tmp_path: Path) -> None:
