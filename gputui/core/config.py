@@ -189,7 +189,8 @@ def own_checkout(prefix: str = sys.prefix) -> Path | None:
     else None. It is its own home, whoever else on the machine has a gputui."""
     checkout = Path(__file__).resolve().parents[2]
     is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
-    return checkout if is_own and (checkout / "state" / "README.md").is_file() else None
+    # Another user's is no home of this one.
+    return checkout if is_own and os.access(checkout / "state" / "README.md", os.R_OK) else None
 
 
 def shipped_profiles() -> Path:

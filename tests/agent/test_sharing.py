@@ -17,7 +17,7 @@ import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.sharing import Sharing, share
-from gputui.core.config import Workspace, locate
+from gputui.core.config import Workspace, locate, own_checkout
 from gputui.runs.logs import shown_logs
 from gputui.runs.submission import SPEC_FILE
 from gputui.store.database import is_fixed, open_reader
@@ -135,6 +135,17 @@ def test_what_a_colleague_cannot_read_yet_is_as_if_it_were_not_there(workspace: 
     hidden.chmod(hidden.stat().st_mode & ~0o077)
     left = [["stdout.log"], ["rank 0"], ["step 1"], [""]] if hidden.is_file() else [[], [], [], [""]]
     assert as_another(GROUP.gr_gid, look) == left
+
+
+def test_a_checkout_whose_state_is_anothers_is_no_home(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
+    checkout = workspace.state.parent
+    (workspace.state / "README.md").touch()
+    monkeypatch.setattr("gputui.core.config.__file__", str(checkout / "gputui" / "core" / "config.py"))
+
+    def home() -> str:
+        return str(own_checkout(str(checkout / ".venv")))
+
+    assert (home(), as_another(STRANGERS, home)) == (str(checkout), "None")
 
 
 def test_a_home_is_private_again_without_the_line(workspace: Workspace, connection: sqlite3.Connection) -> None:
