@@ -123,13 +123,13 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
         " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
         "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch",
         "            stays within 2 %",
-        "          cost 311 steps, 1 h 2 min and 2.1 GPU-hours",
+        "          cost 311 steps, 1 h 2 min and 2 GPU-hours",
         " 01:41:54 attempt 2 resumed from step 4 000 on GPUs 6–7",
         " 03:02:11 attempt 2 was ended by SIGKILL after 1 h 20 min at step 8 110",
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
         "          → left GPU 7 out and went on with one rank, for the other GPU is",
         "            healthy",
-        "          cost 111 steps, 3 min 57 s and 0.076 GPU-hours",
+        "          cost 111 steps, 3 min 57 s and 0.063 GPU-hours",
         " 03:02:58 attempt 3 resumed from step 8 000 on GPU 6",
     ]
     tomorrow = text_of(timeline_lines(page, snapshot.gpus, NOW + 86_400, 80))
