@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 # Between two looks: soon after the start, when files appear, and later.
 FIRST_SECONDS, FIRST_LOOKS, LATER_SECONDS = 2.0, 15, 15.0
 DEADLINE_SECONDS = 30.0
-# How long an attempt that has ended waits for the last look.
-LAST_SECONDS = 5.0
+# How long an attempt that has ended waits for the last look: on a busy machine one takes seconds, and what it does not
+# find is never read.
+LAST_SECONDS = DEADLINE_SECONDS
 # How long an attempt waits for the list of the files before it, and how long that is good for.
 LISTED_SECONDS = 10.0
 # In an attempt's folder: the states of the files that were there before it, and the sources that it began to write. The
