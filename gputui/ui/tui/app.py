@@ -110,6 +110,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.host_name = host_name or socket.gethostname()
         self.settings, self.unsaved, self._settings_path = settings, {}, settings_path
         self.keys, self.pace = resolve(settings.keys), Pace()
+        self._failed_drawings = set()
         self._due: Timer | None = None
         self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.keep(**to_keep(usual)))
         self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,8 +15,10 @@ from textual import events
 from textual.screen import Screen
 
 from gputui.core.config import Workspace
+from gputui.core.text import clean
 from gputui.core.units import duration
 from gputui.metrics.draw.glyphs import characters_for
+from gputui.metrics.draw.parts import Line
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.feed import Feed
@@ -68,6 +72,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
     _said_at = 0.0
     _held_paints = 0
+    _failed_drawings: set[tuple[str, str, int | None]]
 
     @property
     def line_words(self) -> str | None:
@@ -100,6 +105,20 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
             self._held_paints -= 1
         if not self._held_paints and self.screen_stack[-1] is top:
             self.repaint()
+
+    def drawing_failed(self, place: str, error: Exception) -> Line:
+        """Log a drawing that raised, and return the line in its place. The traceback goes to the agent's log, once for
+        each ``place`` and line of code."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        failure = (place, last.filename, last.lineno)
+        if failure not in self._failed_drawings:
+            self._failed_drawings.add(failure)
+            text = "".join(traceback.format_exception(error))
+            # Another user's log cannot be written.
+            with suppress(OSError), self.workspace.agent_log.open("a", encoding="utf-8") as log:
+                log.write(f"the screen could not draw {place}:\n{text}")
+        words = f" ✗ This could not be drawn: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}."
+        return [(words, "bad"), (f" {clean(str(self.workspace.agent_log))} has the traceback.", "dim")]
 
     # --- sentences
 

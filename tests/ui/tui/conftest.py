@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace, locate
+from gputui.metrics.draw.parts import Line
 from gputui.store import commands
 from gputui.store.database import open_reader
 from gputui.ui.tui.app import GputuiApp
@@ -21,9 +22,13 @@ from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.processes import ProcessReader
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Snapshot
+from gputui.ui.tui.shell import Shell
 from tests.ui.tui.filling import NOW, Filler
 
 IDLE_TURNS = 3
+
+DRAWING_FAILED = Shell.drawing_failed
+"""The method that each test replaces."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +66,16 @@ def no_handler_of_children() -> Iterator[None]:
     former = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGCHLD, former)
+
+
+@pytest.fixture(autouse=True)
+def a_failed_drawing_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen goes on without a pane that cannot be drawn; a test must not."""
+
+    def fail(_shell: Shell, _place: str, error: Exception) -> Line:
+        raise error
+
+    monkeypatch.setattr(Shell, "drawing_failed", fail)
 
 
 @pytest.fixture

@@ -143,17 +143,21 @@ class Dialog(Overlay[None]):
             self.pane.show([])
             return
         width = min(self.WIDTH, size.width)
+        self.pane.styles.width = width
+        self.pane.draw(lambda: self._frame(width, size.height))
+
+    def _frame(self, width: int, height: int) -> list[Line]:
+        """The content in a frame of ``width`` cells and at most ``height`` lines."""
         title, lines, rows, below, note = self.content(width - 4)
         self.count, self._first_row = len(rows), len(lines)
-        self.room = max(1, min(self.count, self.MOST_ROWS, size.height - AROUND - len(lines) - len(below)))
+        self.room = max(1, min(self.count, self.MOST_ROWS, height - AROUND - len(lines) - len(below)))
         self.place = min(self.place, max(0, self.count - 1))
         self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))
         shown = [*lines, *map(self._row, range(self.top, self.top + self.room), rows[self.top :]), *below]
         body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in shown]
         foot = clip(f" {note} ", width - 2) if note else ""
         edge = [("─" * (width - 2 - cell_width(foot)), "rule"), (foot, "dim")]
-        self.pane.styles.width = width
-        self.pane.show(box([rule(title, width - 2), *body[: size.height - 2]], width, edge))
+        return box([rule(title, width - 2), *body[: height - 2]], width, edge)
 
     def _row(self, number: int, line: Line) -> Line:
         if not self.IS_MARKED:

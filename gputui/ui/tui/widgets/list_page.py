@@ -243,7 +243,7 @@ class ListingPage(ListPage, Generic[Row]):
         self.show_head(width)
         foot = self.framed(self.foot(self.inner_width(width), left), width)
         foot = foot if left - len(foot) >= LIST_LEAST else []
-        self.list.show(self.list_lines(width, left - len(foot)), height=left - len(foot))
+        self.list.draw(lambda: self.list_lines(width, left - len(foot)), height=left - len(foot))
         self.detail.show(foot)
 
     def show_head(self, width: int) -> None:

@@ -262,8 +262,14 @@ class ActionScreen(Screen[None]):
         with self.app.batch_update():
             if is_too_small(width, height):
                 self._draw_too_small(width, height)
-            else:
+                return
+            try:
                 self.draw(width, height)
+            except Exception as error:
+                for pane in self.query(Pane):
+                    pane.clear()
+                self.notice.show([self.shell.drawing_failed(type(self).__name__, error)])
+                self.footer.draw(lambda: [footer_line(self.context(), width)], height=1)
 
     def _draw_too_small(self, width: int, height: int) -> None:
         for pane in self.query(Pane):

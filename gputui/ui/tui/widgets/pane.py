@@ -56,6 +56,16 @@ class Pane(Widget):
         else:
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
+    def draw(self, drawing: Callable[[], Sequence[Line]], *, height: int | None = None) -> None:
+        """Show the lines of ``drawing``; if it raises, a line that says so, and the rest of the page goes on."""
+        lines: Sequence[Line] = []
+        try:
+            if height != 0:
+                lines = drawing()
+        except Exception as error:
+            lines = [cast("Shell", self.app).drawing_failed(self.id or "page", error)]
+        self.show(lines, height=height)
+
     def set_height(self, height: int) -> None:
         """Set the widget's height, in lines."""
         if height != self._height:
@@ -125,9 +135,9 @@ class SlowPane(Pane):
     _drawn_at = float("-inf")
 
     def show_when(
-        self, shape: Hashable, data: Sequence[object], draw: Callable[[], Sequence[Line]], *, height: int
+        self, shape: Hashable, data: Sequence[object], drawing: Callable[[], Sequence[Line]], *, height: int
     ) -> None:
-        """Show the lines of ``draw`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
+        """Show the lines of ``drawing`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
         changed and `REDRAW_SECONDS` have passed."""
         now, snapshot = time.monotonic(), cast("Shell", self.app).snapshot
         shape = (shape, snapshot.at if snapshot.past is not None else None)
@@ -135,7 +145,7 @@ class SlowPane(Pane):
         is_same = len(data) == len(self._data) and all(a is b or a == b for a, b in zip(data, self._data, strict=True))
         if shape != self._shape or (not is_same and now - self._drawn_at >= REDRAW_SECONDS):
             self._shape, self._data, self._drawn_at = shape, data, now
-            self.show(draw(), height=height)
+            self.draw(drawing, height=height)
 
     def clear(self) -> None:
         self._shape = None

@@ -118,7 +118,7 @@ class CompareScreen(ListingPage[ComparedRun]):
             if run_id in data and run_id in known
         )
         charts.draw(ChartLook(charts.view, runs), (width, body - rows), is_framed=is_framed)
-        self.list.show(self.list_lines(width, rows), height=rows)
+        self.list.draw(lambda: self.list_lines(width, rows), height=rows)
 
     # --- keys
 

@@ -30,7 +30,9 @@ def events_panel(
     events, now = snapshot.events, snapshot.at
     shown = event_rows(events, now, height, cursor)
     numbers = [number for number, event in enumerate(events, 1) if event in shown]
-    note = f"{numbers[0]}–{numbers[-1]} of {len(events)}" if cursor is not None and len(numbers) < len(events) else ""
+    note = ""
+    if numbers and cursor is not None and len(numbers) < len(events):
+        note = f"{numbers[0]}–{numbers[-1]} of {len(events)}"
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  No event is recorded.", "dim")], width))

@@ -9,10 +9,9 @@ from textual import events
 from textual.app import ComposeResult
 from textual.widget import Widget
 
-from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.columns import box, is_boxed
+from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import alert_strip, demo_line, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
@@ -91,10 +90,15 @@ class OverviewScreen(OverviewCursor):
         frame = 2 if is_framed else 1
         self.scroll_to_cursor(rows.runs - frame)
         self.page_rows = rows.runs - frame - 1
-        lines = runs_panel(self.entries, self.table, snapshot, width, rows.runs, is_framed=is_framed)
-        self.runs.show(self.with_filter(lines, width), height=rows.runs)
-        lines = self._panels.lines(snapshot, width, rows.charts, is_framed=is_framed) if rows.charts else []
-        self.charts.show(lines, height=rows.charts)
+        self.runs.draw(
+            lambda: self.with_filter(
+                runs_panel(self.entries, self.table, snapshot, width, rows.runs, is_framed=is_framed), width
+            ),
+            height=rows.runs,
+        )
+        self.charts.draw(
+            lambda: self._panels.lines(snapshot, width, rows.charts, is_framed=is_framed), height=rows.charts
+        )
         self._draw_lower(width, rows, is_framed)
 
     def _gpu_height(self, width: int, height: int, most: int) -> int:
@@ -105,13 +109,13 @@ class OverviewScreen(OverviewCursor):
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
         snapshot, focus = self.snapshot, self.focus_at
         if self.is_folded and snapshot.gpus:
-            self.gpus.show(self._panels.lines(snapshot, width, height, is_framed=is_framed), height=height)
+            self.gpus.draw(lambda: self._panels.lines(snapshot, width, height, is_framed=is_framed), height=height)
             return
         cursor = focus.gpu if focus.section == "gpus" else None
         self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)
         self.focus_at = replace(focus, gpu_top=self._grid.top)
         shown = GpuCursor(cursor, self._grid.top)
-        self.gpus.show(gpu_panel(snapshot, width, height, shown, is_framed=is_framed), height=height)
+        self.gpus.draw(lambda: gpu_panel(snapshot, width, height, shown, is_framed=is_framed), height=height)
 
     def _draw_lower(self, width: int, rows: Rows, is_framed: bool) -> None:
         """Processes and events, below each other or side by side."""
@@ -125,16 +129,15 @@ class OverviewScreen(OverviewCursor):
             styles.layout = "horizontal" if rows.is_beside else "vertical"
         styles.height = rows.events if rows.is_beside else rows.events + rows.processes
         self.processes.styles.width, self.events.styles.width = left, right
-        lines: list[Line] = []
-        if rows.processes:
-            frame = 1 if is_framed else 0
-            lines = process_panel(snapshot, left - 2 * frame, rows.processes - frame)
-            lines = box(lines, left) if is_framed else lines
-        self.processes.show(lines, height=rows.processes)
-        lines = events_panel(
-            snapshot, right, rows.events, self._current_event, is_framed=is_framed and rows.events > 2,
-        )  # fmt: skip
-        self.events.show(lines, height=rows.events)
+        self.processes.draw(
+            lambda: process_panel(snapshot, left, rows.processes, is_framed=is_framed), height=rows.processes
+        )
+        self.events.draw(
+            lambda: events_panel(
+                snapshot, right, rows.events, self._current_event, is_framed=is_framed and rows.events > 2
+            ),
+            height=rows.events,
+        )
 
     @property
     def _current_event(self) -> int | None:

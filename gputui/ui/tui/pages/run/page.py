@@ -169,9 +169,10 @@ class RunScreen(ActionScreen):
             if name == "charts":
                 self._draw_charts(page, size, is_framed=is_framed)
             elif name == "log":
-                self._draw_log(page, size, is_framed=is_framed)
+                self.panes[name].draw(partial(self._log_lines, page, size, is_framed=is_framed), height=size[1])
             else:
-                self._draw_section(name, sections[name], size, frame)
+                drawing = partial(self._section_lines, name, sections[name], size, frame)
+                self.panes[name].draw(drawing, height=size[1])
 
     def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
         snapshot = self.snapshot
@@ -239,7 +240,7 @@ class RunScreen(ActionScreen):
         charts.choose(data.names or page.metric_names, hardware, run.roles)
         charts.draw(look, size, notes, is_focused=self.section == "charts", is_framed=is_framed)
 
-    def _draw_log(self, page: RunPage, size: Size, *, is_framed: bool) -> None:
+    def _log_lines(self, page: RunPage, size: Size, *, is_framed: bool) -> list[Line]:
         width, height = (size[0] - 2, size[1] - 1) if is_framed else size
         log, stopped = self.log_part, [attempt.number for attempt in page.attempts if attempt.state == "stopped"]
         log.update(page.log, width, height - 1)
@@ -249,20 +250,19 @@ class RunScreen(ActionScreen):
             is_live=not page.run.state.is_over and self.snapshot.past is None,
             was_stopped=any(f"/attempts/{number}/" in page.log.source for number in stopped),
         )[:height]
-        shown = framed(lines[0], lines[1:], *size) if is_framed else lines
-        self.panes["log"].show(shown, height=size[1])
+        return framed(lines[0], lines[1:], *size) if is_framed else lines
 
-    def _draw_section(self, name: Section, section: SideSection, size: Size, frame: int) -> None:
-        """Show a section in a frame, behind a line at its left, or in a narrow terminal alone."""
+    def _section_lines(self, name: Section, section: SideSection, size: Size, frame: int) -> list[Line]:
+        """A section in a frame, behind a line at its left, or in a narrow terminal alone."""
         width, room = size[0] - (2 if frame else 0), size[1] - frame
         title = rule(section.title, width, style="tab" if name == self.section else "title")
         lines = [fit_line(line, width) for line in self.beside[name].shown(section, width, room)]
         if frame == 2:
-            lines = framed(title, lines, *size)
-        elif frame:
+            return framed(title, lines, *size)
+        if frame:
             edge: Line = [("│ ", "rule")]
-            lines = [[*edge, *line] for line in (title, *lines)][: size[1]]
-        self.panes[name].show(lines, height=size[1])
+            return [[*edge, *line] for line in (title, *lines)][: size[1]]
+        return lines
 
     # --- typing
 

@@ -107,7 +107,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         detail = detail if left - len(top) >= LIST_LEAST + 3 else []
         left -= len(detail)
         self.list_top = len(top)
-        self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
+        self.list.draw(lambda: [*top, *self._body(page, width, left - len(top))], height=left)
         self.detail.show(detail)
 
     def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
