@@ -44,8 +44,8 @@ def overview_frame(
         rows = Rows(gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(events, snapshot.at))))
     else:
         wanted = Wanted(
-            lambda most: gpu_height(snapshot, width, most), len(entries), 0, 0, len(event_rows(events, snapshot.at)),
-            has_charts=False,
+            lambda most: gpu_height(snapshot, width, most), len(entries), 0, 0, 0,
+            len(event_rows(events, snapshot.at)), has_charts=False,
         )  # fmt: skip
         rows = share_rows(width, max(0, height - len(head)), wanted, is_framed=False)
     lines = [

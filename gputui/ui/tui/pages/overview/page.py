@@ -76,12 +76,15 @@ class OverviewScreen(OverviewCursor):
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.show([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
-        processes = [len(gpu.processes) for gpu in snapshot.gpus if gpu.processes]
+        foreign = [
+            sum(process.run_id is None for process in gpu.processes) for gpu in snapshot.gpus if gpu.processes
+        ]
         wanted = Wanted(
             lambda most: self._gpu_height(width, height, most),
             len(self.entries),
-            sum(processes),
-            sum(processes) - len(processes),
+            sum(len(gpu.processes or ()) for gpu in snapshot.gpus),
+            sum(foreign),
+            sum(number - 1 for number in foreign if number),
             len(event_rows(snapshot.events, snapshot.at)),
             has_charts=bool(snapshot.gpus) and not self.is_folded,
         )

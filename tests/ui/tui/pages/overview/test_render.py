@@ -96,10 +96,12 @@ def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, works
 # --- strips
 
 
-def shared(width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0) -> Rows:
+def shared(
+    width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0, hidden: int = 0
+) -> Rows:
     """The areas' shares of so many lines."""
     wanted = Wanted(
-        lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, events, has_charts=gpus > 0
+        lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, hidden, events, has_charts=gpus > 0
     )
     return share_rows(width, height, wanted)
 
@@ -198,9 +200,14 @@ def test_no_row_is_blank_while_something_is_hidden() -> None:
     assert shared(200, 48, runs=8, processes=5, events=40) == Rows(
         11, 10, charts=11, processes=16, events=16, is_beside=True
     )
+    # A process of no run is in sight where rows are free for it and the charts, or if no row of a GPU shows it.
+    assert shared(120, 33, runs=0, processes=3, events=0) == Rows(11, 3, charts=10, processes=6, events=3)
+    assert shared(120, 48, runs=4, processes=3, events=40) == Rows(11, 6, charts=7, processes=6, events=18)
+    assert shared(120, 33, runs=7, processes=3, events=40) == Rows(11, 9, charts=7, events=6)
+    assert shared(120, 33, runs=7, processes=3, events=40, hidden=1) == Rows(11, 9, processes=6, events=7)
     # Runs never begin below the middle, and an alert takes no chart.
     assert all(shared(width, height).gpus <= height // 2 + 1 for width in (80, 200) for height in range(20, 60))
-    assert share_rows(120, 32, Wanted(lambda _: 11, 8, 0, 0, 40), passing=2).charts > 0
+    assert share_rows(120, 32, Wanted(lambda _: 11, 8, 0, 0, 0, 40), passing=2).charts > 0
 
 
 def test_a_time_of_another_day_has_its_day() -> None:
