@@ -36,6 +36,7 @@ class Column(Struct, Generic[Row], frozen=True):
         importance: 0 is always shown; the higher it is, the sooner the column is left out.
         grow: the column's share of the spare cells, up to a width of ``most``.
         gap: blanks before the column.
+        value: what the column tells of a row; if it is None for all rows, `telling` leaves the column out.
     """
 
     head: str
@@ -46,6 +47,7 @@ class Column(Struct, Generic[Row], frozen=True):
     grow: int = 0
     most: int = 10_000
     gap: int = GAP
+    value: Callable[[Row], object] = lambda _: True
 
 
 Placed = list[tuple[Column[Row], int]]
@@ -74,6 +76,11 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
             if widths[id(column)] >= column.most:
                 growing.remove(column)
     return [(column, widths[id(column)]) for column in shown]
+
+
+def telling(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
+    """The columns that tell anything of these rows: others get the room of the rest."""
+    return [column for column in columns if any(column.value(row) is not None for row in rows)]
 
 
 def selected(line: Sequence[Span]) -> Line:

@@ -178,8 +178,8 @@ def _short_rate(rate: float | None) -> str:
     return byte_rate(rate).replace("B/s", "").replace(" ", "")
 
 
-def health(row: GpuRow, width: int = 0) -> list[Span]:
-    """Faults of the hardware, the worst first; ``ok`` where the driver says that nothing is."""
+def faults(row: GpuRow) -> list[Span] | None:
+    """Faults of the hardware, the worst first; None if none is known."""
     gpu, slow = row.gpu, row.gpu.slow
     parts: list[Span] = []
     if slow.get("row_remap_failed"):
@@ -191,10 +191,14 @@ def health(row: GpuRow, width: int = 0) -> list[Span]:
         parts.append((f"XID {gpu.event_code}" if row.xids == 1 and gpu.event_code else f"{row.xids} XIDs", "warn"))
     if slow.get("row_remap_pending"):
         parts.append(("remap due", "warn"))
-    if parts:
-        return [piece for number, part in enumerate(parts) for piece in ((" · ", "dim"), part)[number == 0 :]]
-    known = [slow.get(name) for name in ("ecc_uncorrected", "row_remap_failed", "row_remap_pending")]
-    return [("ok", "dim")] if any(value is not None for value in known) else [(UNKNOWN, "dim")]
+    return [piece for number, part in enumerate(parts) for piece in ((" · ", "dim"), part)[number == 0 :]] or None
+
+
+def health(row: GpuRow, width: int = 0) -> list[Span]:
+    """The `faults`; ``ok`` where the driver says that there is none."""
+    names = ("ecc_uncorrected", "row_remap_failed", "row_remap_pending")
+    is_known = any(row.gpu.slow.get(name) is not None for name in names)
+    return faults(row) or [("ok" if is_known else UNKNOWN, "dim")]
 
 
 def lost(row: GpuRow, now: float) -> list[Span]:

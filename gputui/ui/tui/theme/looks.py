@@ -40,6 +40,13 @@ LOOKS: Final[Mapping[str, Look]] = {
     "bar2": Look("second"),
     "history": Look("history"),
     "track": Look("track"),
+    # Three steps of load, which bold and faint text tell apart without colours.
+    "load.0": Look("dim"),
+    "load.1": Look("accent"),
+    "load.2": Look("good", bold=True),
+    "memory.0": Look("dim"),
+    "memory.1": Look("second"),
+    "memory.2": Look("series.1", bold=True),
     "input": Look(underline=True),
     "caret": Look(reverse=True),
     "selected": Look(reverse=True),

@@ -16,7 +16,8 @@ RUNS_BESIDE_CHARTS, FEW_EVENTS, SOME_EVENTS = 6, 3, 8
 FEW_PROCESSES = 2
 """Processes that stay in sight, where others than those of runs hold a GPU."""
 
-CHARTS_LEAST, CHARTS_MOST = 7, 11
+CHARTS_LEAST, CHARTS_MOST, CHARTS_SHARE = 7, 11, 3
+"""Lines of the charts: the least, and the most on a low page; on a high one they take up to a third."""
 
 BESIDE_WIDTH = 150
 """From this width on, processes and events are side by side."""
@@ -79,15 +80,19 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     rest = max(0, height - gpus - runs)
     if is_beside and rest - charts >= frame + 3:
         if charts:
-            needed = frame + max(1 + wanted.processes, min(wanted.events, SOME_EVENTS))
-            charts += max(0, min(CHARTS_MOST - charts, rest - charts - needed))
+            room, listed = rest - frame, 1 + wanted.processes
+            charts = _higher(charts, CHARTS_MOST, room - max(listed, min(wanted.events, SOME_EVENTS)))
+            charts = _higher(charts, height // CHARTS_SHARE, room - max(listed, wanted.events))
         return Rows(gpus, runs, charts, rest - charts, rest - charts, is_beside=True)
     events = min(rest, max(0, events - passing))
     if processes:
         processes = max(processes, min(frame + 1 + wanted.processes, rest - charts - events))
-    rest -= charts + processes
+    rest -= processes
     if charts:
-        # Charts take what no event fills.
-        higher = max(0, min(CHARTS_MOST - charts, rest - frame - max(1, wanted.events)))
-        charts, rest = charts + higher, rest - higher
-    return Rows(gpus, runs, charts, processes, rest)
+        charts = _higher(charts, max(CHARTS_MOST, height // CHARTS_SHARE), rest - frame - max(1, wanted.events))
+    return Rows(gpus, runs, charts, processes, rest - charts)
+
+
+def _higher(charts: int, most: int, room: int) -> int:
+    """The lines of charts that may grow to ``most`` as far as there is ``room``."""
+    return max(charts, min(most, room))

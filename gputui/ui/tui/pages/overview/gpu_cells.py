@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from itertools import groupby
 
 from gputui.core.units import UNKNOWN, gibibytes, percent, rate
+from gputui.metrics.draw.glyphs import SPARK
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, bar_spans
-from gputui.ui.tui.layout.gpu_words import GpuRow, health, held_back, pcie_link, traffic, who
+from gputui.ui.tui.layout.gpu_words import GpuRow, faults, health, held_back, pcie_link, traffic, who
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import is_hot
 
@@ -21,17 +23,14 @@ WAITING_FRACTION = 0.2
 WIDE = 150
 """From this width on, headings are whole words."""
 
-OPTIONAL: Mapping[str, Callable[[GpuView], float | None]] = {
-    "RSVD": lambda gpu: gpu.memory_reserved_bytes,
-    "MEM BW": lambda gpu: gpu.memory_utilization_percent,
-    "LIMIT": lambda gpu: gpu.facts.get("temperature_slowdown_celsius"),
-    "MEM TEMP": lambda gpu: gpu.slow.get("memory_temperature_celsius"),
-    "NVLINK": lambda gpu: gpu.slow.get("nvlink_received_bytes_per_second"),
-    "PCIE": lambda gpu: gpu.slow.get("pcie_received_bytes_per_second"),
-    "LINK": lambda gpu: gpu.slow.get("pcie_width"),
-}
-"""Columns that are left out if no GPU has their value: GeForce cards have no memory temperature, few machines have
-NVLink. So a dash in one row means that only this GPU lacks it."""
+
+LOAD_STEPS = {"load": (10.0, 75.0), "memory": (10.0, 80.0)}
+"""Percent from which a GPU, or its memory, counts as used, and as full: as nvitop has them."""
+
+
+def _load_style(kind: str, percent: float) -> str:
+    """The style of a load in ``percent``: one of three steps."""
+    return f"{kind}.{sum(percent >= step for step in LOAD_STEPS[kind])}"
 
 
 def _dash(width: int) -> list[Span]:
@@ -39,35 +38,44 @@ def _dash(width: int) -> list[Span]:
 
 
 def _number(
-    value: Callable[[GpuView], float | None], write: Callable[[float], str], style: str = "text"
-) -> Callable[[GpuRow, int], list[Span]]:
-    """A cell of one number; a dash if it is unknown."""
+    head: str,
+    width: int,
+    value: Callable[[GpuView], float | None],
+    write: Callable[[float], str],
+    style: str = "text",
+    *,
+    importance: int,
+    align: str = ">",
+    gap: int = 1,
+) -> Column[GpuRow]:
+    """A column of numbers, with a dash for an unknown one. It is left out if no GPU has any: GeForce cards have no
+    memory temperature, few machines have NVLink. So a dash in one row means that only this GPU lacks the value."""
 
-    def cell(row: GpuRow, width: int) -> list[Span]:
+    def cell(row: GpuRow, room: int) -> list[Span]:
         number = value(row.gpu)
-        return _dash(width) if number is None else [(write(number), style)]
+        return _dash(room) if number is None else [(write(number), style)]
 
-    return cell
+    return Column(head, width, cell, align, importance, gap=gap, value=lambda row: value(row.gpu))
 
 
 def _utilization(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.utilization_percent
     if value is None:
         return _dash(4)
-    text: list[Span] = [(f"{value:3.0f}%", "text")]
-    return text if width < 8 else [*text, (" ", "text"), *bar_spans(value / 100, width - 5, "bar")]
+    style = _load_style("load", value)
+    text: list[Span] = [(f"{value:3.0f}%", style)]
+    return text if width < 8 else [*text, (" ", "text"), *bar_spans(value / 100, width - 5, style)]
 
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
     used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
     if used is None or not total:
         return _dash(3) if used is None else [(f"{_gigabytes(used):>3}G", "text")]
-    is_full = used / total > FULL_FRACTION
-    text: list[Span] = [
-        (f"{_gigabytes(used):>3}", "warn" if is_full else "text"),
-        (f"/{f'{_gigabytes(total)}G':<4} ", "dim"),
-    ]
-    return [*text, *bar_spans(used / total, width - 9, "warn" if is_full else "bar2")]
+    style = _load_style("memory", 100 * used / total)
+    if used / total > FULL_FRACTION:
+        style = "warn"
+    text: list[Span] = [(f"{_gigabytes(used):>3}", style), (f"/{f'{_gigabytes(total)}G':<4} ", "dim")]
+    return [*text, *bar_spans(used / total, width - 9, style)]
 
 
 def _gigabytes(count_bytes: float | None) -> str:
@@ -110,43 +118,67 @@ def _wait(row: GpuRow, width: int) -> list[Span]:
 
 
 def _history(row: GpuRow, width: int) -> list[Span]:
-    return [(spark(row.utilizations, width, 0.0, 100.0), "history")]
+    levels = spark(row.utilizations, width, 0.0, 100.0)
+    steps = groupby(levels, lambda level: _load_style("load", 100 * SPARK.find(level) / len(SPARK)))
+    return [("".join(level), style) for style, level in steps]
+
+
+def _link(head: str, name: str, importance: int) -> Column[GpuRow]:
+    """The traffic over a link."""
+    return Column(
+        head, 13, lambda row, _: traffic(row.gpu, name), importance=importance,
+        value=lambda row: row.gpu.slow.get(f"{name}_received_bytes_per_second"),
+    )  # fmt: skip
+
+
+def _slowdown(gpu: GpuView) -> float | None:
+    return gpu.facts.get("temperature_slowdown_celsius")
+
+
+def _step_seconds(row: GpuRow) -> float | None:
+    return row.rank.step_seconds if row.rank else None
+
+
+def _waiting(row: GpuRow) -> float | None:
+    return row.rank.waiting_fraction if row.rank else None
 
 
 _INDEX: Column[GpuRow] = Column("#", 2, lambda row, width: [(f"{row.gpu.index:>{width}}", "text")], ">")
 
 
-def columns(gpus: Sequence[GpuView], width: int) -> list[Column[GpuRow]]:
-    """The columns of a row of so many cells, without those of `OPTIONAL` that no GPU has. The least important ones have
-    the highest numbers; the bars of utilisation and memory have the same length, so that they can be compared."""
+def columns(width: int) -> list[Column[GpuRow]]:
+    """The columns of rows of so many cells. The least important ones have the highest numbers; the bars of utilisation
+    and memory have the same length, so that they can be compared."""
     bar = min(18, max(4, 6 + (width - 80) // 5))
-    listed = [
+    is_wide = width >= WIDE
+    return [
         _INDEX,
         Column("UTIL", 5 + bar, _utilization),
         Column("MEMORY", 9 + bar, _memory),
-        Column("RSVD", 4, _number(OPTIONAL["RSVD"], gibibytes, "dim"), ">", importance=14, gap=1),
-        Column("MEM BW", 6, _number(OPTIONAL["MEM BW"], "{:.0f}%".format), ">", importance=7, gap=1),
+        _number("RSVD", 4, lambda gpu: gpu.memory_reserved_bytes, gibibytes, "dim", importance=14),
+        _number("MEM BW", 6, lambda gpu: gpu.memory_utilization_percent, "{:.0f}%".format, importance=7),
         Column("TEMP", 4, _temperature, ">", gap=1),
-        Column("LIMIT", 5, _number(OPTIONAL["LIMIT"], "{:.0f}°".format, "dim"), ">", importance=13, gap=1),
-        Column("MEM TEMP", 8, _number(OPTIONAL["MEM TEMP"], "{:.0f}°".format), ">", importance=9, gap=1),
+        _number("LIMIT", 5, _slowdown, "{:.0f}°".format, "dim", importance=13),
+        _number("MEM TEMP", 8, lambda gpu: gpu.slow.get("memory_temperature_celsius"), "{:.0f}°".format, importance=9),
         Column("POWER", 8, _power, ">", gap=1),
-        Column("RUN / USER", 26 if width >= WIDE else 18, who, grow=3, most=40),
-        Column("STEP/S", 6, _step_rate, ">", importance=1),
-        Column("DATA WAIT" if width >= WIDE else "DATA", 9 if width >= WIDE else 4, _wait, ">", importance=2, gap=1),
+        Column("RUN / USER", 26 if is_wide else 18, who, grow=3, most=60),
+        Column("STEP/S", 6, _step_rate, ">", importance=1, value=_step_seconds),
+        Column(
+            "DATA WAIT" if is_wide else "DATA", 9 if is_wide else 4, _wait, ">", importance=2, gap=1, value=_waiting
+        ),
         Column("LAST 10 MIN", 12, _history, importance=3),
-        Column("CLOCK", 8, _number(lambda gpu: gpu.sm_clock_mhz, "{} MHz".format), ">", importance=5),
-        Column("P", 3, _number(lambda gpu: gpu.performance_state, "P{}".format, "dim"), importance=12, gap=1),
-        Column("THROTTLED BY", 16, held_back, importance=4, grow=1, most=30),
-        Column("HEALTH", 13, health, importance=6),
-        Column("PCIE", 13, lambda row, _: traffic(row.gpu, "pcie"), importance=8),
-        Column("LINK", 6, lambda row, _: pcie_link(row.gpu), importance=15, gap=1),
-        Column("NVLINK", 13, lambda row, _: traffic(row.gpu, "nvlink"), importance=10),
-    ]
-    return [
-        column
-        for column in listed
-        if column.head not in OPTIONAL or any(OPTIONAL[column.head](gpu) is not None for gpu in gpus)
-    ]
+        _number("CLOCK", 8, lambda gpu: gpu.sm_clock_mhz, "{} MHz".format, importance=5, gap=2),
+        _number("P", 3, lambda gpu: gpu.performance_state, "P{}".format, "dim", importance=12, align="<"),
+        Column(
+            "THROTTLED BY", 16, held_back, importance=4, grow=1, most=30,
+            value=lambda row: row.gpu.throttle_reasons or None,
+        ),
+        Column("HEALTH", 13, health, importance=6, value=faults),
+        _link("PCIE", "pcie", 8),
+        Column("LINK", 6, lambda row, _: pcie_link(row.gpu), importance=15, gap=1,
+               value=lambda row: row.gpu.slow.get("pcie_width")),
+        _link("NVLINK", "nvlink", 10),
+    ]  # fmt: skip
 
 
 SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
@@ -154,10 +186,10 @@ SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("UTIL", 4, _utilization, ">", gap=1, grow=1, most=17),
     Column("MEM", 3, _short_memory, ">", gap=1, grow=1, most=7),
     Column("TEMP", 4, _temperature, ">", importance=1, gap=1),
-    Column("POWER", 6, _number(lambda gpu: gpu.power_watts, "{:.0f} W".format), ">", importance=3, gap=1),
+    _number("POWER", 6, lambda gpu: gpu.power_watts, "{:.0f} W".format, importance=3),
     Column("RUN / USER", 9, who, gap=1, grow=4, most=30),
-    Column("STEP/S", 6, _step_rate, ">", importance=2, gap=1),
-    Column("DATA", 4, _wait, ">", importance=4, gap=1),
+    Column("STEP/S", 6, _step_rate, ">", importance=2, gap=1, value=_step_seconds),
+    Column("DATA", 4, _wait, ">", importance=4, gap=1, value=_waiting),
     Column("LAST 10 MIN", 12, _history, importance=5, gap=1),
 )
 """Short rows, for narrow screens and for two columns of GPUs side by side."""

@@ -18,6 +18,7 @@ from gputui.ui.tui.layout.columns import (
     row_line,
     rule,
     selected,
+    telling,
     wrap,
 )
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost
@@ -122,10 +123,11 @@ def gpu_panel(
 def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: GpuCursor) -> list[Line]:
     """The columns' heads and the rows of the GPUs shown."""
     half = width if grid.across == 1 else (width - 2) // 2
-    wanted = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(snapshot.gpus, width)
-    placed = place(wanted, half - 1)
-    shown = snapshot.gpus[grid.top : grid.top + grid.across * grid.down]
-    cells = [_gpu_line(placed, gpu_row(snapshot, gpu), snapshot.at, half, cursor.uuid) for gpu in shown]
+    rows = [gpu_row(snapshot, gpu) for gpu in snapshot.gpus]
+    listed = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(width)
+    placed = place(telling(listed, rows), half - 1)
+    shown = rows[grid.top : grid.top + grid.across * grid.down]
+    cells = [_gpu_line(placed, row, snapshot.at, half, cursor.uuid) for row in shown]
     head = _indented(head_line(placed, half - 1))
     if grid.across == 1:
         return [head, *cells]

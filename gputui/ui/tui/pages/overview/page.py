@@ -76,9 +76,7 @@ class OverviewScreen(OverviewCursor):
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.show([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
-        foreign = [
-            sum(process.run_id is None for process in gpu.processes) for gpu in snapshot.gpus if gpu.processes
-        ]
+        foreign = [sum(process.run_id is None for process in gpu.processes) for gpu in snapshot.gpus if gpu.processes]
         wanted = Wanted(
             lambda most: self._gpu_height(width, height, most),
             len(self.entries),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from gputui.runs.gpu_conditions import script_of
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import Column, box, filled, paragraph, rule
+from gputui.ui.tui.layout.columns import Column, box, filled, paragraph, rule, telling
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.run_words import run_style
 
@@ -185,11 +185,14 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
 
 
 def process_panel(snapshot: Snapshot, width: int, height: int, *, is_framed: bool = False) -> list[Line]:
-    """The processes on the GPUs in exactly ``height`` lines, those with the most memory first."""
+    """The processes on the GPUs in exactly ``height`` lines: those of no run, then those with the most memory first."""
     if is_framed and height > 2:
         return box(process_panel(snapshot, width - 2, height - 1), width)
     state = ProcessesState(order="")
-    return process_listing(snapshot, process_rows(snapshot), state).lines(state, width, height)
+    listing = process_listing(snapshot, process_rows(snapshot), state)
+    # The rows of the GPUs tell of those of runs.
+    others_first = sorted(listing.rows, key=lambda row: row.run_id is not None)
+    return replace(listing, sections={"": others_first}).lines(state, width, height)
 
 
 def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: ProcessesState) -> Listing[ProcessRow]:
@@ -250,18 +253,9 @@ def detail_lines(row: ProcessRow, width: int) -> list[Line]:
 
 # --- columns
 
-_KNOWN_BY: Mapping[str, Callable[[ProcessRow], object]] = {
-    "SM": lambda row: row.sm_percent,
-    "CPU": lambda row: row.memory_bytes,
-    "RAM": lambda row: row.memory_bytes,
-    "TIME": lambda row: row.running_seconds,
-    "RUN": lambda row: row.run_id,
-}
-"""Columns that are left out if no row has this value: CPU, RAM and TIME are read only for the page, and now."""
-
 
 def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[ProcessRow]]:
-    """The columns that have a value."""
+    """The columns that tell anything: CPU, RAM and TIME are read only for the page, and now."""
     colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
     user = max((cell_width(row.user or UNKNOWN) for row in rows), default=0)
 
@@ -281,18 +275,24 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
         *([Column("GPU", 3, gpu, ">", gap=1)] if len(snapshot.gpus) > 1 else []),
         Column("GPU MEM", 7, lambda row, _: _value(_size(row.gpu_memory_bytes)) if row.gpus else [], ">", gap=1),
         Column("%", 4, lambda row, _: _value(percent(row.gpu_memory_percent)) if row.gpus else [], ">", gap=1),
-        Column("SM", 4, lambda row, _: _value(percent(row.sm_percent)) if row.gpus else [], ">", 3, gap=1),
-        Column("CPU", 5, lambda row, _: _value(percent(row.cpu_percent)), ">", 1, gap=1),
-        Column("RAM", 6, lambda row, _: _value(_size(row.memory_bytes)), ">", 4, gap=1),
-        Column("TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", 5, gap=1),
-        Column("RUN", 14, run, importance=2, grow=1, most=26),
+        Column(
+            "SM", 4, lambda row, _: _value(percent(row.sm_percent)) if row.gpus else [], ">", 3, gap=1,
+            value=lambda row: row.sm_percent,
+        ),
+        Column(
+            "CPU", 5, lambda row, _: _value(percent(row.cpu_percent)), ">", 1, gap=1, value=lambda row: row.memory_bytes
+        ),
+        Column(
+            "RAM", 6, lambda row, _: _value(_size(row.memory_bytes)), ">", 4, gap=1, value=lambda row: row.memory_bytes
+        ),
+        Column(
+            "TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", 5, gap=1,
+            value=lambda row: row.running_seconds,
+        ),
+        Column("RUN", 14, run, importance=2, grow=1, most=26, value=lambda row: row.run_id),
         Column("COMMAND", 14, _command, grow=8),
-    ]
-    return [
-        each
-        for each in columns
-        if each.head not in _KNOWN_BY or any(_KNOWN_BY[each.head](row) is not None for row in rows)
-    ]
+    ]  # fmt: skip
+    return telling(columns, rows)
 
 
 def _value(text: str) -> list[Span]:

@@ -124,7 +124,8 @@ def test_the_panel_has_what_every_snapshot_knows(filler: Filler) -> None:
     shown = [line.rstrip() for line in lines]
     assert shown[0].startswith(" PROCESSES ─") and shown[0].endswith(" 4 of runs, 10 others ─")
     assert shown[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "%", "SM", "RUN", "COMMAND"]
-    assert shown[2].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
+    # Those of runs come last: the rows of the GPUs tell of them.
+    assert shown[12].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
     assert [line.split() for line in shown if "4190777" in line] == [
         ["4190777", "–", "7", "1.0G", "1%", "–", "process", "not", "visible", "here"]
     ]
