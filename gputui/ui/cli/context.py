@@ -20,7 +20,6 @@ from gputui.core.config import Workspace
 from gputui.core.text import cell_width, clean, clip, clip_middle, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
-from gputui.runs.labels import LabelError, checked_name
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
@@ -112,6 +111,9 @@ class RunName(click.ParamType[str]):
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        # Imported on first use: it would delay the first frame of the screen.
+        from gputui.runs.labels import LabelError, checked_name
+
         try:
             return checked_name(str(value))
         except LabelError as error:

@@ -218,7 +218,3 @@ def entry() -> None:
         # The reader is gone, and the interpreter must not write to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-if __name__ == "__main__":
-    entry()

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from textual import events, on
 from textual.errors import NoWidget
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -72,6 +73,8 @@ class ActionScreen(Screen[None]):
         self.notice = Pane(id="notice")
         self.message = Pane(id="message")
         self.footer = Pane(id="footer")
+        self._opened_with: tuple[int, Size] | None = None
+        """The snapshot and the size that it was drawn for before it was shown."""
 
     @property
     def shell(self) -> Shell:
@@ -244,7 +247,11 @@ class ActionScreen(Screen[None]):
         self.changed()
 
     def on_screen_resume(self) -> None:
-        self.changed()
+        opened_with, self._opened_with = self._opened_with, None
+        if opened_with == (id(self.snapshot), self.app.size):
+            self.shell.request_data(self)
+        else:
+            self.changed()
         # What was closed is a thousand objects in cycles. By then the page is painted; later there would be many.
         self.set_timer(0.2, gc.collect)
 
@@ -259,6 +266,8 @@ class ActionScreen(Screen[None]):
         width, height = self.app.size
         if not width or not height or self.shell.is_holding_paint:
             return
+        if not self.is_mounted:
+            self._opened_with = (id(self.snapshot), self.app.size)
         with self.app.batch_update():
             if is_too_small(width, height):
                 self._draw_too_small(width, height)
