@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p, cast
+from functools import partial
 from typing import Any, TypeVar
 
 from gputui.machine.gpu_model import (
@@ -82,6 +83,10 @@ def _address(handle: Any) -> int | None:
     return cast(handle, c_void_p).value
 
 
+CLOCKS_SECONDS = 1.5
+"""Least time between two readings of the clocks and of what throttles them, a quarter of all calls: each second tick at
+the default interval. A held-back clock matters only when it lasts."""
+
 RECHECK_SECONDS = 10.0
 RECHECK_RARELY_SECONDS = 300.0
 
@@ -110,6 +115,7 @@ class NvmlSource:
         self._mismatched = self._mismatched_before = False
         self._unopened = False
         self._link_turn = 0
+        self._clocks_read_at = float("-inf")
 
     def inventory(self, at: float) -> Inventory:
         # Events in the driver's queue are lost with the session.
@@ -147,7 +153,11 @@ class NvmlSource:
         return None
 
     def fast(self, at: float) -> FastTick:
-        samples = self._read_each(at, Gpu.read_fast)
+        # A wall clock that was set back counts as time that has passed.
+        with_clocks = not 0.0 <= at - self._clocks_read_at < CLOCKS_SECONDS
+        if with_clocks:
+            self._clocks_read_at = at
+        samples = self._read_each(at, partial(Gpu.read_fast, with_clocks=with_clocks))
         return FastTick(
             at=at,
             gpus=tuple(

@@ -64,6 +64,8 @@ class Gpu:
     handle: Any
     state: GpuState = "ok"
     detail: str | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: int | None = None
     memory_clock_mhz: int | None = None
     performance_state: int | None = None
     power_limit_watts: float | None = None
@@ -78,18 +80,20 @@ class Gpu:
     def uuid(self) -> str:
         return self.facts.uuid
 
-    def read_fast(self, calls: Calls) -> GpuSample:
-        """Raises GpuGoneError, DriverGoneError."""
+    def read_fast(self, calls: Calls, *, with_clocks: bool) -> GpuSample:
+        """Read the values of each tick; the SM clock and what throttles it only ``with_clocks``. Raises GpuGoneError,
+        DriverGoneError."""
         uuid, handle = self.facts.uuid, self.handle
         calls.last_error.pop(uuid, None)
         utilization = calls.ask(uuid, "nvmlDeviceGetUtilizationRates", handle)
         memory = read_memory(calls, uuid, handle)
         temperature = calls.number(uuid, "nvmlDeviceGetTemperature", handle, _SENSOR_GPU)
         power = self._power_watts(calls)
-        clock = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM)
-        reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if with_clocks:
+            self._read_sm_clock(calls)
+        reasons = self.throttle_reasons
         own_memory = None if isinstance(memory, UnifiedMemory) else memory
-        silent = all(value is None for value in (utilization, own_memory, temperature, power, clock, reasons))
+        silent = all(value is None for value in (utilization, own_memory, temperature, power))
         error = calls.last_error.get(uuid) if silent else None
         return GpuSample(
             uuid=uuid,
@@ -103,7 +107,7 @@ class Gpu:
             temperature_celsius=None if temperature is None else float(temperature),
             power_watts=power,
             power_limit_watts=self.power_limit_watts,
-            sm_clock_mhz=clock,
+            sm_clock_mhz=self.sm_clock_mhz,
             memory_clock_mhz=self.memory_clock_mhz,
             performance_state=self.performance_state,
             throttle_reasons=None if reasons is None else throttle_words(reasons),
@@ -149,6 +153,7 @@ class Gpu:
     def read_settings(self, calls: Calls) -> None:
         """Read what the fast tier reports but does not read. Raises GpuGoneError,
         DriverGoneError."""
+        self._read_sm_clock(calls)
         self._read_clocks(calls)
         self._read_power_limit(calls)
 
@@ -171,6 +176,11 @@ class Gpu:
             received_bytes_per_second=None if received is None else received * 1000.0,
             sent_bytes_per_second=None if sent is None else sent * 1000.0,
         )
+
+    def _read_sm_clock(self, calls: Calls) -> None:
+        uuid, handle = self.facts.uuid, self.handle
+        self.sm_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM)
+        self.throttle_reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksEventReasons", handle)
 
     def _read_clocks(self, calls: Calls) -> None:
         uuid, handle = self.facts.uuid, self.handle

@@ -108,8 +108,20 @@ def test_what_a_gpu_lacks_is_unknown_and_asked_once(
     source.slow()
     source.tell("link_step")
     source.tell("link_step")
-    answered = {"nvmlDeviceGetClockInfo": 2}.get(function, 1)
-    assert fake_nvml.calls(source.pid)[function] - before == answered, "only the GPU that answers is asked again"
+    # The memory's clock is read by the slow tier, that of the SMs not at each tick.
+    assert fake_nvml.calls(source.pid)[function] - before == 1, "only the GPU that answers is asked again"
+
+
+def test_clocks_are_read_at_each_second_tick(remote: Begin, fake_nvml: FakeNvml) -> None:
+    source = remote("gpus 2")
+    source.inventory()
+    function, read = "nvmlDeviceGetCurrentClocksEventReasons", []
+    for _ in range(6):
+        before = fake_nvml.calls(source.pid)[function]
+        sample = source.fast().gpus[0]
+        assert sample.sm_clock_mhz is not None and sample.throttle_reasons is not None
+        read.append(fake_nvml.calls(source.pid)[function] - before)
+    assert read == [2, 0, 2, 0, 2, 0]
 
 
 def test_a_gpu_that_answers_nothing_is_in_error(remote: Begin, fake_nvml: FakeNvml) -> None:
