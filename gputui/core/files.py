@@ -30,6 +30,17 @@ def replaced(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             beside.unlink()
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet; none remains if that fails. Raises OSError."""
+    with path.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
 def open_regular(path: Path) -> BufferedReader:
     """A regular file for reading. Raises OSError, also for a FIFO or device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import optuna
 import yaml
 
+from gputui.core.files import write_new
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.params import RUN_DIR
@@ -92,13 +92,10 @@ def export_lineage(
 
 def _create(target: Path, text: str) -> None:
     try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_new(target, text)
     except FileExistsError as error:
         raise StudyExportError(f"{target} exists; choose another name") from error
     except OSError as error:
-        with suppress(OSError):
-            target.unlink()
         raise StudyExportError(f"cannot write {target}: {error.strerror or error}") from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,27 @@ def command_profile(words: Sequence[str], folder: Path, *, callers_options: Coll
         subject = examine(command, folder)
     arguments = DraftArguments(subject)
     survey = subject.survey
-    callers = {*arguments.undeclared} & {*callers_options}
-    if callers and survey.is_certain and survey.style not in _ADD_OPTIONS:
-        program = command.script or words[0]
-        raise DraftError(f"{program} has no option {min(callers)}; gputui's own come before the script")
+    if survey.is_certain and survey.style not in _ADD_OPTIONS:
+        for flag in arguments.undeclared:
+            meant = meant_option(flag, callers_options)
+            if meant is not None:
+                program = command.script or words[0]
+                raise DraftError(f"{program} has no option {flag}; gputui's own, {meant}, comes before the script")
     try:
         form = ProfileForm.model_validate(command_keys(arguments, _processes(command)))
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
     return Profile.of_form(form, run_name(command, folder), None, folder, words)
+
+
+def meant_option(flag: str, options: Iterable[str]) -> str | None:
+    """The option that an unknown ``flag`` was probably meant for: ``-o`` and ``--output`` for ``--out``."""
+    typed = f"--{flag.lstrip('-')}"
+    alike = [option for option in options if option.startswith(typed) or typed.startswith(option)]
+    if len(alike) == 1:
+        return alike[0]
+    return None
 
 
 def command_keys(arguments: DraftArguments, processes: Mapping[str, int]) -> dict[str, Any]:
@@ -67,9 +78,8 @@ def command_keys(arguments: DraftArguments, processes: Mapping[str, int]) -> dic
     if command.python is not None and not command.launcher.takes_command:
         keys["python"] = command.python
     keys |= {"workdir": ".", **processes}
-    scopes = arguments.scopes
     params: dict[str, Any] = dict(arguments.params)
-    for name, scope in scopes.items():
+    for name, scope in arguments.scopes.items():
         params[name] = {"default": params[name], "scope": scope}
     keys |= {"params": params, "args": arguments.args, "roles": arguments.roles}
     form = resume_form(arguments.subject, arguments.resume)

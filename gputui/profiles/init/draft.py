@@ -59,6 +59,7 @@ class Draft:
     Attributes:
         seen: a line for each thing that was seen, for the person.
         open_points: a line for each that a person has to decide or the first run to show.
+        undeclared: typed options that are hardly the script's, as far as it could be read.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Draft:
     remarks: dict[str, list[str]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
     open_points: list[str] = field(default_factory=list)
+    undeclared: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -104,6 +106,8 @@ def draft(
     if subject.survey.style is not None and subject.survey.options:
         profile.seen.append(f"{len(subject.survey.options)} options ({subject.survey.style})")
     arguments = DraftArguments(subject)
+    if subject.survey.is_certain or subject.survey.style is None:
+        profile.undeclared = arguments.undeclared
     outputs = _complete(arguments, profile)
     profile.keys = {"name": profile.name, **command_keys(arguments, _processes(subject, gpus))}
     _add_remarks(profile, arguments)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from gputui.core.files import write_new
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.metrics.learning import LearnedLines
 from gputui.metrics.log_trial import try_log
+from gputui.profiles.init.command_profile import meant_option
 from gputui.profiles.init.draft import draft
 from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
-from gputui.ui.cli.context import Exit, fail, say, verb
+from gputui.ui.cli.command_verb import IS_COMMAND
+from gputui.ui.cli.context import Exit, Verb, fail, say, verb
 from gputui.ui.cli.log_trial import read_log
 
 
-@verb("init", changes=True, context_settings={"ignore_unknown_options": True})
+class _InitVerb(Verb):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[IS_COMMAND] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+@verb("init", changes=True, cls=_InitVerb, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
 @click.option("--preset", type=click.Choice([*PRESETS]), help="What the script is built on, where that cannot be seen.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it.")
@@ -28,7 +39,8 @@ from gputui.ui.cli.log_trial import read_log
     metavar="FILE",
     help="An old log of it, to learn its metrics from.",
 )
-def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
+@click.pass_context
+def command(ctx: click.Context, words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
     here = Path.cwd()
     if out is not None and (here / out).parent.resolve() != here.resolve():
@@ -42,6 +54,8 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: P
         profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
     except (DraftError, SurveyError) as error:
         fail(str(error), Exit.USAGE)
+    if not ctx.meta[IS_COMMAND]:
+        _refuse_misplaced(profile.undeclared, words, ctx.command)
     path = here / (out or f"{profile.name}.yaml")
     try:
         read_profile(profile.text, path)
@@ -51,7 +65,7 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: P
             Exit.USAGE,
         )
     try:
-        _write_new(path, profile.text)
+        write_new(path, profile.text)
     except FileExistsError:
         fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", Exit.REFUSED)
     except OSError as error:
@@ -63,12 +77,13 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None, log: P
     say(f"wrote {named}; look through it, then: gputui check {named}, gputui run {named}")
 
 
-def _write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet, and leave none if that fails. Raises OSError."""
-    with path.open("x", encoding="utf-8") as file:
-        try:
-            file.write(text)
-            file.flush()
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+def _refuse_misplaced(undeclared: Sequence[str], words: Sequence[str], init: click.Command) -> None:
+    """End the command if an option that is hardly the script's was probably meant for init."""
+    for flag in undeclared:
+        meant = meant_option(flag, [option for parameter in init.params for option in parameter.opts])
+        if meant is not None:
+            line = [*words]
+            if line[0].endswith(".py"):
+                line.insert(0, "python")
+            remedy = f"for a command with its arguments: gputui init -- {shlex.join(line)}"
+            fail(f"{flag}: did you mean {meant}? Or {remedy}", Exit.USAGE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gputui.core.files import write_new
 from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
@@ -86,8 +87,7 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
         fail(f"no profile can be written of {view.run_id}: {error.problems[0]}", Exit.USAGE)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_new(path, text)
     except FileExistsError:
         fail(f"{path} is there already; give another name: gputui profile save {view.run_id} NAME", Exit.REFUSED)
     except OSError as error:

@@ -18,7 +18,7 @@ from gputui.ui.cli.main import entry
 from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.cli.program import refused, shape
+from tests.ui.cli.program import call, refused, shape
 from tests.ui.tui.filling import Filler
 
 
@@ -195,3 +195,35 @@ def test_what_is_no_command_says_what_to_type(
     (line,) = refused(workspace, *shlex.split(words), code=2).splitlines()
     assert named in line
     assert not list(tmp_path.glob("*.yaml"))
+
+
+@table(
+    ("typed", "meant"),
+    [
+        ("init a.py -o x.yaml", "-o: did you mean --out? Or for a command with its arguments: "
+         "gputui init -- python a.py -o x.yaml"),
+        ("init torchrun plain.py --output=x.yaml", "--output: did you mean --out? Or for a command with its arguments: "
+         "gputui init -- torchrun plain.py --output=x.yaml"),
+        ("run --dry-run a.py -g 2", "a.py has no option -g; gputui's own, --gpus, comes before the script"),
+        ("run --dry-run a.py --gpus 2", "a.py has no option --gpus; gputui's own, --gpus, comes before the script"),
+    ],
+)  # fmt: skip
+def test_an_option_for_gputui_that_the_script_does_not_have(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n")
+    Path("plain.py").write_text("print(1)\n")
+    assert meant in refused(workspace, *typed.split(), code=2)
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+@table("typed", ["a.py --lr 3", "a.py --grow 3", "-- python a.py -o x.yaml", "-- a.py --out x.yaml"])
+def test_options_of_the_script_are_not_those_of_init(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n")
+    assert call(workspace, "init", *typed.split()).code == 0
+    assert f"{{{typed.split()[-2].lstrip('-')}}}" in Path("a.yaml").read_text()
+    Path("a.yaml").unlink()
