@@ -1,5 +1,6 @@
 """Quantities as people read them. None, for unknown, is "–"; not finite "nan" and "inf"."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -8,6 +9,8 @@ from typing import Concatenate, Final, ParamSpec
 P = ParamSpec("P")
 
 UNKNOWN: Final = "–"
+LEAST_PLAIN: Final = 1e-4
+"""The least size of a number without an exponent, as Python writes it and a person finds it in logs and commands."""
 
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -27,9 +30,9 @@ def _of_numbers(write: Callable[Concatenate[float, P], str]) -> Callable[Concate
 
 
 def _all_three_digits(value: float) -> str:
-    """A number from 0.01 to about a thousand with three digits."""
+    """A number from 0.0001 to about a thousand with three digits."""
     size = abs(value)
-    limits = (99.95, 9.995, 0.9995, 0.09995)
+    limits = (99.95, 9.995, 0.9995, 0.09995, 0.009995, 0.0009995)
     decimals = next((decimals for decimals, limit in enumerate(limits) if size >= limit), len(limits))
     return f"{value:.{decimals}f}"
 
@@ -96,10 +99,10 @@ def celsius(temperature_celsius: float) -> str:
 
 @_of_numbers
 def short_number(value: float) -> str:
-    """A number in few cells: "1.23e-3", "41.2k", "1.9M", "3.21"."""
+    """A number in few cells: "1.23e-5", "0.05", "41.2k", "1.9M", "3.21"."""
     if value == 0:
         return "0"
-    if not 0.01 <= abs(value) < 1e21:
+    if not LEAST_PLAIN <= abs(value) < 1e21:
         return _scientific(value, 2)
     scaled, prefix = _scaled(value, 1000, _DECIMAL)
     return _three_digits(scaled) + prefix
@@ -122,15 +125,29 @@ def gpu_hours(value: float) -> str:
 
 @_of_numbers
 def metric_value(value: float) -> str:
-    """A metric's value with four significant digits: "1.902", "9.8e-4"; whole numbers as they
-    are."""
+    """A metric's value with four significant digits: "1.902", "9.8e-5"; whole numbers, and those of
+    at most two digits such as 0.05, as they are."""
     size = abs(value)
     if size < 1e6 and value == int(value):
         return f"{value:.0f}"
-    if size < 1e-3 or size >= 1e6:
+    if size < LEAST_PLAIN or size >= 1e6:
         return _scientific(value, 3)
+    if value == float(f"{value:.2g}"):
+        return _three_digits(value)
     decimals = max(0, 3 - math.floor(math.log10(size)))
     return f"{value:.{decimals}f}"
+
+
+def parameter(value: object) -> str:
+    """A parameter's value in the form of `metric_value`, without trailing zeros: "0.125", "6e-5", "true", "null"."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, float):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    text = metric_value(value)
+    if "." in text and "e" not in text:
+        text = text.rstrip("0").rstrip(".")
+    return text
 
 
 @_of_numbers

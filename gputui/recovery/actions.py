@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.units import parameter
 from gputui.recovery.batches import for_fewer_ranks, shrink_batch
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import (
@@ -115,8 +116,8 @@ def _divide(action: str, role: str, context: ActionContext, by: float) -> Result
         return SkippedAction(action, f"{name} is {show(value)}, not a number above 0")
     after = float(f"{before / (context.argument or by):.12g}")
     if after == 0:
-        return SkippedAction(action, f"{name} is {before:g} already")
-    note = f"lowered {name} {before:g} → {after:g}"
+        return SkippedAction(action, f"{name} is {parameter(before)} already")
+    note = f"lowered {name} {parameter(before)} → {parameter(after)}"
     return AppliedAction(action, note, (Change(name, value, after),))
 
 
@@ -144,7 +145,7 @@ def longer_timeout(context: ActionContext) -> Result:
     if before is None or not before > 0:
         return SkippedAction(action, f"{name} is {show(value)}, not a number above 0")
     change = changed(name, value, math.ceil(before * (context.argument or 2.0)))
-    return AppliedAction(action, f"raised {name} {before:g} → {change.after}", (change,))
+    return AppliedAction(action, f"raised {name} {parameter(before)} → {parameter(change.after)}", (change,))
 
 
 def fewer_workers(context: ActionContext) -> Result:

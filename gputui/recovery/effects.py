@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from gputui.core.units import parameter
 from gputui.recovery.classify import Incident
 from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import RunSpec, Scalar
@@ -172,4 +173,8 @@ def changed(name: str, former: Scalar, value: int) -> Change:
 
 
 def show(value: Scalar) -> str:
-    return "not set" if value is None else repr(value)
+    if value is None:
+        return "not set"
+    if isinstance(value, str):
+        return repr(value)
+    return parameter(value)

@@ -187,7 +187,7 @@ def plan_cost(plan: Mapping[str, Any]) -> str:
 
 def point_words(params: Mapping[str, Any]) -> str:
     """``lr=0.01 batch_size=16``."""
-    return " ".join(f"{name}={units.metric_value(v) if isinstance(v, float) else v}" for name, v in params.items())
+    return " ".join(f"{name}={units.parameter(value)}" for name, value in params.items())
 
 
 def _trials_on_each_gpu(connection: sqlite3.Connection, spec: StudySpec) -> int:

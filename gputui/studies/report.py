@@ -19,14 +19,14 @@ from msgspec import Struct
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_argv
-from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
+from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, parameter, percent
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.metrics.draw.export import svg_text
 from gputui.metrics.draw.picture import Drawing, picture
 from gputui.profiles.profile_file import ProfileNotFoundError, find, load
 from gputui.reports.pages import render
 from gputui.runs.command import assignments
-from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.submission import read_spec
 from gputui.store.studies import (
     OUTSIDE,
@@ -221,7 +221,7 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
             str(trial.number),
             trial.run_id or UNKNOWN,
             *map(metric_value, trial.values),
-            *(_plain(trial.params.get(name)) for name in spec.tuned),
+            *(parameter(trial.params.get(name, UNKNOWN)) for name in spec.tuned),
         ]
         for trial in best
     ]
@@ -277,7 +277,12 @@ def _file_name(name: str) -> str:
 def _lineage(findings: StudyFindings) -> Iterator[_Section]:
     tuned = findings.spec.tuned
     rows = [
-        [str(one.number), f"trial {one.parent}", str(one.generation), *(_plain(one.params.get(name)) for name in tuned)]
+        [
+            str(one.number),
+            f"trial {one.parent}",
+            str(one.generation),
+            *(parameter(one.params.get(name, UNKNOWN)) for name in tuned),
+        ]
         for one in findings.trials
         if one.generation is not None and one.parent is not None
     ]
@@ -289,13 +294,7 @@ def _not_complete(findings: StudyFindings) -> Iterator[_Section]:
     rows = []
     for trial in findings.trials:
         if trial.state.is_over and trial.state is not TrialState.COMPLETE:
-            point = " ".join(f"{name}={_plain(value)}" for name, value in trial.params.items())
+            point = " ".join(f"{name}={parameter(value)}" for name, value in trial.params.items())
             rows.append([str(trial.number), trial.state, trial.reason or UNKNOWN, point])
     if rows:
         yield _Section("Not complete", ["trial", "state", "why", "point"], rows)
-
-
-def _plain(value: Scalar | None) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return UNKNOWN if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.core import units
+from gputui.metrics.draw.axes import tick_labels
 
 ALL = [
     units.bytes_text, units.gibibytes, units.byte_rate, units.watts, units.percent, units.celsius,
@@ -36,12 +37,13 @@ def test_examples() -> None:
         (units.gibibytes(71.2 * 2**30), "71.2"), (units.byte_rate(1.2e9), "1.2 GB/s"),
         (units.byte_rate(0), "0 B/s"), (units.watts(612.4), "612 W"), (units.watts(3410), "3.41 kW"),
         (units.watts(999.6), "1 kW"), (units.percent(60.6), "61%"),
-        (units.celsius(78), "78°C"), (units.short_number(0.00123), "1.23e-3"),
+        (units.celsius(78), "78°C"), (units.short_number(0.00123), "0.00123"),
         (units.short_number(41_200), "41.2k"), (units.short_number(999_950), "1M"),
         (units.short_number(-0.25), "-0.25"), (units.short_number(0), "0"), (units.short_number(0.125), "0.125"),
         (units.short_number(0.0123), "0.0123"), (units.metric_value(1.9021), "1.902"),
-        (units.metric_value(9.8e-4), "9.8e-4"), (units.metric_value(3021), "3021"),
-        (units.metric_value(0.05), "0.05000"), (units.rate(2.5), "2.50"), (units.rate(41.04), "41.0"),
+        (units.metric_value(9.8e-4), "0.00098"), (units.metric_value(3021), "3021"),
+        (units.metric_value(0.05), "0.05"), (units.metric_value(0.0501), "0.05010"),
+        (units.rate(2.5), "2.50"), (units.rate(41.04), "41.0"),
         (units.rate(0.3333), "0.333"), (units.rate(1200), "1.20k"), (units.rate(0), "0"),
         (units.count(41_200), "41 200"), (units.count(999), "999"), (units.count(1_234_567), "1 234 567"),
         (units.duration(0), "0 s"), (units.duration(2.44), "2.4 s"), (units.duration(47), "47 s"),
@@ -52,3 +54,14 @@ def test_examples() -> None:
         (units.age(9 * 86400), "9 d"),
     ]  # fmt: skip
     assert [pair for pair in examples if pair[0] != pair[1]] == []
+
+
+def test_a_learning_rate_has_one_form() -> None:
+    forms = {6e-4: "0.0006", 1e-3: "0.001", 3.846e-4: "0.0003846", 0.1: "0.1", 6e-5: "6e-5", 3.177e-3: "0.003177"}
+    for value, text in forms.items():
+        assert (units.parameter(value), units.metric_value(value)) == (text, text)
+        assert float(units.short_number(value)) == float(f"{value:.3g}")
+        assert tick_labels([0.0, value]) in (["0", text], ["0", units.short_number(value)])
+    values = [True, None, 16, "6e-4", 0.125, 1.0, [1, 2], {"a": False}]
+    texts = ["true", "null", "16", "6e-4", "0.125", "1", "[1, 2]", '{"a": false}']
+    assert list(map(units.parameter, values)) == texts

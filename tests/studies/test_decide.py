@@ -133,7 +133,7 @@ def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     broken, kept, slow = (ruling(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
     assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
     assert broken.reason == "breaks a constraint: memory 150 B, at most 100 B"
-    assert slow.reason == "breaks a constraint: step_time 0.5500 s, at most 0.5000 s"
+    assert slow.reason == "breaks a constraint: step_time 0.55 s, at most 0.5 s"
 
 
 DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)

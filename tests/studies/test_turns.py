@@ -85,7 +85,7 @@ def test_a_resume_of_a_rerun_that_no_checkpoint_allows_becomes_a_restart(begin: 
     assert (desk.trial(1).state, desk.trial(2).origin) == ("pruned", "rerun")
     said = desk.connection.execute("SELECT subject, run_id, message FROM events WHERE kind = 'trial_ended'").fetchall()
     assert said == [
-        (STUDY, None, "trial 0 · done, loss 0.5000"), (STUDY, None, "trial 1 · pruned at step 9, loss 0.9000")
+        (STUDY, None, "trial 0 · done, loss 0.5"), (STUDY, None, "trial 1 · pruned at step 9, loss 0.9")
     ]  # fmt: skip
     desk.report(2, 5, 0.5)
     desk.end(2, RunState.FAILED, incident="nccl_error")

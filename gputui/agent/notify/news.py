@@ -19,7 +19,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.notify import messages
 from gputui.agent.notify.messages import RunNotice
 from gputui.agent.notify.outbox import Outbox
-from gputui.core.units import metric_value
+from gputui.core.units import metric_value, parameter
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_recipients
 from gputui.recovery.costs import costs, total
@@ -206,5 +206,5 @@ def _best_words(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
     best = best_trial(trials, spec.objectives)
     if best is None or best.value is None:
         return ""
-    params = ", ".join(f"{name} {value}" for name, value in best.params.items())
+    params = ", ".join(f"{name} {parameter(value)}" for name, value in best.params.items())
     return f"trial {best.number}, {spec.objectives[0].metric} {metric_value(best.value)} ({params})"

@@ -176,15 +176,15 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 def _even_labels(ticks: Sequence[float]) -> list[str]:
     """Labels with one unit and number of decimals; none if the ticks are not equally distant, or
-    need more than three decimals."""
+    need more than four decimals."""
     largest = max(map(abs, ticks), default=0.0)
     step = (ticks[-1] - ticks[0]) / (len(ticks) - 1) if len(ticks) > 1 else largest
     if not 0 < largest < 1e15 or any(abs(b - a - step) > 1e-6 * step for a, b in pairwise(ticks)):
         return []
     power = math.floor(math.log10(largest) + 1e-9)
-    units = [(10.0**power, f"e{power}")] if power < -3 else [*((u, s) for u, s in _UNITS if largest >= u), (1.0, "")]
+    units = [(10.0**power, f"e{power}")] if power < -4 else [*((u, s) for u, s in _UNITS if largest >= u), (1.0, "")]
     for unit, suffix in units:
-        for decimals in range(4 if unit <= 1 else 1):
+        for decimals in range(5 if unit <= 1 else 1):
             if all(abs(round(tick / unit, decimals) - tick / unit) * unit < 1e-3 * step for tick in ticks):
                 return [f"{tick / unit:.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
     return []
@@ -291,7 +291,10 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
             low, high = max(low / 2, 5e-324), min(high * 2, sys.float_info.max)
         return LogScale(low, high)
     if high - low <= _NEARLY_EQUAL * max(abs(low), abs(high)):
-        space = abs(low) * 0.1 or 1.0
+        # From 0 to twice the constant, where that can be divided.
+        space = abs(low)
+        if space < 1e-300:
+            space = 1.0
         low, high = max(low - space, -sys.float_info.max), min(high + space, sys.float_info.max)
     if not high / 2 - low / 2 > 0:
         return LinearScale(0.0, 1.0)

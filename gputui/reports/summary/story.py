@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gputui.core.units import count, count_of, duration, metric_value
+from gputui.core.units import UNKNOWN, count, count_of, duration, metric_value, parameter
 from gputui.recovery.costs import Cost, in_words
 from gputui.reports.summary.facts import Best, RunFacts
 from gputui.runs.checkpoint_names import step_words
@@ -91,7 +91,9 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec |
             sizes = [f"{each.get(batch, 1)} × {each.get(accumulation, 1)}" for each in (before, after)]
             words.append(f"batch {' → '.join(sizes)}")
             changed = [name for name in changed if name not in (batch, accumulation)]
-    return ", ".join([*words, *(f"{name} {before.get(name, '–')} → {after[name]}" for name in changed)])
+    for name in changed:
+        words.append(f"{name} {parameter(before.get(name, UNKNOWN))} → {parameter(after[name])}")
+    return ", ".join(words)
 
 
 def _start(attempt: Attempt) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gputui.core.units import duration
+from gputui.core.units import duration, parameter
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.recovery import policies, policy_simulation, policy_words
 from gputui.recovery.effects import AppliedAction, Result
@@ -174,14 +173,10 @@ def _say_round(attempt: SimulatedAttempt, kind: str, subject: PolicySubject, run
     say(f"  {plan.reason}")
     before = subject.shown(attempt.before)
     for name, value in subject.shown(plan.changed).items():
-        say(f"  {name}  {_value(before.get(name))} → {_value(value)}")
+        say(f"  {name}  {parameter(before.get(name))} → {parameter(value)}")
     when = f"after {duration(plan.delay_seconds)}" if plan.delay_seconds else "at once"
     start = "the beginning" if plan.resume_from is None else Path(plan.resume_from).name
     say(f"  next: {when}, from {start}")
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _round_json(attempt: SimulatedAttempt, subject: PolicySubject) -> dict[str, Any]:

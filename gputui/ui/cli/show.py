@@ -23,7 +23,7 @@ from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
 from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, newest_first, refused
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.code_version import code_words
-from gputui.runs.command import shown_param, sinks_of
+from gputui.runs.command import sinks_of
 from gputui.runs.executors import chooses_start
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError, known_spec
@@ -187,7 +187,7 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         yield "target", placement_words(run, now)[0]
     if spec is not None and spec.time_limit_seconds is not None:
         yield "time limit", units.duration(spec.time_limit_seconds)
-    yield "parameters", "  ".join(f"{name}={shown_param(value)}" for name, value in run.params.items()) or "none"
+    yield "parameters", "  ".join(f"{name}={units.parameter(value)}" for name, value in run.params.items()) or "none"
     if (words := code_words(found.code or {})) is not None:
         has_diff = bool((found.code or {}).get("changed_files"))
         yield "code", f"{words}; gputui show {run.run_id} --diff" if has_diff else words

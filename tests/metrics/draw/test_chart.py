@@ -129,6 +129,14 @@ def test_the_end_of_a_curve_and_of_the_axis_are_labelled() -> None:
     assert plain_text(beside[-1:]).startswith("  step └┬0") and plain_text(beside[-1:]).endswith("─40┬")
 
 
+def test_the_axis_of_a_constant_ends_at_zero_and_twice_it() -> None:
+    for value, highest in ((0.05, "0.10"), (3e-5, "6e-5"), (700.0, "1500")):
+        lines = chart([Curve([Bin(0.0, 0.0, value, value, value, value)])], width=40, height=10, title="learning rate")
+        labels = ["".join(piece for piece, _ in line).split(VALUE_TICK)[0].strip() for line in lines]
+        texts = [label for label in labels if label[:1].isdigit()]
+        assert (texts[0], texts[-1]) == (highest, "0"), (value, labels)
+
+
 def test_signs_at_the_ends_tell_curves_apart_without_colour() -> None:
     curves = [
         Curve(reduce([(0.0, value), (40.0, value)], 80), f"series.{number}", f"c{number}", shape=shape)

@@ -171,7 +171,7 @@ CASES: dict[str, Case] = {
         {"two of the first twenty": [({"samples": 18.0, "skipped_samples": 2.0}, 600)]},
     ),
     "lr_off_schedule": Case(
-        [({"lr": 0.002}, 32)], "vit-1: the learning rate is 2e-3, its schedule says 1e-3",
+        [({"lr": 0.002}, 32)], "vit-1: the learning rate is 0.002, its schedule says 0.001",
         {"a script that says so": [({"lr": 0.002, "lr_expected": 0.002}, 600)]},
         stage={"schedule": RateSchedule("constant", peak=0.001)},
     ),

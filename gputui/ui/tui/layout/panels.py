@@ -102,14 +102,6 @@ def metric_title(name: str) -> str:
     return _TITLES.get(name, clean(name).replace("_per_s", "/s").replace("_", " "))
 
 
-def param_text(text: str) -> str:
-    """The value of a parameter; a long fraction has three digits."""
-    try:
-        return text if len(text) <= 7 or text.isdigit() else f"{float(text):.3g}"
-    except ValueError:
-        return text
-
-
 def places(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelPlace]:
     """The places of one screenful of at most ``count`` charts; the first is above the others, at full width."""
     if count < 1 or height < 3 or width < 12:

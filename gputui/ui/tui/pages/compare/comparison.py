@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 
@@ -13,18 +13,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.text import clean, clip_middle
-from gputui.core.units import aligned, count, count_of, duration, metric_value, short_number
+from gputui.core.units import aligned, count, count_of, duration, metric_value, parameter, short_number
 from gputui.metrics.curves.model import ChartData
 from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.raster import Span
-from gputui.runs.command import format_value
 from gputui.ui.tui.data.run_details import launched_code, launched_params
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.layout.lists import Listing
-from gputui.ui.tui.layout.panels import param_text
 from gputui.ui.tui.layout.run_words import run_title
 from gputui.ui.tui.layout.words import run_state_text, sign_of
 
@@ -105,16 +103,21 @@ def metric_names(data: Iterable[ChartData]) -> list[str]:
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
-    """The launch parameters (``outer.inner``) and the code in which runs differ, as texts."""
+    """The launch parameters (``outer.inner``) and the code in which runs differ, as texts: to the last digit only where
+    fewer would not tell them apart."""
     launched = [dict(_flat(launched_params(row.run))) for row in rows]
     for row, params in zip(rows, launched, strict=True):
         if (code := launched_code(row.run)) is not None:
             params.setdefault("code", code)
     found = {}
     for name in dict.fromkeys(name for params in launched for name in params):
-        values = tuple(_text(params[name]) if name in params else UNSET for params in launched)
-        if len(set(values)) > 1:
-            found[clean(name)] = values
+        values = [params.get(name, UNSET) for params in launched]
+        exact = tuple(_text(value, repr) for value in values)
+        short = tuple(_text(value, parameter) for value in values)
+        if len(set(short)) == len(set(exact)) > 1:
+            found[clean(name)] = short
+        elif len(set(exact)) > 1:
+            found[clean(name)] = exact
     return found
 
 
@@ -126,10 +129,10 @@ def _flat(params: Mapping[str, object], before: str = "") -> Iterator[tuple[str,
             yield f"{before}{name}", value
 
 
-def _text(value: object) -> str:
-    if value is None or isinstance(value, (str, int, float)):
-        return clean(format_value(value)) or "empty"
-    return clean(str(value))
+def _text(value: object, of_float: Callable[[float], str]) -> str:
+    if isinstance(value, float):
+        return of_float(value)
+    return clean(parameter(value)) or "empty"
 
 
 def compare(
@@ -271,7 +274,7 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
 def _parameters(runs: Sequence[ComparedRun]) -> list[Column[ComparedRun]]:
     columns: list[Column[ComparedRun]] = []
     for place, name in enumerate(runs[0].params if runs else ()):
-        texts = {run.run_id: param_text(run.params.get(name, UNSET)) for run in runs}
+        texts = {run.run_id: run.params.get(name, UNSET) for run in runs}
         width = min(max(len(name), *map(len, texts.values()), 3), 18)
 
         def cell(run: ComparedRun, _: int, texts: Mapping[str, str] = texts) -> list[Span]:

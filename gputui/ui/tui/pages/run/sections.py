@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip_middle, fit
-from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duration, percent, rate
+from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duration, parameter, percent, rate
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words, total
@@ -22,7 +21,6 @@ from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
-from gputui.ui.tui.layout.panels import param_text
 from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, sign_of
 from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words, title_of
 
@@ -152,8 +150,7 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
 
 
 def _value(params: Mapping[str, object], name: str) -> str:
-    value = params.get(name, UNKNOWN)
-    return clean(value) if isinstance(value, str) else param_text(json.dumps(value))
+    return clean(parameter(params.get(name, UNKNOWN)))
 
 
 # --- checkpoints

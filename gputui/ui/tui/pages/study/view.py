@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from gputui.core.text import clean
-from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, percent
+from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, parameter, percent
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
@@ -33,9 +33,6 @@ from gputui.ui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock, run_sign
 View = Literal["values", "slices", "courses", "front"]
 """What the charts show: values over trials and the importance of parameters; values over each parameter; the course of
 each trial over its steps; one objective over the other."""
-
-LEAST_PLAIN = 1e-3
-"""Smaller parameters are written with an exponent."""
 
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?|-?inf|nan")
 
@@ -138,7 +135,7 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
         texts = {trial.number: metric_value(trial.value) for trial in valued}
         columns.append(_column(metric_title(objective.metric), texts, of_value))
     for number, name in enumerate(spec.tuned):
-        texts = dict(zip(first, _params(trials, name), strict=True))
+        texts = {trial.number: clean(parameter(trial.params.get(name, UNKNOWN))) for trial in trials}
         columns.append(_column(clean(name), texts, lambda row: "text", importance=1 if number < 3 else 3))
     return [*columns, Column("REASON", 12, _reason, importance=9, grow=1)]
 
@@ -179,21 +176,6 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
     return cell
 
 
-def _params(trials: Sequence[TrialRecord], name: str) -> list[str]:
-    """A parameter of each trial. Where one value needs an exponent all have one."""
-    values = [trial.params.get(name) for trial in trials]
-    sizes = [abs(value) for value in values if isinstance(value, float)]
-    is_small = any(0 < size < LEAST_PLAIN for size in sizes)
-    return [_param(value, ".3e" if is_small else ".4g") for value in values]
-
-
-def _param(value: object, form: str = ".4g") -> str:
-    if isinstance(value, float):
-        mantissa, mark, exponent = f"{value:{form}}".partition("e")
-        return f"{mantissa}e{int(exponent)}" if mark else mantissa
-    return UNKNOWN if value is None else clean(str(value))
-
-
 def _reason(row: TrialRow, width: int) -> list[Span]:
     trial, progress = row.trial, row.progress
     if trial.reason:
@@ -213,7 +195,7 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     if row is None:
         return []
     trial = row.trial
-    point = ", ".join(f"{clean(name)} {_param(value)}" for name, value in trial.params.items())
+    point = ", ".join(f"{clean(name)} {clean(parameter(value))}" for name, value in trial.params.items())
     first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
     end, begin = trial.ended_at, trial.created_at
     took = "" if end is None else f" · took {duration(end - begin)}"

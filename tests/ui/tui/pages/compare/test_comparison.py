@@ -99,7 +99,7 @@ def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
 def test_groups_have_a_heading_with_their_best_value() -> None:
     items = table_of(compared(replace(ALL, group="lr")), "lr", "loss").items
     assert [row.run_id if row else heading for heading, row in items] == [
-        "lr 0.1 · 2 runs · best 0.5000", "a", "c", "lr 0.01 · 1 run · best 0.9000", "b",
+        "lr 0.1 · 2 runs · best 0.5", "a", "c", "lr 0.01 · 1 run · best 0.9", "b",
     ]  # fmt: skip
 
 

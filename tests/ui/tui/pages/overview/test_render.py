@@ -144,8 +144,8 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
         changed = replace(row, progress=replace(row.progress, **progress))
         return text_of(runs_panel([changed], RunsState(), snapshot, width, 2))[1]
 
-    losses = {1.9421: "1.942", 0.012345: "0.01235", 0.004332: "0.00433", 0.00043: "4.3e-4", 123456.0: "123456",
-              0.2052: "0.205", 3.0: "3.000", 0.0: "0"}  # fmt: skip
+    losses = {1.9421: "1.942", 0.012345: "0.01235", 0.004332: "0.00433", 0.00043: "0.00043", 4.3e-5: "4.3e-5",
+              123456.0: "123456", 0.2052: "0.205", 3.0: "3.000", 0.0: "0"}  # fmt: skip
     for loss, shown in losses.items():
         assert f" {shown}  6 h" in line(80, loss=loss) and "…" not in line(80, loss=loss), loss
     for step, total, shown in ((3_060, 8_000, "3 060/8 000"), (49_026, 120_000, "49 026/120k"),
