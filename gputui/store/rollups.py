@@ -245,6 +245,17 @@ def newest_sample(connection: sqlite3.Connection, uuid: str | None) -> float | N
     return sample["at"] if sample else None
 
 
+def sample_at(
+    connection: sqlite3.Connection, uuid: str | None, columns: Sequence[str], at: float
+) -> dict[str, Any] | None:
+    """The last sample of a GPU, or of the host (None), up to a time, or the means of its minute or hour
+    where no finer data exist; None if nothing was known yet."""
+    limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
+    if at < limits.raw_since:
+        return then(connection, columns, at, limits, gpu_id)
+    return samples.newest(connection, HOST if uuid is None else GPU, gpu_id, columns, at)
+
+
 def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
     """The id of a GPU (-1: there is none), or of the host (None)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gputui.core.text import clean
-from gputui.metrics.curves.axis import AxisMap
+from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.lines import EPOCH, CurveLine
-from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve
+from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve, Window
 from gputui.metrics.curves.names import is_set
 from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics.envelopes import Entry
@@ -42,6 +42,14 @@ class CurveBuilder:
         # The arguments of `curve` that gave it.
         self._built_with: tuple[float, float | None] | None = None
 
+    @property
+    def attempts(self) -> list[AttemptBins]:
+        """The bins of each attempt, oldest first."""
+        return [
+            AttemptBins(number, self._bins(self._kept.get(number)), self._bins(self._redone.get(number)))
+            for number in sorted(self._kept.keys() | self._redone.keys())
+        ]
+
     def add_line(self, line: CurveLine, x: float | None) -> None:
         """Add a line that lies at ``x``."""
         value = as_float(line.values.get(self.name))
@@ -72,16 +80,18 @@ class CurveBuilder:
             buckets = buckets or self._changed_buckets(attempt, is_redone=is_redone)
             buckets.add_bin(bin_of(entry, start, end))
 
-    def curve(self, smoothing: float, newest: float | None) -> MetricCurve:
+    def curve(self, smoothing: float, newest: float | None, whole: CurveBuilder | None = None) -> MetricCurve:
         """The curve now; the same object as before if nothing changed. ``smoothing`` is as in
-        `ChartRequest`, ``newest`` the newest value of the metric in any window."""
+        `ChartRequest`, ``newest`` the newest value of the metric in any window; ``whole`` has the
+        bins of the whole run, if this curve has a window."""
         if self._curve is None or self._built_with != (smoothing, newest):
-            attempts = [
-                AttemptBins(number, self._bins(self._kept.get(number)), self._bins(self._redone.get(number)))
-                for number in sorted(self._kept.keys() | self._redone.keys())
-            ]
+            attempts = self.attempts
+            averaged = attempts
+            if whole is not None:
+                averaged = whole.attempts
             problem = None if attempts else self._problem(newest)
-            self._curve = joined_curve(self.name, attempts, smoothing, newest=newest, problem=problem)
+            average = Average(smoothing, averaged, self._request.window)
+            self._curve = joined_curve(self.name, attempts, average, newest=newest, problem=problem)
             self._built_with = smoothing, newest
         return self._curve
 
@@ -129,6 +139,14 @@ def new_buckets(request: ChartRequest) -> Buckets:
     return Buckets((end - start) / inner if end > start else narrowest, capacity)
 
 
+class Average(NamedTuple):
+    """A moving average over the bins of the whole run in ``attempts``, and the window that it is shown in."""
+
+    weight: float
+    attempts: Sequence[AttemptBins]
+    window: Window | None
+
+
 class AttemptBins(NamedTuple):
     """The bins of one attempt: those that count, and those of steps that a later attempt did again."""
 
@@ -138,10 +156,31 @@ class AttemptBins(NamedTuple):
 
 
 def joined_curve(
-    name: str, attempts: Sequence[AttemptBins], smoothing: float, *, newest: float | None, problem: str | None
+    name: str, attempts: Sequence[AttemptBins], average: Average, *, newest: float | None, problem: str | None
 ) -> MetricCurve:
     """The curve of a metric from the bins of its attempts, oldest attempt first. ``newest`` is its
     newest value, ``problem`` why there are no bins."""
+    kept, redone = _joined(attempts)
+    smooth: Sequence[Bin] = ()
+    if average.weight > 0 and not is_set(name):
+        smooth = smooth_bins(_joined(average.attempts)[0], average.weight, average.window)
+    averaged: Sequence[AttemptBins] = ()
+    if average.attempts is not attempts:
+        averaged = average.attempts
+    return MetricCurve(
+        name=clean(name),
+        bins=tuple(kept),
+        redone=tuple(redone),
+        smooth=tuple(smooth),
+        attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in attempts),
+        averaged=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in averaged),
+        last=newest,
+        problem=problem,
+    )
+
+
+def _joined(attempts: Sequence[AttemptBins]) -> tuple[list[Bin], list[Bin]]:
+    """The bins that count and the redone ones, of all attempts in order of x."""
     kept: list[Bin] = []
     redone: list[Bin] = []
     for attempt in attempts:
@@ -149,15 +188,7 @@ def joined_curve(
         redone += _broken_off(attempt.redone)
     if len(attempts) > 1:
         kept.sort(key=lambda kept_bin: kept_bin.first_x)
-    return MetricCurve(
-        name=clean(name),
-        bins=tuple(kept),
-        redone=tuple(redone),
-        smooth=tuple(smooth_bins(kept, smoothing)) if smoothing > 0 and not is_set(name) else (),
-        attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in attempts),
-        last=newest,
-        problem=problem,
-    )
+    return kept, redone
 
 
 def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
@@ -169,11 +200,11 @@ def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
     return [first, *bins[1:]]
 
 
-def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
+def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None) -> list[Bin]:
     """The exponential average of each bin's mean of first and last value, at its middle; bins
     without a finite value are skipped. ``weight`` is that of the past, from 0 to below 1. The sum
     is divided by the sum of all weights, 1 − wⁿ for n values (the bias correction of Adam, Kingma
-    and Ba 2015, section 3)."""
+    and Ba 2015, section 3). Of a ``window``, those inside and one at each of its ends."""
     total, missing_weight = 0.0, 1.0
     smoothed = []
     for each in bins:
@@ -183,4 +214,16 @@ def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
         missing_weight *= weight
         value, middle = total / (1 - missing_weight), each.first_x / 2 + each.last_x / 2
         smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
-    return smoothed
+    if window is None or not smoothed:
+        return smoothed
+    shown = [each for each in smoothed if window[0] < each.first_x < window[1]]
+    for x in window:
+        if smoothed[0].first_x <= x <= smoothed[-1].first_x:
+            value_there = average_at(smoothed, x)
+            shown.append(Bin(x, x, value_there, value_there, value_there, value_there))
+    return sorted(shown, key=lambda each: each.first_x)
+
+
+def average_at(smooth: Sequence[Bin], x: float) -> float | None:
+    """The value of a moving average at ``x``; None without one."""
+    return interpolate([(each.first_x, each.last) for each in smooth if each.last is not None], x)

@@ -15,7 +15,7 @@ from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt
-from gputui.store.rollups import SampleSpan, newest_sample, sample_spans
+from gputui.store.rollups import SampleSpan, newest_sample, sample_at, sample_spans
 
 SAMPLES_AT_ONCE = 200_000
 """Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each
@@ -113,8 +113,11 @@ class HardwareCurves:
             device.spans += found
             own = [stay for stay in stays if stay.uuid == uuid]
             drawn = _bins(device, own, axis_map, cuts, request.window, self._seconds)
-            for name, bins in zip(fields, drawn, strict=True):
-                curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None))
+            moment = None if request.cursor is None else _moment_of(axis_map, cuts, own, request.cursor)
+            then = None if moment is None else sample_at(connection, uuid, columns, moment)
+            for name, column, bins in zip(fields, columns, drawn, strict=True):
+                at_cursor = None if then is None else then[column]
+                curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None, at_cursor))
         order = {name: place for place, name in enumerate(request.hardware)}
         return tuple(sorted(curves, key=lambda curve: order[curve.field]))
 
@@ -234,6 +237,16 @@ def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | No
     at_by_step = [(step, at) for at, step in pairs]
     begin, end = interpolate(at_by_step, first), interpolate(at_by_step, last)
     return None if begin is None or end is None else (begin, end)
+
+
+def _moment_of(axis_map: AxisMap, cuts: Mapping[int, float], stays: Sequence[GpuHold], x: float) -> float | None:
+    """The moment of ``x`` in the newest attempt that was there; None if none was."""
+    for stay in reversed(stays):
+        reach = _moments_of(axis_map, stay, (x, x))
+        was_running = reach is not None and stay.begin <= reach[0] <= stay.end
+        if reach is not None and was_running and _place(axis_map, cuts, reach[0], stay.attempt) is not None:
+            return reach[0]
+    return None
 
 
 def _place(axis_map: AxisMap, cuts: Mapping[int, float], at: float, attempt: int) -> float | None:

@@ -49,7 +49,7 @@ class RunCurves:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._shown: tuple[Window | None, int, bool] | None = None
+        self._shown: tuple[int, bool] | None = None
         self._layout: Layout | None = None
         self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", AxisTimeline(None))
@@ -57,7 +57,8 @@ class RunCurves:
         self._paces = Paces()
         self._hardware = HardwareCurves()
         self._events: list[ChartMarker] = []
-        self._followed: dict[str, CurveBuilder] = {}
+        # By name and window.
+        self._followed: dict[tuple[str, Window | None], CurveBuilder] = {}
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
@@ -112,17 +113,29 @@ class RunCurves:
         """The metrics alone, by requested name. Raises sqlite3.Error."""
         self._update(connection, attempts, request)
         wanted = {asked: self._written_as(asked) for asked in request.names}
-        for name in [name for name in self._followed if name not in wanted.values()]:
-            del self._followed[name]
-        new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
-        if new:
+        windows = {request.window}
+        if request.smoothing > 0:
+            windows.add(None)
+        self._followed = {
+            (name, window): builder
+            for (name, window), builder in self._followed.items()
+            if name in wanted.values() and window in windows
+        }
+        for window in windows:
+            new = [name for name in dict.fromkeys(wanted.values()) if (name, window) not in self._followed]
+            if not new:
+                continue
             if self._layout is None or self._layout.until != self._until:
                 self._layout = run_lines.layout(connection, self.run_id)
-            self._read_curves(connection, new, request, self._layout)
-        return {
-            asked: self._followed[name].curve(request.smoothing, self._newest.get(name))
-            for asked, name in wanted.items()
-        }
+            self._read_curves(connection, new, replace(request, window=window), self._layout)
+        curves = {}
+        for asked, name in wanted.items():
+            whole = None
+            if request.window is not None:
+                whole = self._followed.get((name, None))
+            builder = self._followed[name, request.window]
+            curves[asked] = builder.curve(request.smoothing, self._newest.get(name), whole)
+        return curves
 
     def _written_as(self, asked: str) -> str:
         """The stored name of a metric that is requested by its name or by its harmless text."""
@@ -151,7 +164,7 @@ class RunCurves:
             and until.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
         )
-        shown = (request.window, request.bins, request.is_log)
+        shown = (request.bins, request.is_log)
         if shown != self._shown:
             self._shown = shown
             self._followed.clear()
@@ -236,7 +249,7 @@ class RunCurves:
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= LINES_IN_FULL
         new = [CurveBuilder(name, request, self._cuts) for name in names]
-        self._followed |= {each.name: each for each in new}
+        self._followed |= {(each.name, request.window): each for each in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
             if in_full or at is None or part.redone == "some":

@@ -35,20 +35,27 @@ HardwareField = Literal["utilization", "memory", "power", "temperature", "sm_clo
 MarkerKind = Literal["start", "restart", "checkpoint", "incident", "alert", "event", "end"]
 
 
+CHART_BINS = 640
+"""Bins of a whole run, of which half or more are in use: one for each column of 320. They do not depend on the size
+of a terminal, so that an average over them does not either."""
+
+
 class ChartRequest(Struct, frozen=True):
     """The curves that the charts of a run need: metrics over a ``window`` of x (None is the whole
-    run, followed as it grows) in at most ``bins``, with the weight of the past in a moving average,
-    fields of its GPUs and of the host, and metrics with a curve for each rank. ``is_log``: bins are
-    equally wide on a logarithmic x axis, which has no place for x ≤ 0."""
+    run, followed as it grows) in at most ``bins``, with the weight of the past in a moving average
+    over the bins of the whole run, fields of its GPUs and of the host with their values at
+    ``cursor``, and metrics with a curve for each rank. ``is_log``: bins are equally wide on a
+    logarithmic x axis, which has no place for x ≤ 0."""
 
     names: tuple[str, ...] = ()
     axis: Axis = "step"
     window: Window | None = None
-    bins: int = 480
+    bins: int = CHART_BINS
     smoothing: float = 0.0
     hardware: tuple[HardwareField, ...] = ()
     is_log: bool = False
     ranked: tuple[str, ...] = ()
+    cursor: float | None = None
 
 
 class AttemptCurve(Struct, frozen=True):
@@ -61,14 +68,16 @@ class AttemptCurve(Struct, frozen=True):
 class MetricCurve(Struct, frozen=True):
     """One metric over the axis. Over steps and epochs, ``bins`` hold what the newest attempt that
     did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
-    ``smooth`` is the moving average of ``bins``, empty if none was asked for or the metric is set
-    rather than measured. ``last`` is the newest value, finite or not, in any window."""
+    ``smooth`` is the moving average at places inside the window, empty if none was asked for or the
+    metric is set rather than measured; ``averaged`` has what it is of, if that is not ``attempts``.
+    ``last`` is the newest value, finite or not, in any window."""
 
     name: str
     bins: tuple[Bin, ...] = ()
     redone: tuple[Bin, ...] = ()
     smooth: tuple[Bin, ...] = ()
     attempts: tuple[AttemptCurve, ...] = ()
+    averaged: tuple[AttemptCurve, ...] = ()
     last: float | None = None
     problem: str | None = None
     """Why the curve is empty, in words; None if it is not."""
@@ -91,12 +100,14 @@ class RankCurves(Struct, frozen=True):
 
 
 class HardwareCurve(Struct, frozen=True):
-    """One field of one GPU, or of the host (``uuid`` is None), while the run used it."""
+    """One field of one GPU, or of the host (``uuid`` is None), while the run used it. ``at_cursor``
+    is the sample then, not a mean of a bin, which would depend on the window."""
 
     field: HardwareField
     uuid: str | None
     bins: tuple[Bin, ...] = ()
     last: float | None = None
+    at_cursor: float | None = None
 
 
 class ChartMarker(Struct, frozen=True):

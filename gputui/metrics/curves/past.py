@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.axis import AxisTimeline, interpolate
-from gputui.metrics.curves.bins import AttemptBins, joined_curve
-from gputui.metrics.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
+from gputui.metrics.curves.bins import AttemptBins, Average, joined_curve
+from gputui.metrics.curves.model import AttemptCurve, ChartData, HardwareCurve, MetricCurve, RankCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import queries
@@ -90,12 +90,30 @@ def _x_of_step(data: ChartData, attempt: int, step: float) -> float | None:
 
 
 def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: float) -> MetricCurve:
-    """The curve at that moment. A step counts there until an attempt of that time did it again."""
+    """The curve at that moment."""
+    attempts = _cut_attempts(data, curve.attempts, extent, reached)
+    averaged = attempts
+    if curve.averaged:
+        averaged = _cut_attempts(data, curve.averaged, extent, reached)
+    newest = (*attempts[-1].kept, *attempts[-1].redone) if attempts else ()
+    return joined_curve(
+        curve.name,
+        attempts,
+        Average(data.request.smoothing, averaged, data.request.window),
+        newest=newest[-1].last if newest else None,
+        problem=curve.problem or (None if attempts else "nothing measured by then"),
+    )
+
+
+def _cut_attempts(
+    data: ChartData, attempts: Sequence[AttemptCurve], extent: RunExtent, reached: float
+) -> list[AttemptBins]:
+    """The bins of the attempts at that moment. A step counts there until an attempt of that time did it again."""
     is_timed = data.request.axis in ("time", "trained")
     cuts = {} if is_timed else cuts_of(extent.attempts)
     numbers = {attempt.number for attempt in extent.attempts}
-    attempts = []
-    for attempt in curve.attempts:
+    shown = []
+    for attempt in attempts:
         bins = sorted(attempt.bins, key=lambda one: one.first_x)
         if attempt.attempt == extent.newest or is_timed:
             bins = _until(bins, reached)
@@ -105,15 +123,8 @@ def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: 
         cut_x = _x_of_step(data, attempt.attempt, cut_step) if cut_step < math.inf else None
         limit = math.inf if cut_x is None else cut_x
         kept, redone = [one for one in bins if one.first_x < limit], [one for one in bins if one.first_x >= limit]
-        attempts.append(AttemptBins(attempt.attempt, kept, redone))
-    newest = (*attempts[-1].kept, *attempts[-1].redone) if attempts else ()
-    return joined_curve(
-        curve.name,
-        attempts,
-        data.request.smoothing,
-        newest=newest[-1].last if newest else None,
-        problem=curve.problem or (None if attempts else "nothing measured by then"),
-    )
+        shown.append(AttemptBins(attempt.attempt, kept, redone))
+    return shown
 
 
 C = TypeVar("C", RankCurve, HardwareCurve)

@@ -86,6 +86,24 @@ def test_a_window(busy: Story) -> None:
     assert by_step["utilization", "GPU-a"].bins[0].low == pytest.approx(15.0, abs=0.2)
 
 
+def test_the_value_at_the_crosshair_is_a_sample_whatever_the_window(busy: Story) -> None:
+    for window in (None, (0.0, 900.0), (590.0, 620.0)):
+        over_time = by_name(busy.ask(replace(REQUEST, cursor=600.5, window=window)).hardware)
+        values = {(name, uuid): curve.at_cursor for (name, uuid), curve in over_time.items()}
+        assert values["utilization", "GPU-a"] == 60.0 and values["power", "GPU-b"] == 302.0, window
+        assert values["host_cpu", None] == 25.0
+        by_step = by_name(busy.ask(replace(REQUEST, axis="step", cursor=550.0, window=window)).hardware)
+        assert by_step["utilization", "GPU-a"].at_cursor == 60.0, window
+    # Samples that were deleted are the mean of their minute.
+    busy.connection.execute("UPDATE record_bounds SET raw_since = ?", (BEGAN_AT + 800,))
+    busy.connection.execute(
+        "INSERT INTO gpu_minutes (at, gpu_id, sample_count, utilization_percent_mean) VALUES (?, 1, 60, 63.0)",
+        (BEGAN_AT + 599,),
+    )
+    old = by_name(busy.ask(replace(REQUEST, cursor=600.5)).hardware)
+    assert old["utilization", "GPU-a"].at_cursor == 63.0
+
+
 def test_steps_that_were_done_again_show_the_newest_attempt(busy: Story) -> None:
     busy.attempt(2, 1200, first_step=500, gpus=("GPU-b",))
     sample(busy, 1200, 1500)

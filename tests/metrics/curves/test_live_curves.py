@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.metrics.curves import live_curves
+from gputui.metrics.curves.bins import average_at
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import Axis, ChartRequest, MetricCurve
 from gputui.metrics.draw.envelope import Bin
@@ -111,6 +112,20 @@ def test_steps_that_were_done_again(story: Story) -> None:
     trained = loss(story, replace(LOSS, axis="trained", bins=100))
     # Five seconds before the second attempt began the first was over; those are not training.
     assert trained.bins[-1].last_x == over_time.bins[-1].last_x - 5
+
+
+def test_a_moving_average_is_the_same_in_every_window(story: Story) -> None:
+    chance = random.Random(5)
+    story.attempt(1, 0)
+    lines = ({"step": step, "time": BEGAN_AT + step, "loss": chance.gauss(5, 2)} for step in range(9000))
+    story.write(*lines)
+    curves, request = RunCurves(RUN), replace(LOSS, smoothing=0.9)
+    whole = story.ask(request, curves).curves["loss"]
+    for window in ((2000.0, 4000.0), (3000.0, 3200.0), (0.0, 9000.0)):
+        for reader in (curves, RunCurves(RUN)):
+            piece = story.ask(replace(request, window=window), reader).curves["loss"]
+            assert average_at(piece.smooth, 3100.0) == pytest.approx(average_at(whole.smooth, 3100.0)), window
+    assert story.ask(request, curves).curves["loss"].smooth == whole.smooth
 
 
 def test_following_says_what_a_new_look_says(story: Story) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gputui.metrics.curves.bins import smooth_bins
+from gputui.metrics.curves.bins import average_at, smooth_bins
 from gputui.metrics.curves.names import filter_names, is_set
 from gputui.metrics.draw.envelope import reduce
 
@@ -20,6 +20,16 @@ def test_nothing_that_is_not_finite_moves_it() -> None:
     bins = reduce([(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 1.0)], 100)
     smoothed = smooth_bins(bins, 0.9)
     assert [(each.first_x, each.last) for each in smoothed] == [(0.0, 1.0), (3.0, pytest.approx(1.0))]
+
+
+def test_a_window_shows_a_piece_of_the_average_of_the_whole_run() -> None:
+    bins = reduce([(float(x), math.sin(x) + x / 50) for x in range(200)], 200)
+    whole = smooth_bins(bins, 0.8)
+    piece = smooth_bins(bins, 0.8, (50.5, 120.0))
+    assert (piece[0].first_x, piece[-1].first_x, len(piece)) == (50.5, 120.0, 71)
+    for x in (50.5, 51.0, 77.3, 120.0):
+        assert average_at(piece, x) == pytest.approx(average_at(whole, x))
+    assert smooth_bins(bins, 0.8, (300.0, 400.0)) == [] and average_at([], 1.0) is None
 
 
 def test_what_is_set_and_what_is_measured() -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clip_middle
 from gputui.core.units import count, gibibytes, metric_value, short_number
+from gputui.metrics.curves.bins import average_at
 from gputui.metrics.curves.model import (
     Axis,
     ChartData,
@@ -263,8 +264,9 @@ def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
         return []
     bins, smooth = within(found.bins, look), within(found.smooth, look)
     value, average = found.last, smooth[-1].last if smooth else None
-    if look.view.cursor is not None:
-        value, average = (value_at(bins, look.view.cursor) for bins in (found.bins, found.smooth))
+    cursor = look.view.cursor
+    if cursor is not None:
+        value, average = value_at(found.bins, cursor), average_at(found.smooth, cursor)
     style = f"series.{panel.colour}"
     redone = Curve(within(found.redone, look), "shadow", is_shadow=True)
     measured = Curve(bins, style, "", value, is_strong=True)
@@ -292,7 +294,8 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
             name = clip_middle(f"…{name.removeprefix(common)}", max(4, end_cells - len(text) - _SIGN_CELLS))
         line = Curve(shown, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
         if cursor is not None:
-            line = replace(line, label=sign, value=value_at(shown, cursor))
+            there = average_at(curve.smooth, cursor) if smooth else value_at(shown, cursor)
+            line = replace(line, label=sign, value=there)
         elif not shown or shown[-1].last_x < _REACHES_END * end:
             line = replace(line, shape=sign)
         curves.append(line)
@@ -309,11 +312,11 @@ def _value_words(panel: Panel, value: float | None) -> str:
 
 
 class _Device(NamedTuple):
-    """A rank or a GPU with its curve, or the host, which has no name."""
+    """A rank, a GPU or the host, which has no name. ``value`` is the newest one, or that at the crosshair."""
 
     name: str
     bins: Sequence[Bin]
-    last: float | None
+    value: float | None
     is_slow: bool = False
 
 
@@ -322,21 +325,31 @@ def _devices(panel: Panel, look: ChartLook) -> list[_Device] | None:
     if panel.field is not None:
         found = [curve for curve in look.data.hardware if curve.field == panel.field]
         found.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
-        return [_Device(device_index(curve, look), curve.bins, curve.last) for curve in found]
+        return [_Device(device_index(curve, look), curve.bins, at_crosshair(curve, look)) for curve in found]
     if not look.is_by_rank(panel) or panel.key not in look.data.ranked:
         return None
     ranks = look.data.ranked[panel.key].curves
+    cursor = look.view.cursor
+    if cursor is not None:
+        # What was measured far from the crosshair does not count.
+        ranks = tuple(replace(each, last=value_at(each.bins, cursor, 3 * look.reach)) for each in ranks)
     return [_Device(f"r{each.rank}", each.bins, each.last, each.rank in look.slow_ranks) for each in ranks]
+
+
+def at_crosshair(curve: HardwareCurve, look: ChartLook) -> float | None:
+    """The value at the crosshair, unless nothing was measured near it; without a crosshair, the newest one."""
+    cursor = look.view.cursor
+    if cursor is None:
+        return curve.last
+    if value_at(curve.bins, cursor, 3 * look.reach) is None or look.data.request.cursor != cursor:
+        return None
+    return curve.at_cursor
 
 
 def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, room: int) -> list[Curve]:
     """A curve for each device; slow ranks are first in the legend and in front. Of many, only the lowest, the highest
     and slow ones have a name and a colour. If the names do not fit, the legend is the lowest and the highest value."""
-    cursor = look.view.cursor
-    values = [each.last for each in devices]
-    if cursor is not None:
-        # What was measured far from the crosshair does not count.
-        values = [value_at(each.bins, cursor, 3 * look.reach) for each in devices]
+    values = [each.value for each in devices]
     known = sorted((value, number) for number, value in enumerate(values) if value is not None)
     are_many = len(devices) > MOST_DEVICES
     notes = {known[-1][1]: " highest", known[0][1]: " lowest"} if known and are_many else {}

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.units import short_number
 from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
-from gputui.metrics.curves.plot import value_at
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport, stepped
@@ -19,7 +18,7 @@ from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView, after
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
-from gputui.ui.tui.layout.columns import cells_in, clip_line, fit_line, framed, rule
+from gputui.ui.tui.layout.columns import cells_in, clip_line, clip_words, fit_line, framed, rule
 from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
@@ -32,7 +31,6 @@ AT_CROSSHAIR: dict[HardwareField, tuple[str, str]] = {
 """Fields whose values the line above the charts has at the crosshair, and the words around."""
 
 _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
-_BINS_STEP = 128
 
 
 class Charts:
@@ -67,10 +65,6 @@ class Charts:
 
     # --- drawing
 
-    def prepare(self, width: int) -> None:
-        """Request as many bins as fit into this width, before anything is known of the run."""
-        self.request = replace(self.request, bins=_bins_for(width))
-
     def choose(self, names: Sequence[str], hardware: Sequence[str] = (), roles: MetricRoles = NO_ROLES) -> None:
         """Choose the charts among these metrics, of which some have ``roles``, and charts of the hardware."""
         self._names, self._hardware = names, hardware
@@ -104,7 +98,7 @@ class Charts:
             window=look.window if extent is None else look.view.viewport.window(extent),
             focus=self.focused_key if is_focused and len(self._visible) > 1 else None,
         )
-        self.request = self._wanted(look, axis, width)
+        self.request = self._wanted(look, axis)
         runs = [(run.name, run.colour, run.is_in_front, run.data.request) for run in look.runs]
         data = [run.data for run in look.runs]
         self.pane.show_when(
@@ -126,7 +120,7 @@ class Charts:
         self._places = places(min(at_once, len(shown) - first), width, height, layout, least_width)
         self._visible = shown[first : first + len(self._places)]
 
-    def _wanted(self, look: ChartLook, axis: Axis, width: int) -> ChartRequest:
+    def _wanted(self, look: ChartLook, axis: Axis) -> ChartRequest:
         view = look.view
         fields = [panel.field for panel in self._visible if panel.field is not None]
         if view.cursor is not None and "gpu/utilization" in self._hardware:
@@ -136,11 +130,11 @@ class Charts:
             names=tuple(panel.key for panel in self._visible if panel.field is None) if self._names else USUAL,
             axis=axis,
             window=look.window if view.viewport.span is not None and self.extent is not None else None,
-            bins=_bins_for(width),
             smoothing=view.smoothing,
             hardware=tuple(fields),
             is_log=view.is_log_x,
             ranked=tuple(panel.key for panel in self._visible if look.is_by_rank(panel)),
+            cursor=view.cursor,
         )
 
     def _lines(self, look: ChartLook, size: tuple[int, int], notes: Sequence[Span]) -> list[Line]:
@@ -163,7 +157,11 @@ class Charts:
             parts = at_cursor(look, self._visible) or [*self._settings_parts(look, width), *notes]
             if look.view.cursor is None and self._is_framed:
                 return rule("CHARTS", width, notes=parts, style="tab" if self._is_tab else "title")
-            spans = [(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in enumerate(parts)]
+            # A long sentence of an event leaves room for what was measured.
+            words = [(clip_words(text, width // 2), style) for text, style in parts]
+            spans = [(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in enumerate(words)]
+            while len(spans) > 1 and cells_in(spans) > width:
+                spans.pop()
         line = clip_line([*spans, (" ", "text")], width)
         rest = width - cells_in(line)
         # In a frame, the rest is the frame's upper side.
@@ -378,14 +376,9 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
             (f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", charts.MARKER_STYLES[marker.kind])
         )
     for field, (title, unit) in AT_CROSSHAIR.items():
-        of_gpus = (one.bins for one in data.hardware if one.field == field and one.uuid is not None)
-        known = [value for bins in of_gpus if (value := value_at(bins, x, 3 * reach)) is not None]
+        of_gpus = (one for one in data.hardware if one.field == field and one.uuid is not None)
+        known = [value for curve in of_gpus if (value := charts.at_crosshair(curve, look)) is not None]
         if known and field not in {panel.field for panel in visible}:
             low, high = f"{min(known):.0f}", f"{max(known):.0f}"
             parts.append((f"{title}{low}{unit}" if low == high else f"{title}{low}–{high}{unit}", "text"))
     return parts
-
-
-def _bins_for(width: int) -> int:
-    """Two bins per column, in steps, so that a terminal that is being resized does not request with every cell."""
-    return -(-2 * width // _BINS_STEP) * _BINS_STEP

@@ -136,7 +136,6 @@ class RunScreen(ActionScreen):
             self.labels.clear()
             self.banner.clear()
             self._place({}, 0)
-            self.charts.prepare(charts_width(width))
             return
         self._was_read = True
         if page.run.state != "failed":
@@ -183,7 +182,9 @@ class RunScreen(ActionScreen):
     ) -> tuple[Mapping[str, SideSection], dict[Section, Size], int]:
         """The sections of a wide page with their sizes, and the lines above the log."""
         has_charts = bool(page.metric_names) or not page.run.state.is_over or self.section == "charts"
-        left = charts_width(width) if has_charts else 0
+        left = 0
+        if has_charts:
+            left = width - min(96, width * 9 // 20)
         names = [name for name in BESIDE if has_charts or name != "ranks" or name == self.section]
         side = (width - left) // (1 if has_charts else len(names))
         sections = self._sections(page, side - 2, {self.section})
@@ -413,7 +414,3 @@ class RunScreen(ActionScreen):
             self.section = "params"
         else:
             self.shell.say("There is no checkpoint to verify.", "warning")
-
-
-def charts_width(width: int) -> int:
-    return width if width < WIDE else width - min(96, width * 9 // 20)

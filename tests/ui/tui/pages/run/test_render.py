@@ -35,7 +35,7 @@ from gputui.ui.tui.pages.run.sections import (
     side_sections,
     timeline_lines,
 )
-from gputui.ui.tui.widgets.chart_pane import at_cursor
+from gputui.ui.tui.widgets.chart_pane import Charts, at_cursor
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of, widths
@@ -247,11 +247,27 @@ UTIL = Panel("gpu/utilization", "GPU util %", 2, "utilization")
 
 def look_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
             cursor: float | None = None, **changes: object) -> ChartLook:  # fmt: skip
-    data = ChartData(ChartRequest(hardware=("utilization",)), Frame("step", 0.0, 9.0), tuple(c.name for c in curves),
+    request = ChartRequest(hardware=("utilization",), cursor=cursor)
+    data = ChartData(request, Frame("step", 0.0, 9.0), tuple(c.name for c in curves),
                      {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
     gpus = {f"GPU-{n}": n for n in range(8)}
     look = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), gpus, window=(0.0, 10.0))
     return replace(look, **changes)  # type: ignore[arg-type]
+
+
+def test_the_line_of_the_crosshair_drops_whole_values() -> None:
+    hardware = tuple(
+        HardwareCurve(field, f"GPU-{n}", bins(1.0), 1.0, value + n)
+        for field, value in (("power", 585.0), ("temperature", 69.0)) for n in (0, 3)
+    )  # fmt: skip
+    charts = Charts(ChartView(), lambda view: None, lambda text: None)
+    look = look_of(LINE, hardware=hardware, markers=MARKERS[:1], cursor=0.0)
+    heads = {width: "".join(text for text, _ in charts._head(look, width, ())).rstrip() for width in (60, 36, 30)}
+    assert heads == {
+        60: " │ step 0 · power 585–588 W · 69–72 °C",
+        36: " │ step 0 · power 585–588 W",
+        30: " │ step 0 · power 585–588 W",
+    }  # fmt: skip
 
 
 LINE = MetricCurve("loss", bins(*range(10)), last=9.0)
@@ -281,13 +297,13 @@ def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
 
 
 def test_each_gpu_has_its_curve_and_of_many_the_ends_have_a_name() -> None:
-    pair = (HardwareCurve("utilization", "GPU-1", bins(90, 91), 91.0),
-            HardwareCurve("utilization", "GPU-0", bins(10, 11), 11.0))  # fmt: skip
+    pair = (HardwareCurve("utilization", "GPU-1", bins(90, 91), 91.0, 92.0),
+            HardwareCurve("utilization", "GPU-0", bins(10, 11), 11.0, 12.0))  # fmt: skip
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     assert "100 ┤" in "\n".join(drawn(UTIL, look_of(hardware=pair)))
     told = {
         "● 0: 11  ■ 1: 91": look_of(hardware=pair),
-        "● 0: 10  ■ 1: 90": look_of(hardware=pair, cursor=0.0),
+        "● 0: 12  ■ 1: 92": look_of(hardware=pair, cursor=0.0),
         "● 0: –  ■ 1: –": look_of(hardware=pair, cursor=9.0),  # nothing was recorded there
         "● 0 highest: 90  ■ 7 lowest: 83": look_of(hardware=many),
     }
