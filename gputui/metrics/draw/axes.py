@@ -197,6 +197,12 @@ def time_labels(ticks_seconds: Sequence[float]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else tick_labels(ticks_seconds)
 
 
+def time_text(seconds: float) -> str:
+    """A time in the form of `time_labels`, from an hour on in whole minutes."""
+    unit = 60 if abs(seconds) >= 3600 else 1
+    return _elapsed(round(seconds / unit) * unit)
+
+
 def _elapsed(seconds: float) -> str:
     sign = "-" if seconds < 0 else ""
     seconds = abs(seconds)

@@ -29,7 +29,13 @@ USUAL = (LOSS, VALIDATION_LOSS, "train_loss", "train/loss", "val_loss", "eval_lo
 """The most common metrics, the most important first; requested before a run's names are known."""
 
 _FIRST = ("val/accuracy", "eval_accuracy", *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
-_TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
+_TITLES = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "step_time": "step time s",
+    "data_time": "data time s",
+    "comm_time": "communication time s",
+}
 HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
     "gpu/power": ("power", "GPU power W"),

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean, clip_middle
 from gputui.core.units import aligned, count, count_of, duration, metric_value, parameter, short_number
-from gputui.metrics.curves.model import ChartData
+from gputui.metrics.curves.model import Axis, ChartData
 from gputui.metrics.curves.names import is_more_better
+from gputui.metrics.draw.axes import time_text
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.data.run_details import launched_code, launched_params
@@ -90,6 +91,7 @@ class ComparedRun(Struct, frozen=True):
     best_x: float | None = None
     is_best_x_exact: bool = True
     seconds: float | None = None
+    axis: Axis = "step"
 
     @property
     def run_id(self) -> str:
@@ -154,6 +156,7 @@ def compare(
                 curve.last if curve is not None else None,
                 *_best(() if curve is None else curve.bins, metric),
                 seconds=None if started is None else max(0.0, (now if ended is None else ended) - started),
+                axis=data[run_id].frame.axis if run_id in data else "step",
             )
         )
     runs = _ordered(runs, comparison, metric)
@@ -254,7 +257,7 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
         return [("★ " if is_leading else "", "good"), (bests[run.run_id], "good" if is_leading else "accent")]
 
     def at(run: ComparedRun, _: int) -> list[Span]:
-        return [("" if run.is_best_x_exact else "~", "dim"), (short_number(run.best_x), "dim")]
+        return [("" if run.is_best_x_exact else "~", "dim"), (_place(run.best_x, run.axis), "dim")]
 
     def state(run: ComparedRun, _: int) -> list[Span]:
         return [(run_state_text(run.row.run), sign_of(run.row.run).style)]
@@ -269,6 +272,13 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
         Column("state", 12, state, importance=4),
         Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], ">", importance=5),
     ]
+
+
+def _place(x: float | None, axis: Axis) -> str:
+    """A place as the axis of the charts names it: ``4.08k`` steps, ``12h30``."""
+    if x is None or axis in ("step", "epoch"):
+        return short_number(x)
+    return time_text(x)
 
 
 def _parameters(runs: Sequence[ComparedRun]) -> list[Column[ComparedRun]]:

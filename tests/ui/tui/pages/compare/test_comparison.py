@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartData, ChartRequest, Frame, MetricCurve
 from gputui.metrics.curves.names import is_more_better
+from gputui.metrics.draw.axes import time_text
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -124,6 +125,17 @@ def test_where_more_is_better() -> None:
 def test_what_all_runs_measured_comes_first() -> None:
     data = [measured("loss", names=("lr", "own", "loss")), measured("loss", names=("lr", "loss", "val/loss"))]
     assert metric_names(data) == ["lr", "loss", "own", "val/loss"]
+
+
+def test_the_place_of_the_best_is_named_as_on_the_axis() -> None:
+    places = {"step": "~45k", "epoch": "~45k", "time": "~12h30", "trained": "~12h30"}
+    for axis, text in places.items():
+        run = replace(compared(ALL)[0], best_x=45_012.0, is_best_x_exact=False, axis=axis)
+        [at] = [column for column in table_of([run], None, "loss").columns if column.head == "at"]
+        assert "".join(piece for piece, _ in at.cell(run, at.width)) == text
+    assert [time_text(seconds) for seconds in (0.4, 59.0, 303.0, 3600.0, 400_000.0)] == [
+        "0", "59s", "5:03", "1h", "111h07",
+    ]  # fmt: skip
 
 
 def test_a_stretch_knows_only_its_ends_exactly() -> None:

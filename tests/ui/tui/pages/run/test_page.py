@@ -202,7 +202,7 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
         await press(pilot, "down", "enter", "slash", *"step_t", "enter")
         app.perform("by_rank")
         await pilot.pause()
-        assert "step time by rank  r2 slow: 0.4500  ● r0: 0.3  ■ r1: 0.3" in text(app, "charts").splitlines()[1]
+        assert "step time s by rank  r2 slow: 0.4500  0.3–0.4500" in text(app, "charts").splitlines()[1]
         assert asked(app).ranked == ("step_time",)
         await press(pilot, "right", "right", "E")
         assert "r2 slow: 0.4500" in text(app, "charts").splitlines()[1]
