@@ -157,8 +157,11 @@ def count(number: float) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """``1 trial``, ``1 200 trials``, ``2 processes``."""
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count(number)} {noun}{ending}"
 
 
 @_of_numbers

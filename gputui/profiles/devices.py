@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import PlainValidator
 
+from gputui.core.units import count_of
 from gputui.core.yaml_forms.forms import Model, expected
 from gputui.core.yaml_forms.problems import did_you_mean, shorten
 from gputui.machine.gpu_model import GpuFacts
@@ -134,7 +135,7 @@ def request_gpus(
     if not selection.devices:
         if selection.count > len(whole):
             fewer = "to run on the CPU" if not whole else "instead"
-            asked = f"{selection.count} GPU{'' if selection.count == 1 else 's'} asked for"
+            asked = f"{count_of(selection.count, 'GPU')} asked for"
             raise SelectionError(f"{asked}, {machine_has(inventory, excluded)}; use --gpus {len(whole)} {fewer}")
         return GpuRequest(selection.count, (), memory_bytes, share=selection.share)
     chosen = [_find(device, inventory) for device in selection.devices]

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.text import clean
-from gputui.core.units import bytes_text, index_ranges
+from gputui.core.units import bytes_text, count_of, index_ranges
 from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
@@ -202,7 +202,7 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituatio
     expected = expect(past, spec)
     if expected is None:
         return CheckResult("memory", "skip", "unknown: no earlier run of this profile measured its GPU memory")
-    runs = "1 earlier run" if expected.run_count == 1 else f"{expected.run_count} earlier runs"
+    runs = count_of(expected.run_count, "earlier run")
     how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
     total_bytes = None if situation is None else _smallest_bytes(spec, situation)
     if total_bytes is None:

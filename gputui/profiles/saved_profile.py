@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.core.secret_patterns import REDACTED, is_secret_parameter
+from gputui.core.units import count_of
 from gputui.core.yaml_forms.quantities import parse_size
 from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.profiles.params import UNDECIDED
@@ -80,7 +81,7 @@ def _change_remarks(requested: Mapping[str, Scalar], run: Run, history: SavedHis
 def _source_remarks(report: SourceReport) -> Iterator[str]:
     """The remarks on a source of metrics."""
     if report.format != "output":
-        yield f"{report.format} {report.path} ({report.lines} lines): {', '.join(report.names)}"
+        yield f"{report.format} {report.path} ({count_of(report.lines, 'line')}): {', '.join(report.names)}"
     for form in report.forms:
         yield from form_remarks(form)
 

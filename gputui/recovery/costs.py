@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.units import count, duration, gpu_hours
+from gputui.core.units import count_of, duration, gpu_hours
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.checkpoint_names import tells_step
 from gputui.store.attempts import SECONDS_PER_HOUR, Attempt
@@ -128,13 +128,12 @@ def in_words(cost: Cost) -> str:
     if cost.is_at_least and not cost.lost_steps:
         parts.append("an unknown number of steps")
     elif cost.lost_steps is not None:
-        noun = "step" if cost.lost_steps == 1 else "steps"
         about = ""
         if cost.is_at_least:
             about = "at least "
         elif cost.is_about:
             about = "about "
-        parts.append(f"{about}{count(cost.lost_steps)} {noun}")
+        parts.append(about + count_of(cost.lost_steps, "step"))
     if cost.lost_seconds is not None:
         parts.append(duration(cost.lost_seconds))
     if cost.lost_gpu_hours:

@@ -408,8 +408,12 @@ class Quarantined(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The reason, and the person who gave it."""
-        return self.reason if self.actor is None else f"by {self.actor}: {self.reason}"
+        """The reason with the run that the GPU failed under, or the person who gave it."""
+        if self.actor is not None:
+            return f"by {self.actor}: {self.reason}"
+        if self.run_id is not None:
+            return f"{self.reason}, under {self.run_id}"
+        return self.reason
 
 
 def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:

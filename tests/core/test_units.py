@@ -56,6 +56,12 @@ def test_examples() -> None:
     assert [pair for pair in examples if pair[0] != pair[1]] == []
 
 
+def test_counted_things_are_plural_but_for_one() -> None:
+    counted = [units.count_of(number, noun) for number in (0, 1, 1200) for noun in ("step", "process")]
+    many = units.count(1200)
+    assert counted == ["0 steps", "0 processes", "1 step", "1 process", f"{many} steps", f"{many} processes"]
+
+
 def test_a_learning_rate_has_one_form() -> None:
     forms = {6e-4: "0.0006", 1e-3: "0.001", 3.846e-4: "0.0003846", 0.1: "0.1", 6e-5: "6e-5", 3.177e-3: "0.003177"}
     for value, text in forms.items():

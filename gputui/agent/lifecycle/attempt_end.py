@@ -212,8 +212,7 @@ def _succeeded(end: _End) -> None:
         remarks.append(end.unsound_remark(unsound))
     if left := [str(name) for name in record.get("left_behind") or ()]:
         which = clean(", ".join(dict.fromkeys(left)))
-        count = "1 process" if len(left) == 1 else f"{len(left)} processes"
-        remarks.append(f"gputui ended {count} that it left in the background ({which})")
+        remarks.append(f"gputui ended {units.count_of(len(left), 'process')} that it left in the background ({which})")
     if remarks:
         record["remarks"] = remarks
         cause += f", but {'; '.join(remarks)}"
@@ -408,12 +407,12 @@ def _take_effect(end: _End, plan: RecoveryPlan) -> None:
     """Write the plan's effects on GPUs and on the next attempt."""
     connection, effect, now = end.context.connection, plan.effect, end.context.now()
     run_id, number, kind = end.run.run_id, end.attempt.number, end.findings.incident.kind
-    reason, uuids = f"{KINDS[kind].title} under {run_id}", effect.quarantine
+    reason, uuids = KINDS[kind].title, effect.quarantine
     quarantine(connection, uuids, run_id=run_id, attempt=number, reason=reason, now=now)
     for uuid in uuids:
         repository.end_lease(connection, run_id, uuid)
         remedy = f"when it is well, gputui gpus --clear {uuid}"
-        end.note("gpu_quarantined", f"{uuid} is in quarantine: {reason}; {remedy}", "error", uuid)
+        end.note("gpu_quarantined", f"{uuid} is in quarantine: {reason}, under {run_id}; {remedy}", "error", uuid)
     if plan.verdict != "retry":
         return
     if kind == SHARED_OOM:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from gputui.core.units import bytes_text
+from gputui.core.units import bytes_text, count_of
 from gputui.machine.systemd import LogoutEnd, logout_end
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.identity import open_pidfd
@@ -126,7 +126,7 @@ def check_oom_kills(since_boot: int | None, in_cgroup: int | None) -> CheckResul
         return CheckResult("out of memory", "skip", "the kernel does not count")
     if not since_boot and not in_cgroup:
         return CheckResult("out of memory", "pass", "nothing was killed since boot")
-    detail = f"the kernel killed {max(since_boot or 0, in_cgroup or 0)} processes since boot"
+    detail = f"the kernel killed {count_of(max(since_boot or 0, in_cgroup or 0), 'process')} since boot"
     if in_cgroup:
         detail += f", {in_cgroup} of them in this control group"
     return CheckResult("out of memory", "warn", detail, "dmesg | grep -i 'out of memory' says which, and when")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gputui.core.units import count_of
 from gputui.metrics.log_trial import Trial
 from gputui.metrics.source_report import learned_forms
 from gputui.profiles.init.command_profile import command_keys, run_name
@@ -104,7 +105,7 @@ def draft(
     elif subject.preset is not None:
         profile.seen.append(f"built on {subject.preset.title}")
     if subject.survey.style is not None and subject.survey.options:
-        profile.seen.append(f"{len(subject.survey.options)} options ({subject.survey.style})")
+        profile.seen.append(f"{count_of(len(subject.survey.options), 'option')} ({subject.survey.style})")
     arguments = DraftArguments(subject)
     if subject.survey.is_certain or subject.survey.style is None:
         profile.undeclared = arguments.undeclared
@@ -201,7 +202,8 @@ def _add_metrics(profile: Draft, subject: DraftSubject, trial: Trial | None) -> 
         profile.open_points.append("nothing in the log looks like metrics")
     else:
         names = [name for name in trial.points if name not in ("epoch", "total_steps")]
-        profile.seen.append(f"{trial.taken} of {trial.lines} lines of the log are metrics: {', '.join(names)}")
+        lines = f"{trial.taken} of {count_of(trial.lines, 'line')} of the log"
+        profile.seen.append(f"{lines} are metrics: {', '.join(names)}")
         remarks += [remark for form in learned_forms(trial.learned) for remark in form_remarks(form)]
     profile.remarks["metrics"] = remarks
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from gputui.core.units import short_number
+from gputui.core.units import count_of, short_number
 
 if TYPE_CHECKING:
     from gputui.reports.summary.facts import RunFacts
@@ -68,7 +68,7 @@ def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
     norms, bad = run.measured.gradient_norm, run.measured.gradients_not_finite
     # Loss scaling finds its scale by infinite gradients.
     if bad and not run.measured.scales_loss:
-        return math.inf, f"the norm of the gradients was not a number in {bad} steps"
+        return math.inf, f"the norm of the gradients was not a number in {count_of(bad, 'step')}"
     if norms is None:
         return None, "no norms of gradients"
     if norms.p50 <= 0:

@@ -6,6 +6,7 @@ import base64
 import json
 from typing import TYPE_CHECKING
 
+from gputui.core.units import count_of
 from gputui.runs.checks import CheckResult
 from gputui.runs.launchers.base import OUTPUT, RANK_OUTPUT, Invocation, Launcher, Placement, Typed
 
@@ -115,7 +116,8 @@ class Deepspeed(Launcher):
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         found = super().checks(spec)
         if spec.gpus.count and spec.nproc != spec.gpus.count:
-            detail = f"{spec.nproc} processes on {spec.gpus.count} GPUs; {self.name} starts one for each GPU"
+            asked = f"{count_of(spec.nproc, 'process')} on {count_of(spec.gpus.count, 'GPU')}"
+            detail = f"{asked}; {self.name} starts one for each GPU"
             found.append(CheckResult("processes", "fail", detail, "leave nproc out"))
         return found
 

@@ -55,10 +55,9 @@ def scaling(
     else:
         _print(rows, what)
         if gpus is None or session.workspace.scenario.exists():
-            cores = len(os.sched_getaffinity(0))
+            cores = units.count_of(len(os.sched_getaffinity(0)), "core")
             simulated = "" if gpus is None else "the GPUs here are simulated; "
-            noun = "core" if cores == 1 else "cores"
-            say(f"{simulated}these were processes that share {cores} {noun}: it says nothing of GPUs")
+            say(f"{simulated}these were processes that share {cores}: it says nothing of GPUs")
 
 
 def _counts(option: str, text: str) -> list[int]:

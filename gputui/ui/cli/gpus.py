@@ -168,7 +168,7 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
     if gpu.shared_with:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
-        part = f", on {gpu.shares[gpu.run_id]:g} of it" if gpu.shared_by == "" else ""
+        part = f", on {gpu.shares[gpu.run_id]:g} of the GPU" if gpu.shared_by == "" else ""
         return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "") + part
     condition = condition_of(gpu)
     names = [process_words(process) for process in gpu.processes or ()]

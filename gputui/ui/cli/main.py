@@ -147,8 +147,7 @@ def command(
     demo: bool,
     readonly: bool,
 ) -> None:
-    """See the GPUs of this workstation, launch training on them, and have it supervised and brought
-    back.
+    """See the GPUs of this workstation, and launch training on them that is supervised and restarted after failures.
 
     Without a command: the interactive control center.
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import redact_params
+from gputui.core.units import count_of
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.profiles.profile_file import ProfileNotFoundError
 from gputui.profiles.profile_file import find as find_profile
@@ -106,12 +107,12 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     first, steps = situation.fails_at, policy_simulation.STEPS
     where = f"every attempt fails at step {first}"
     if progress:
-        where = f"the first attempt fails at step {first}, each one after it {steps} steps later"
+        where = f"the first attempt fails at step {first}, each one after it {count_of(steps, 'step')} later"
     saves = situation.spec.checkpoints is not None
     return [
         where,
         *(["no other GPU is free"] if situation.gpus else []),
-        f"a valid checkpoint every {steps} steps" if saves else "no checkpoints: the profile names none",
+        f"a valid checkpoint every {count_of(steps, 'step')}" if saves else "no checkpoints: the profile names none",
     ]
 
 

@@ -32,7 +32,7 @@ from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.context import OF_MARKED
 from gputui.ui.tui.layout.run_words import several_words
-from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, run_sign
+from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
 
@@ -180,7 +180,9 @@ class Commands(Shell):
             self.do_study_stop()
             return
         if run.state in ("queued", "recovering"):
-            effect = f"It is {run_sign(run.state).word} and has no process now; it will not start again."
+            effect = "It leaves the queue."
+            if run.state == "recovering":
+                effect = "It waits for its next attempt, which will not start."
         elif json_mapping(run.spec_json).get("checkpoints") is not None:
             effect = "It gets the time to write a checkpoint, then its processes end."
         else:
@@ -244,9 +246,7 @@ class Commands(Shell):
         held, chosen = self.snapshot.machine.quarantined, self.page.gpu_in_question
         if chosen is None or chosen.uuid not in held:
             chosen = next(gpu for gpu in self.snapshot.gpus if gpu.uuid in held)
-        failed = held[chosen.uuid]
-        whence = f"It failed under {failed.run_id}" if failed.run_id else "It was set aside"
-        effect = f"Runs can have it again. {whence}: {clean(failed.words)}"
+        effect = f"Runs can have it again. It was set aside: {clean(held[chosen.uuid].words)}"
         self._ask_first(f"Clear GPU {chosen.index}", effect, "clear_gpu", args={"uuid": chosen.uuid})
 
 

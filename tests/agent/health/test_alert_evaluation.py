@@ -141,4 +141,4 @@ def test_a_profile_changes_its_own_rules(bench: Bench, filler: Filler) -> None:
         bench.write(step, grad_norm=50.0, lr=0.002)
         bench.pass_time(1, COOL)
     assert bench.lasting() == ["lr_off_schedule"]
-    assert "2e-3" in bench.all()[0].sentence and "1e-3" in bench.all()[0].sentence
+    assert "0.002" in bench.all()[0].sentence and "0.001" in bench.all()[0].sentence

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from gputui.core.text import clean, clip
+from gputui.core.units import count_of
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
 from gputui.ui.tui.actions.shown import help_lines
@@ -69,7 +70,7 @@ class DiffScreen(SheetScreen):
             [(clip(clean(text).expandtabs(4), width), styles.get(text[:3]) or styles.get(text[:1], "text"))]
             for text in self._texts[: self.MOST_ROWS]
         ]
-        return lines if left <= 0 else [*lines, [], [(f"… {left} more lines", "text")]]
+        return lines if left <= 0 else [*lines, [], [(f"… {count_of(left, 'more line')}", "text")]]
 
 
 class HelpScreen(SheetScreen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
-from gputui.core.units import ago, bytes_text, count, duration
+from gputui.core.units import ago, bytes_text, count, count_of, duration
 from gputui.metrics.draw.raster import Span
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
@@ -174,7 +174,7 @@ def stop_words(row: RunRow, now: float) -> Span:
 def unsaved_words(step: int | None, stop: StopRequest) -> str:
     """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
     unsaved = 0 if step is None else step - (stop.saved_step or 0)
-    words = f"{count(unsaved)} step{'' if unsaved == 1 else 's'} unsaved"
+    words = f"{count_of(unsaved, 'step')} unsaved"
     if stop.has_checkpoints:
         return words if unsaved > 0 else ""
     return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"

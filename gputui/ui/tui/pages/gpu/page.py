@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from textual.app import ComposeResult
 
 from gputui.core.text import clean
-from gputui.core.units import UNKNOWN, celsius, count, duration, gibibytes, percent, rate, watts
+from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
@@ -212,9 +212,8 @@ def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
     if row.gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
     if (failed := row.quarantined) is not None:
-        where = f" under {failed.run_id}, attempt {failed.attempt}" if failed.run_id else ""
         remedy = f"No run gets it before C here or `gputui gpus --clear {row.gpu.index}` clears it."
-        text = f"since {dated_clock(failed.since, now)}{where}: {failed.words}. {remedy}"
+        text = f"since {dated_clock(failed.since, now)}: {failed.words}. {remedy}"
         facts.append(Fact("quarantine", clean(text), "warn"))
     if row.gpu.is_excluded:
         facts.append(Fact("runs", "none of this home: gpus.yaml leaves it to others", "dim"))
@@ -227,9 +226,11 @@ def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
 def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     gpu, rank = row.gpu, row.rank
     if gpu.run_id is None:
-        many = "no list of" if gpu.processes is None else str(len(gpu.processes))
+        many = "no list of processes"
+        if gpu.processes is not None:
+            many = count_of(len(gpu.processes), "process")
         ours = "none of ours" if row.promised is None else f"none yet, promised to {clean(row.promised)}"
-        return Fact("run", f"{ours}; {many} processes", "dim")
+        return Fact("run", f"{ours}; {many}", "dim")
     text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
     if gpu.shared_with:
         text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
@@ -244,9 +245,9 @@ def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
 def _progress(rank: RankRow) -> str:
     text = "" if rank.step is None else f", step {count(rank.step)}"
     if rank.step_seconds:
-        text += f", {rate(1 / rank.step_seconds)} step/s"
+        text += f", {rate(1 / rank.step_seconds)} steps/s"
     if rank.waiting_fraction is not None:
-        text += f", {percent(min(1.0, rank.waiting_fraction) * 100)} of it waiting for data"
+        text += f", waiting for data {percent(min(1.0, rank.waiting_fraction) * 100)} of the time"
     if rank.is_slow and rank.slowdown is not None:
         text += f"; slow: {rank.slowdown:.1f} times the median step"
     return text

@@ -372,7 +372,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         now = self.snapshot.at
 
         def state(row: ProfileRow, width: int = 0) -> list[Span]:
-            used = "" if row.used_at is None else f"used {ago(now - row.used_at)}"
+            used = "" if row.used_at is None else ago(now - row.used_at)
             return [(row.missing, "warn") if row.missing else (used, "dim")]
 
         # No wider than needed, so that the descriptions get the rest; paths are cut.

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
-from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
+from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words
@@ -145,7 +145,7 @@ def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, st
     if study is not None and study.wanted:
         share = min(1.0, study.over / study.wanted)
         cells["PROGRESS"] = _share_bar(share, next((w for c, w in placed if c.head == "PROGRESS"), 0), "bar")
-        cells["STEP"] = [(f"{study.over}", "text"), (f"/{study.wanted} trials", "dim")]
+        cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.wanted, 'trial')}", "dim")]
     head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
     return [*_short_row(head, _study_words(entry, snapshot.at), width)]
 
@@ -163,7 +163,7 @@ def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
     words = " · ".join(f"{count(number)} {word.replace('complete', 'done')}" for word, number in states.most_common())
     last = max((trial.run.ended_at for trial in entry.trials if trial.run.ended_at is not None), default=None)
     ended = "" if last is None else f"{ago(now - last)} · "
-    return ((f"{ended}{count(len(entry.trials))} trials: {words}", "dim"),)
+    return ((f"{ended}{count_of(len(entry.trials), 'trial')}: {words}", "dim"),)
 
 
 @lru_cache(1024)
@@ -290,7 +290,7 @@ def _lost(shown: _Shown, width: int) -> list[Span]:
     cost = shown.row.cost
     if cost is None:
         return []
-    steps = "" if cost.lost_steps is None else f"{count(cost.lost_steps)} steps"
+    steps = "" if cost.lost_steps is None else count_of(cost.lost_steps, "step")
     time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
     words = " ".join(filter(None, (steps, time)))
     return [(words, "warn")] if words else []

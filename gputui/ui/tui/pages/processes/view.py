@@ -29,7 +29,8 @@ IDLE_SECONDS = 300.0
 DETAIL_LINES = 5
 """Lines of the details below the list; half of them are the command's at most."""
 
-_STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
+_STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits for a disk or device"}
+"""States worth a word: others change all the time."""
 
 Key = tuple[int, int | None]
 """A process for as long as it lives: PID and start ticks."""
@@ -221,6 +222,8 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
     """Facts about a process, by name."""
     unseen = "" if row.start_ticks is not None else " (not visible on this machine: a container's, or outside of ours)"
     rank, memory = "" if row.rank is None else f" rank {row.rank}", bytes_text(row.gpu_memory_bytes)
+    if row.gpu_memory_percent is not None:
+        memory += f" ({percent(row.gpu_memory_percent)} of the GPU's)"
     # Samples reach back a day.
     is_capped = row.idle_seconds is not None and row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS
     known = {
@@ -230,15 +233,13 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
         "user": row.user or UNKNOWN,
         "run": UNKNOWN if row.run_id is None else row.run_id + rank,
         "GPU" if len(row.gpus) == 1 else "GPUs": index_ranges(row.gpus) or UNKNOWN,
-        "GPU memory": memory
-        if row.gpu_memory_percent is None
-        else f"{memory}, {percent(row.gpu_memory_percent)} of it",
+        "GPU memory": memory,
         "SM": percent(row.sm_percent),
         "idle": "over a day" if is_capped else age(row.idle_seconds),
         "CPU": percent(row.cpu_percent),
         "RAM": bytes_text(row.memory_bytes),
         "running for": duration(row.running_seconds),
-        "state": _STATES.get(row.state, "runs or sleeps") if row.state else UNKNOWN,
+        "state": _STATES.get(row.state or "", UNKNOWN),
     }
     return [(name, text) for name, text in known.items() if text != UNKNOWN]
 

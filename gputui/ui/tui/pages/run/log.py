@@ -13,7 +13,7 @@ from functools import partialmethod
 from msgspec import Struct
 
 from gputui.core.text import cell_width, clean
-from gputui.core.units import count
+from gputui.core.units import count, count_of
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.log_lines import Level, StopReport, stop_report
@@ -273,13 +273,14 @@ class RunLog:
         if self.search.text:
             words.append(f"search {clean(self.search.text)}: {self.hits_text}")
         if self._is_grave_only:
-            words.append(f"warnings and errors: {count(len(self._shown))} of {count(len(self.tail.lines))} lines")
+            words.append(f"warnings and errors: {count(len(self._shown))} of {count_of(len(self.tail.lines), 'line')}")
         if self._below is not None and self._end <= self._size[1] and not self.tail.is_whole:
             words.append("older lines: gputui logs")
         if self.tail.past_note:
             words.append(self.tail.past_note)
         if self._below is not None:
-            words.append(f"{count(below)} lines below, f {'follows' if is_live and not is_earlier else 'to the end'}")
+            goal = "follows" if is_live and not is_earlier else "to the end"
+            words.append(f"{count_of(below, 'line')} below, f {goal}")
         elif is_live and not is_earlier:
             words.append("following")
         return words

@@ -264,8 +264,9 @@ def _results(page: StudyPage, row: StudyRow) -> list[list[Span]]:
 
 def trials_done(row: StudyRow) -> str:
     """``5 of 8 trials ended``."""
-    wanted = "" if row.wanted is None else f" of {count(row.wanted)}"
-    return f"{count(row.over)}{wanted} trials ended"
+    if row.wanted is None:
+        return f"{count_of(row.over, 'trial')} ended"
+    return f"{count(row.over)} of {count_of(row.wanted, 'trial')} ended"
 
 
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
