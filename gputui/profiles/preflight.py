@@ -15,11 +15,13 @@ from pathlib import Path
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_params
 from gputui.core.units import bytes_text
-from gputui.core.yaml_forms.problems import nearest, nearest_file
+from gputui.core.yaml_forms.problems import ProfileError, nearest, nearest_file
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
 from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter, other_interpreter
 from gputui.profiles.params import RESERVED_NAMES, RUN_DIR, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
+from gputui.profiles.profile_file import valid_part
+from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.command import PLACEHOLDER
@@ -37,7 +39,38 @@ _DATA_NAME = re.compile(
     r"(?:.*_)?(?:data|dataset|train|valid|val|eval|test|input|images?|corpus)_?(?:dir|directory|folder|path|root|file)",
     re.IGNORECASE,
 )
+_UNCLOSED = re.compile(r"\{([A-Za-z_][\w.-]*)(?=[^}]*$)")
+"""A name behind the last brace of a word, which is not closed."""
 _LOW_DISK_BYTES = 1 << 30
+
+
+_OF_KEYS: Mapping[str, frozenset[str]] = {
+    "program": frozenset({"script", "module", "command"}),
+    "interpreter": frozenset({"python", "command"}),
+    "workdir": frozenset({"workdir"}),
+    "placeholders": frozenset({"params"}),
+    "parameters": frozenset({"params"}),
+}
+"""Checks of what is written, and the keys of the profile that they depend on."""
+
+
+def problems_of_rest(path: Path, error: ProfileError, state: Path) -> list[str]:
+    """What else is wrong in a profile with mistakes, as far as the keys without one tell it."""
+    rest = valid_part(path, error)
+    if rest is None:
+        return []
+    try:
+        spec = resolve(rest, heeds_shell_gpus=False)
+    except ResolveError:
+        return []
+    keys = [problem.key for problem in error.problems]
+    # The name of a wrong parameter is still known.
+    wrong = {key.partition(".")[0] for key in keys if not key.startswith("params.")}
+    return [
+        f"{result.name}: {result.detail}; {result.remedy}"
+        for result in quick_checks(spec, state=state)
+        if result.status == "fail" and _OF_KEYS.get(result.name, frozenset(wrong)).isdisjoint(wrong)
+    ]
 
 
 def check(
@@ -158,17 +191,29 @@ def _workdir(spec: RunSpec) -> CheckResult:
 
 def _placeholders(spec: RunSpec) -> CheckResult:
     of_sinks = [(f"sinks.{name}", target) for name, target in spec.sinks.items()]
-    unknown: dict[str, str | None] = {}  # with the nearest known name
+    # Each with the nearest known name.
+    unknown: dict[str, str | None] = {}
+    unclosed: dict[str, str | None] = {}
     for key, text in [*_templates(spec), *of_sinks]:
         reserved = ("run_dir", RUN_ID) if key.startswith("sinks.") else RESERVED_NAMES
+        known = [*spec.params, *reserved]
         for name in PLACEHOLDER.findall(text):
-            if name not in spec.params and name not in reserved:
-                unknown[f"{{{name}}} in {key}"] = nearest(name, [*spec.params, *reserved])
-    if not unknown:
+            if name not in known:
+                unknown[f"{{{name}}} in {key}"] = nearest(name, known)
+        match = _UNCLOSED.search(text)
+        if match is not None and nearest(match[1], known) is not None:
+            unclosed[f"{match[0]} in {key}"] = nearest(match[1], known)
+    if not unknown and not unclosed:
         return CheckResult("placeholders", "pass", "every placeholder is known")
-    meant = " and ".join(f"{{{hint}}}" for hint in dict.fromkeys(unknown.values()) if hint is not None)
+    hints = dict.fromkeys([*unknown.values(), *unclosed.values()])
+    meant = " and ".join(f"{{{hint}}}" for hint in hints if hint is not None)
     remedy = f"did you mean {meant}?" if meant else "add the parameter; a literal word in braces can be one's value"
-    return CheckResult("placeholders", "fail", f"no parameter for {', '.join(unknown)}", remedy)
+    details = []
+    if unknown:
+        details.append(f"no parameter for {', '.join(unknown)}")
+    if unclosed:
+        details.append(f"no closing brace behind {', '.join(unclosed)}")
+    return CheckResult("placeholders", "fail", "; ".join(details), remedy)
 
 
 def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:

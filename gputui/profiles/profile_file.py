@@ -92,11 +92,9 @@ def read_profile(text: str, path: Path) -> Profile:
         *((one.place, {"problem": one.problem, "nearest": one.nearest}) for one in crossed),
         *target_findings(data.get("targets", {}), ("targets",)),
     ]
-    if "command" in data and not {"launcher", "script", "module"} & data.keys():
-        data = {**data, "launcher": FOR_COMMAND.name}
     form = None
     try:
-        form = ProfileForm.model_validate(data)
+        form = ProfileForm.model_validate(_with_launcher(data))
     except ValidationError as error:
         place_in_file = partial(metrics_place, data.get("metrics"))
         found += findings(error, ProfileForm, empty=empty, place_in_file=place_in_file)
@@ -104,6 +102,33 @@ def read_profile(text: str, path: Path) -> Profile:
     if problems or form is None:
         raise ProfileError(problems)
     return Profile.of_form(form, form.name or _run_name(path), path, path.resolve().parent)
+
+
+def valid_part(path: Path, error: ProfileError) -> Profile | None:
+    """The profile without the keys that ``error`` names; None if the rest is none. A wrong parameter keeps its name."""
+    try:
+        data = parse_file(read_text(path), path, is_literal).data
+    except ProfileError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    wrong = [problem.key.split(".") for problem in error.problems]
+    rest = {key: value for key, value in data.items() if [key] not in [place[:1] for place in wrong]}
+    params = data.get("params")
+    if isinstance(params, dict) and ["params"] not in wrong:
+        rest["params"] = {**params, **{place[1]: None for place in wrong if place[0] == "params"}}
+    try:
+        form = ProfileForm.model_validate(_with_launcher(rest))
+    except ValidationError:
+        return None
+    return Profile.of_form(form, form.name or _run_name(path), path, path.resolve().parent)
+
+
+def _with_launcher(data: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a profile with the launcher of a command, if that is all that it starts."""
+    if "command" in data and not {"launcher", "script", "module"} & data.keys():
+        return {**data, "launcher": FOR_COMMAND.name}
+    return data
 
 
 def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:

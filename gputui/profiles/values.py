@@ -142,13 +142,20 @@ def _environment_name(name: str) -> str:
     return name
 
 
+_NO_METRIC = r"names no metric; write a named group such as (?P<loss>\S+)"
+_NAMED_GROUP = re.compile(r"\(\?P<(\w+)")
+
+
 def _pattern(text: str) -> str:
     try:
         compiled = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise problem(f"not a regular expression: {error}") from error
+        also = ""
+        if not set(_NAMED_GROUP.findall(text)) - {"step"}:
+            also = f"; and it {_NO_METRIC}"
+        raise problem(f"not a regular expression: {error}{also}") from error
     if not set(compiled.groupindex) - {"step"}:
-        raise problem("names no metric; write a named group such as (?P<loss>\\S+)")
+        raise problem(_NO_METRIC)
     return text
 
 

@@ -32,11 +32,15 @@ def load_profile(session: Session, wanted: str, *, or_else: str = "") -> Profile
     """The profile of a path or name; ends the command with one line per problem. ``or_else`` says
     what else it could have been."""
     try:
-        return load(find(wanted, session.workspace, Path.cwd()))
+        path = find(wanted, session.workspace, Path.cwd())
     except ProfileNotFoundError as error:
         refuse(["; ".join(filter(None, (str(error), or_else)))], Exit.USAGE)
+    try:
+        return load(path)
     except ProfileError as error:
-        refuse(str(error).splitlines(), Exit.USAGE)
+        from gputui.profiles.preflight import problems_of_rest
+
+        refuse([*str(error).splitlines(), *problems_of_rest(path, error, session.workspace.state)], Exit.USAGE)
 
 
 def is_command(session: Session, words: Sequence[str]) -> bool:

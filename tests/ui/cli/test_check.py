@@ -13,7 +13,7 @@ from gputui.metrics.log_trial import try_log
 from gputui.metrics.printed import OutputPatterns
 from tests.machines import Machine
 from tests.texts import mentions
-from tests.ui.cli.program import said, shape
+from tests.ui.cli.program import refused, said, shape
 
 
 def test_the_verdict_is_the_last_line_and_fits_the_exit_code(workspace: Workspace, tmp_path: Path) -> None:
@@ -23,6 +23,27 @@ def test_the_verdict_is_the_last_line_and_fits_the_exit_code(workspace: Workspac
     assert mentions(shown.splitlines()[-1], "gputui run ./a.yaml", "--gpus 0")
     (tmp_path / "a.py").unlink()
     assert said(workspace, "check", "./a.yaml", code=2).splitlines()[-1].startswith("✗")
+
+
+def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text("print(1)\n")
+    (tmp_path / "a.yaml").write_text(
+        "launcher: torchrunn\nscript: ddpp.py\ngpu: 2\nparams: {lr: 0.1, bs: {default: 8, min: 9}}\n"
+        "args: --lr {lrr} --batch {bs\nmetrics: {source: output, patterns: ['step (?P<step>\\d+ loss']}\n"
+    )
+    launcher, params, pattern, key, program, placeholders = refused(workspace, "check", "./a.yaml", code=2).splitlines()
+    assert "did you mean torchrun?" in launcher and "unknown key; did you mean gpus?" in params
+    assert mentions(pattern, "params.bs", "at least 9") and mentions(key, "not a regular expression", "names no metric")
+    assert program.endswith("ddpp.py does not exist; did you mean ddp.py?")
+    assert placeholders == (
+        "gputui: placeholders: no parameter for {lrr} in args; no closing brace behind {bs in args; "
+        "did you mean {lr} and {bs}?"
+    )
+    # What depends on a wrong key is not told.
+    (tmp_path / "a.yaml").write_text("script: 3\nparams: [lr]\nargs: --lr {lr}\n")
+    assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 2
+    (tmp_path / "a.yaml").write_text("script: ddp.py\nparams: {lr: 1")
+    assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 1
 
 
 NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"
