@@ -51,6 +51,8 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     VERB: ClassVar[str]
     """What enter does, as in "choose"."""
     PATH_NOTE: ClassVar[str] = "a path opens a file"
+    SUFFIXES: ClassVar[tuple[str, ...]] = (".yaml", ".yml")
+    """Of the files that are listed for a typed path."""
 
     def __init__(self) -> None:
         super().__init__(ListState())
@@ -69,13 +71,35 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def take(self, path: Path) -> None:
         """Go on with a file."""
 
+    @abstractmethod
+    def row_of_file(self, path: Path) -> Row:
+        """The row of a file that is no known one."""
+
     @property
     def found(self) -> Sequence[Row]:
+        """The rows that match; of a typed path also the files that begin so, it itself first."""
 
         def texts(row: Row) -> tuple[str, str, tuple[int, ...]]:
             return row.name, f"{row.searched} {row.path}", ()
 
-        return ranked(self.rows or (), self.edit.text, texts)
+        rows = ranked(self.rows or (), self.edit.text, texts)
+        path = self.chosen_path
+        if path is not None:
+            listed = {row.path for row in rows}
+            rows += [self.row_of_file(file) for file in self._files_at(path) if file not in listed]
+            rows.sort(key=lambda row: row.path != path)
+        return rows
+
+    def _files_at(self, path: Path) -> list[Path]:
+        folder, begun = path.parent, path.name
+        if self.edit.text.rstrip().endswith("/"):
+            folder, begun = path, ""
+        try:
+            return sorted(
+                file for file in folder.iterdir() if file.name.startswith(begun) and file.suffix in self.SUFFIXES
+            )
+        except OSError:
+            return []
 
     def make_listing(self) -> Listing[Row]:
         return Listing("", self.columns(), {"": self.found}, lambda row: row.path, empty=self.empty_words())
@@ -87,7 +111,11 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         if not self.rows:
             doc = "gputui help studies" if "study" in self.WHAT else "gputui help profiles"
             return f"There is no {self.WHAT}; {doc} says how to write one."
-        return f"No {self.WHAT} matches." if self.chosen_path is None else f"↵ {self.VERB}s this file."
+        if self.chosen_path is None:
+            return f"No {self.WHAT} matches."
+        if self.chosen_path.is_file():
+            return f"↵ {self.VERB}s this file."
+        return "No file begins so."
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list with the title and the typed text in place of the heading."""
@@ -109,7 +137,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def chosen_path(self) -> Path | None:
         """The typed path; None for other text."""
         text = self.edit.text.strip()
-        is_path = "/" in text or text.endswith((".yaml", ".yml"))
+        is_path = "/" in text or text.endswith(FileListScreen.SUFFIXES)
         return Path(text).expanduser().absolute() if is_path else None
 
     @property

@@ -16,6 +16,7 @@ from gputui.core.config import Workspace
 from gputui.core.redaction import redact_argv
 from gputui.core.text import clean
 from gputui.core.units import ago, count_of
+from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.spec import GpuRequest
@@ -354,6 +355,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
     SCOPE: ClassVar[Scope] = "profiles"
     TITLE, WHAT, VERB = "Launch", "profile", "choose"
     PATH_NOTE = "or type a command; tab completes"
+    SUFFIXES = (".yaml", ".yml", ".py")
 
     def __init__(self, near: str | None = None) -> None:
         """``near``: the path of the profile that the cursor starts on."""
@@ -367,6 +369,9 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
 
         read = partial(profile_rows, self.shell.workspace, Path.cwd(), self.snapshot)
         self.in_thread(read, take)
+
+    def row_of_file(self, path: Path) -> ProfileRow:
+        return ProfileRow(path, clean(shown_path(path)), "", "", None, "")
 
     def columns(self) -> Sequence[Column[ProfileRow]]:
         now = self.snapshot.at
@@ -425,4 +430,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         self.changed()
 
     def take(self, path: Path) -> None:
-        self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))
+        prefill = Prefill(path.stem, path=str(path))
+        if path.suffix == ".py":
+            prefill = Prefill(path.name, command=(shown_path(path),))
+        self.app.push_screen(LaunchScreen(prefill))

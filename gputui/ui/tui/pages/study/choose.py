@@ -127,6 +127,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         workspace = self.shell.workspace
         self.in_thread(lambda: study_file_rows(workspace, Path.cwd()), self.rows_read)
 
+    def row_of_file(self, path: Path) -> StudyFileRow:
+        return StudyFileRow(path, clean(path.name))
+
     def columns(self) -> Sequence[Column[StudyFileRow]]:
         return (
             Column("STUDY FILE", 18, name_cell, grow=1, most=32),

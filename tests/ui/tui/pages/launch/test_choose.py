@@ -147,6 +147,25 @@ async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: 
         assert isinstance(app.screen, ChooseProfileScreen) and "gone.py" in text(app, "message")
 
 
+async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script: Path) -> None:
+    for name in ("tiny.yaml", "train-big.yaml", "train.txt"):
+        (script.parent / name).write_text("script: train.py\n")
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n", *"./t")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        assert [row.name for row in choosing(app).found] == ["tiny.yaml", "train-big.yaml", "train.py"]
+        assert "tiny.yaml" in text(app, "list") and "this file" not in text(app, "list")
+        await pilot.press(*"yp")
+        assert "No file begins so." in text(app, "list")
+        await pilot.press("ctrl+u", *"./tra", "down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        entry = form_of(app).form.entry
+        assert entry is not None and entry.profile is not None and entry.profile.typed == ("train.py",)
+        await until(pilot, lambda: form_of(app).is_settled)
+        await pilot.press("escape", "ctrl+u", *"./train-big.yaml")
+        assert choosing(app).chosen == script.parent / "train-big.yaml"
+
+
 def test_the_form_asks_for_a_gpu_where_there_is_one(script: Path) -> None:
     profile = command_profile(["train.py"], script.parent)
     entry = ProfileEntry(profile.name, script.parent, "typed", profile, None)
