@@ -64,8 +64,8 @@ class Run(Struct, frozen=True):
         target: the name of its target, None for this machine.
         placement: that of the newest attempt, None in the past.
         ended_seconds: total duration of its ended attempts, None if none has ended.
-        usual_start_seconds: while it starts, the time to the first step of the profile's newest
-            attempt.
+        usual_start_seconds: before its attempt's first step, how long that took the profile's
+            newest attempt.
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
         metric: the only objective of its study, or the one that its profile or a parameter names to judge by.
@@ -131,6 +131,11 @@ class Run(Struct, frozen=True):
         return (self.ended_seconds or 0.0) + max(0.0, until - self.attempt_started_at)
 
     @property
+    def has_exited(self) -> bool:
+        """True if the command of its attempt has ended, and what that left is not examined yet."""
+        return self.state.has_attempt and self.attempt_exited_at is not None
+
+    @property
     def gpu_total(self) -> int | None:
         """The number of its GPUs, on a target those that it asked for; None if that is unknown."""
         return len(self.gpus) if self.placement is None else self.placement.gpus
@@ -182,7 +187,7 @@ SELECT r.*, r.spec AS spec_json,
             max(0.0, e.ended_at - coalesce(e.started_at, e.ended_at))))
         FROM attempts AS e LEFT JOIN placements AS q ON q.run_id = e.run_id AND q.attempt = e.number
         WHERE e.run_id = r.run_id AND e.ended_at IS NOT NULL) AS ended_seconds,
-    CASE r.state WHEN 'starting' THEN (
+    CASE WHEN r.state = 'starting' OR (r.state = 'running' AND a.first_step_at IS NULL) THEN (
         SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
         WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1)
         END AS usual_start_seconds,

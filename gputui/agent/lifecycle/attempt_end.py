@@ -267,7 +267,7 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
         else:
             is_stop = incident.kind == "stopped_outside"
             target = RunState.STOPPED if is_stop else RunState.FAILED
-            end.move(target, f"{incident.summary}; {plan.reason}", now)
+            end.move(target, f"{incident.summary}; {plan.reason}", ended_at)
         _take_effect(end, plan)
     work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
     context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)

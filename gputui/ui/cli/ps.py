@@ -14,7 +14,6 @@ from gputui.runs.selection import RunFilter
 from gputui.runs.spec import known_spec
 from gputui.store import queue
 from gputui.store.metrics import intake
-from gputui.store.run_states import RunState
 from gputui.store.runs import Run, read_runs
 from gputui.store.studies import read_studies
 from gputui.ui.cli.context import Session, is_wide, json_option, print_json, print_table, say, verb
@@ -23,16 +22,7 @@ from gputui.ui.cli.selection import filter_options, sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
-from gputui.ui.tui.layout.run_words import (
-    has_ended_there,
-    outlook,
-    placement_words,
-    silent_seconds,
-    stop_words,
-    tag_words,
-    time_left,
-    unmeasured_words,
-)
+from gputui.ui.tui.layout.run_words import activity, awaits_step, has_ended_there, placement_words, tag_words, time_left
 
 ORDERS = ("loss", "size", "started")
 _SPARE = ("SIZE", "ATTEMPT", "TAGS", "PROFILE", "NAME", "GPUS", "ETA", "TIME")
@@ -105,13 +95,13 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
         "NAME": run.name if run.is_renamed else "",
         "PROFILE": "" if run.run_id.rpartition("-")[0] == run.profile else run.profile,
         "TAGS": tag_words(run),
-        "STATE": "ending" if has_ended_there(run) else run.state,
+        "STATE": "ending" if run.has_exited or has_ended_there(run) else run.state,
         "ATTEMPT": str(run.attempt or "–"),
         "GPUS": _gpus(run),
         "STEP": "–" if progress.step is None else units.count(progress.step) + total,
         **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),
         "TIME": units.duration(run.trained_seconds(now)),
-        "ETA": time_left(progress).removesuffix(" left") or "–" if _makes_steps(row, now) else "–",
+        "ETA": "–" if activity(row, now) is not None else time_left(progress).removesuffix(" left") or "–",
         "SIZE": units.bytes_text(size_bytes),
         "": " · ".join(part for part in (_remark(row, unread, now), run.note) if part),
     }
@@ -125,31 +115,14 @@ def _gpus(run: Run) -> str:
     return str(run.gpu_total or "–")
 
 
-def _makes_steps(row: RunRow, now: float) -> bool:
-    run = row.run
-    return bool(run.attempt) and run.state is RunState.RUNNING and not silent_seconds(row, now)
-
-
 def _remark(row: RunRow, unread: str | None, now: float) -> str:
-    """A remark about a run: its activity, what it waits for, or its end."""
+    """A remark about a run: what it does or waits for, why it has no metrics, or its end."""
     run = row.run
-    if words := _doing(row, unread, now):
-        return words
+    doing = activity(row, now)
+    if doing is not None and not (unread and awaits_step(row)):
+        return doing[0]
     if run.waiting_for or run.told_reason:
         return run.waiting_for or run.told_reason or ""
     if run.target is not None and run.ended_at is None and (place := placement_words(run, now)[0]):
         return place
     return f"no metrics: {unread}" if unread else ""
-
-
-def _doing(row: RunRow, unread: str | None, now: float) -> str:
-    run = row.run
-    if not run.attempt:
-        return ""
-    if run.state is RunState.STOPPING:
-        return stop_words(row, now)[0]
-    if run.state is RunState.STARTING:
-        return "" if unread else outlook(row, now)[0]
-    if run.state is RunState.RUNNING:
-        return outlook(row, now)[0] if silent_seconds(row, now) else unmeasured_words(row)
-    return ""

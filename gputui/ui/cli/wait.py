@@ -20,7 +20,7 @@ from gputui.store.runs import Run, find_run
 from gputui.ui.cli.context import Exit, Session, print_json, say
 from gputui.ui.tui.data.progress import RunTracker
 from gputui.ui.tui.data.snapshot import Progress, RunRow
-from gputui.ui.tui.layout.run_words import outlook, silent_seconds, start_words, stop_words, time_left
+from gputui.ui.tui.layout.run_words import activity, time_left
 from gputui.ui.tui.layout.words import dated_clock
 
 POLL_SECONDS = 0.1
@@ -121,19 +121,19 @@ def status_words(run: Run, progress: Progress, now: float) -> str:
     parts = [f"{run.run_id} {run.state}"]
     if run.attempt > 1:
         parts.append(f"attempt {run.attempt}")
-    if run.state == "starting" and run.attempt_started_at is not None:
-        parts.append(start_words(run, now))
-    elif run.state == "stopping":
-        parts.append(stop_words(RunRow(run, progress), now)[0])
-    elif run.waiting_for:
-        parts.append(run.waiting_for)
-    elif progress.step is not None:
+    row = RunRow(run, progress)
+    doing = activity(row, now)
+    if run.state == "running" and progress.step is not None:
         total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
         parts.append(f"step {units.count(progress.step)}{total}")
         if progress.loss is not None:
             parts.append(f"loss {units.metric_value(progress.loss)}")
-        row = RunRow(run, progress)
-        parts.append(outlook(row, now)[0] if silent_seconds(row, now) else time_left(progress))
+    if doing is not None:
+        parts.append(doing[0])
+    elif run.waiting_for:
+        parts.append(run.waiting_for)
+    else:
+        parts.append(time_left(progress))
     return " · ".join(part for part in parts if part)
 
 

@@ -174,6 +174,17 @@ def test_a_run_ends_whatever_its_logs_hold(
     assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_ends_when_its_last_command_exited_and_not_when_that_was_examined(
+    workspace: Workspace, connection: sqlite3.Connection, made: Doctored, code: int
+) -> None:
+    folder = end_one(made, add_run(connection, workspace=workspace), code=code)
+    (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW - 40}))
+    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    run = run_of(connection)
+    assert run.state.is_over and run.ended_at == attempt_of(connection).ended_at == NOW - 40
+
+
 def test_moves_are_recorded_in_the_order_in_which_they_were_made(
     connection: sqlite3.Connection, workspace: Workspace
 ) -> None:

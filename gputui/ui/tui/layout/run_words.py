@@ -74,14 +74,24 @@ def outlook(row: RunRow, now: float) -> Span:
             bad = "" if run.unsound_since is None else f"loss not finite since step {count(run.unsound_since)}"
             return (" · ".join(filter(None, (ended, bad, took))), "warn" if bad else "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
-    if run.placement is not None and run.state != "stopping" and not run.placement.is_seen_running(now):
+    return activity(row, now) or (time_left(progress), "text")
+
+
+def activity(row: RunRow, now: float) -> Span | None:
+    """What a run with an attempt does or waits for; None if it makes steps as usual, or what it does is unknown."""
+    run, progress = row.run, row.progress
+    if run.state == "queued" or run.state.is_over:
+        return None
+    if run.has_exited:
+        return (clean(run.waiting_for or "has ended; its logs and checkpoints are being read"), "text")
+    if run.state == "stopping":
+        return stop_words(row, now)
+    if run.placement is not None and not run.placement.is_seen_running(now):
         return placement_words(run, now)
-    if run.waiting_for and run.state != "stopping":
+    if run.waiting_for:
         return (clean(run.waiting_for), "text")
     if run.state == "recovering":
         return (clean(run.reason or "finding out what happened"), "text")
-    if run.state == "stopping":
-        return stop_words(row, now)
     if run.state == "starting":
         return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
@@ -90,19 +100,29 @@ def outlook(row: RunRow, now: float) -> Span:
     if silent:
         usual = _usual_seconds(progress)
         return (f"no step for {_since(silent)}" + (f" (usually {duration(usual)})" if usual else ""), "warn")
-    return (time_left(progress) or unmeasured_words(row), "text")
+    if awaits_step(row):
+        return (_unstepped_words(run, now), "text")
+    return None
 
 
-def unmeasured_words(row: RunRow) -> str:
-    """The reason why no step is known yet, if metrics are learned or come with checkpoints; else empty."""
-    spec = known_spec(row.run) if row.run.state == "running" and row.progress.step is None else None
-    if spec is None or not spec.metrics:
-        return ""
-    if spec.learns_metrics:
-        return "prints nothing that looks like metrics yet"
-    if any(source.kind != "hf" for source in spec.metrics):
-        return ""
-    return "its metrics come with its first checkpoint"
+def awaits_step(row: RunRow) -> bool:
+    """Return whether a running attempt has not made its first step, of a run whose steps can be known."""
+    if row.run.state != "running" or row.run.has_exited or row.progress.step is not None:
+        return False
+    spec = known_spec(row.run)
+    return spec is not None and bool(spec.metrics)
+
+
+def _unstepped_words(run: Run, now: float) -> str:
+    """``from step 40, no step yet, 20 s (last time 14 s)``, with the reason if the profile tells one."""
+    since = "" if run.attempt_resumed_step is None else f"from step {count(run.attempt_resumed_step)}, "
+    words = f"{since}no step yet, {start_words(run, now)}"
+    spec = known_spec(run)
+    if spec is not None and spec.learns_metrics:
+        return f"{words} · it prints nothing that looks like metrics"
+    if spec is not None and all(source.kind == "hf" for source in spec.metrics):
+        return f"{words} · its metrics come with its first checkpoint"
+    return words
 
 
 def tag_words(run: Run) -> str:
@@ -135,7 +155,7 @@ def title_of(run_id: str, name: str | None) -> str:
 
 
 def start_words(run: Run, now: float) -> str:
-    """``14 s (last time 11 s)``: how long it has been starting, and the profile's last run took."""
+    """``14 s (last time 11 s)``: for how long its attempt has had no step, and the profile's last one had none."""
     began_at, usual = run.attempt_started_at, run.usual_start_seconds
     since = "launching" if began_at is None else _since(now - began_at)
     return since if usual is None else f"{since} (last time {_since(usual)})"

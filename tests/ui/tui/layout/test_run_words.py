@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
+from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store import checkpoints
 from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
@@ -13,6 +16,7 @@ from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import (
     MOST_NAMED,
+    awaits_step,
     has_ended_there,
     outlook,
     placement_words,
@@ -48,6 +52,48 @@ def test_a_start_has_a_clock_and_what_the_last_one_took(filler: Filler, workspac
     filler.connection.execute("UPDATE attempts SET first_step_at = started_at + 77 WHERE run_id = 'bert-0'")
     assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
     assert row_of(workspace, "vit-0").run.usual_start_seconds is None, "only what starts needs it"
+
+
+def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
+    filler.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
+    filler.run("vit-1", "running", name="vit", started_ago=300, attempt=2)
+    filler.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
+    filler.attempt("vit-1", 2, started_ago=20)
+    filler.connection.execute("UPDATE attempts SET first_step_at = NULL WHERE number = 2")
+    row = row_of(workspace, "vit-1")
+    assert awaits_step(row)
+    assert outlook(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
+    filler.connection.execute("UPDATE attempts SET resumed_step = 40 WHERE number = 2")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
+    filler.metrics("vit-1", 2, [{"step": 41, "time": NOW - 1, "loss": 1.0}])
+    filler.connection.execute("UPDATE attempts SET first_step_at = ? WHERE number = 2", (NOW - 1,))
+    row = row_of(workspace, "vit-1")
+    assert not awaits_step(row) and "no step" not in outlook(row, NOW)[0] and row.run.usual_start_seconds is None
+
+
+@table("metrics, words", [
+    ([], None), ([MetricsSpec("auto")], "prints nothing that looks like metrics"),
+    ([MetricsSpec("hf")], "come with its first checkpoint"), ([MetricsSpec("jsonl", "m.jsonl")], "no step yet"),
+])  # fmt: skip
+def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec], words: str | None) -> None:
+    spec = RunSpec("a", "torchrun", ("a.py",), "/srv", python="/bin/python", metrics=tuple(metrics))
+    row = RunRow(replace(RUN, spec_json=json.dumps(spec.to_json())), Progress())
+    assert awaits_step(row) == (words is not None)
+    assert (words or "") in outlook(row, NOW)[0]
+
+
+@table("state, waiting_for, words", [
+    (RunState.RUNNING, None, "has ended; its logs and checkpoints are being read"),
+    (RunState.STOPPING, None, "has ended; its logs and checkpoints are being read"),
+    (RunState.RUNNING, "has ended, and waits for a reading of its GPUs", "waits for a reading of its GPUs"),
+])  # fmt: skip
+def test_a_run_whose_command_has_exited_says_what_it_waits_for_and_its_time_stands_still(
+    state: RunState, waiting_for: str | None, words: str
+) -> None:
+    run = replace(RUN, state=state, attempt_exited_at=NOW - 30, waiting_for=waiting_for)
+    assert words in outlook(RunRow(run, Progress(step=7)), NOW)[0]
+    assert run.trained_seconds(NOW) == run.trained_seconds(NOW + 60) == 60.0
 
 
 def test_a_stop_says_since_when_what_for_and_until_when(filler: Filler, workspace: Workspace) -> None:

@@ -30,7 +30,7 @@ from gputui.ui.tui.layout.columns import (
     selected,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
-from gputui.ui.tui.layout.run_words import outlook, run_style, run_title, silent_seconds, tag_words
+from gputui.ui.tui.layout.run_words import awaits_step, outlook, run_style, run_title, silent_seconds, tag_words
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text, sign_of
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
@@ -110,7 +110,7 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
 def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     if isinstance(entry, StudyEntry):
         line = _study_row(placed, entry, snapshot, state, width)
-    elif entry.run.state == "running":
+    elif entry.run.state == "running" and not entry.run.has_exited and not awaits_step(entry):
         line = row_line(placed, _Shown(entry, snapshot, state), width)
     else:
         line = _idle_row(placed, _Shown(entry, snapshot, state), width)
@@ -120,14 +120,15 @@ def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsSt
 def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     """A run that does not train now: its first columns, then its outlook in the room of the others."""
     run, progress = shown.row.run, shown.row.progress
-    has_step = progress.step is not None and (run.state.is_over or run.state == "stopping")
+    has_step = progress.step is not None and (run.state.is_over or run.state == "stopping" or run.has_exited)
     shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
     cells = max(number for number, (c, _) in enumerate(placed, 1) if c.head in shown_heads) if has_step else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
     tags, note = tag_words(run), clean(run.note or "")
     words, style = outlook(shown.row, shown.snapshot.at)
-    more = cost + (f" · {note}" if note else "")
+    gpus = f" · GPU {_gpu_indices(shown)}" if run.holds_gpus else ""
+    more = gpus + cost + (f" · {note}" if note else "")
     before = _queue_words(shown) + (f"{tags} · " if tags else "")
     after = ((words + more, style),) if style == "dim" else ((words, style), (more, "dim"))
     return [*_short_row(head, ((before, "label"), *after), width)]
@@ -275,9 +276,9 @@ def _time_left(shown: _Shown, width: int) -> list[Span]:
     return [(words.removesuffix(" left"), style)]
 
 
-def _gpus(shown: _Shown, width: int) -> list[Span]:
-    indices = sorted(gpu.index for gpu in shown.snapshot.gpus if gpu.uuid in shown.row.run.gpus)
-    return [(index_ranges(indices), "text")] if indices else []
+def _gpu_indices(shown: _Shown) -> str:
+    """``0–3, 6``: the GPUs of a run; empty for none."""
+    return index_ranges(sorted(gpu.index for gpu in shown.snapshot.gpus if gpu.uuid in shown.row.run.gpus))
 
 
 def _pace(shown: _Shown, width: int) -> list[Span]:
@@ -336,7 +337,7 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     _LOSS,
     Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
-    Column("GPUS", 5, _gpus, importance=5, gap=2, grow=1, most=16),
+    Column("GPUS", 5, lambda shown, _: [(_gpu_indices(shown), "text")], importance=5, gap=2, grow=1, most=16),
     Column("LOST", 21, _lost, importance=6, gap=2),
     Column("TIME", 11, _run_time, ">", importance=7, gap=2),
     Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),
