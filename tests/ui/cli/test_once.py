@@ -93,6 +93,13 @@ def test_lists_show_the_metric_that_a_run_is_judged_by(filler: Filler) -> None:
             assert not set(row) & set("▁▂▃▄▅▆▇█"), "the curve of the loss"
 
 
+def test_lists_say_of_a_run_that_ended_that_it_was_recovered(filler: Filler) -> None:
+    filler.run("oom-1", "succeeded", attempt=2, ended_ago=9.0)
+    filler.attempt("oom-1", 2, "succeeded", ended_ago=9.0)
+    for text in (said(filler.workspace, "ps"), said(filler.workspace, "--once", "--readonly")):
+        assert "succeeded ↻1" in next(row for row in text.splitlines() if "oom-1" in row)
+
+
 def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> None:
     filler.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
     try:

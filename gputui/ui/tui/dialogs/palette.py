@@ -17,7 +17,7 @@ from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import between
 from gputui.ui.tui.layout.gpu_words import gpu_row
 from gputui.ui.tui.layout.gpu_words import who as holder
-from gputui.ui.tui.layout.words import sign_of
+from gputui.ui.tui.layout.words import run_state_text
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
@@ -125,7 +125,7 @@ def choices(page: ActionScreen) -> list[Choice]:
         run, study_id = row.run, row.run.study_id
         if study_id is not None:
             trials[study_id] = trials.get(study_id, 0) + 1
-        found.append(Choice(f"Run {clean(run.run_id)}", sign_of(run).word, partial(shell.open_run, run.run_id),
+        found.append(Choice(f"Run {clean(run.run_id)}", run_state_text(run), partial(shell.open_run, run.run_id),
                             name=run.run_id, kind="run", after=study_id or ""))  # fmt: skip
     for study_id, count in trials.items():
         found.append(Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id),

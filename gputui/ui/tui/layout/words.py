@@ -56,7 +56,7 @@ def sign_of(run: Run) -> Sign:
 def run_state_text(run: Run) -> str:
     """The state in words, with the number of restarts: ``running ↻2``."""
     word = sign_of(run).word
-    return f"{word} ↻{run.attempt - 1}" if run.attempt > 1 and run.state != "succeeded" else word
+    return f"{word} ↻{run.attempt - 1}" if run.attempt > 1 else word
 
 
 def is_hot(gpu: GpuView) -> bool:

@@ -309,7 +309,7 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
     return [(tags, "label"), (f" {note}" if tags else note, "dim")]
 
 
-_LEAST_NAME = 13
+_LEAST_NAME, _LEAST_STATE = 13, 10
 
 
 def _columns(entries: Sequence[Entry], width: int) -> tuple[Column[_Shown], ...]:
@@ -318,7 +318,10 @@ def _columns(entries: Sequence[Entry], width: int) -> tuple[Column[_Shown], ...]
     widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
     has_own = any(row.progress.has_own_metric for row in rows)
-    others = [_METRIC if has_own and column is _LOSS else column for column in _OTHERS]
+    state = max([_LEAST_STATE, *(cell_width(run_state_text(row.run)) for row in rows)])
+    others = [Column("STATE", state, _state, gap=1, grow=1, most=max(13, state)), *_OTHERS]
+    if has_own:
+        others[others.index(_LOSS)] = _METRIC
     if any(row.run.tags or row.run.note for row in rows):
         others.insert(-1, _LABELS)
     return (_SIGN, Column("RUN", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
@@ -331,7 +334,6 @@ _LOSS: Column[_Shown] = Column(
 )
 _METRIC: Column[_Shown] = Column("METRIC", 14, _metric, ">", importance=1, gap=2, grow=1, most=20)
 _OTHERS: tuple[Column[_Shown], ...] = (
-    Column("STATE", 10, _state, gap=1, grow=1, most=13),
     Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
     Column("STEP", 13, _step, ">", gap=1),
     _LOSS,

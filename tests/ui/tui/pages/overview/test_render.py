@@ -171,6 +171,22 @@ def test_a_run_that_succeeded_is_done(snapshot: Snapshot, state: str, step: int 
     assert (percent in text_of(runs_panel([row], RunsState(), snapshot, 160, 2))[1]) is (share is not None)
 
 
+@pytest.mark.parametrize("width", [50, 60, 80, 120, 200])
+def test_a_recovered_run_says_so_in_every_width_however_it_ended(
+    filler: Filler, workspace: Workspace, width: int
+) -> None:
+    for state in ("succeeded", "failed", "stopped"):
+        filler.run(state, state, attempt=2, ended_ago=60)
+        filler.attempt(state, 2, state, ended_ago=60, last_step=300)
+    filler.run("first-1", "succeeded", ended_ago=60)
+    snapshot = read(workspace)
+    rows = text_of(runs_panel(snapshot.runs, RunsState(), snapshot, width, 9))
+    assert [state for state in ("succeeded", "failed", "stopped") if any(f" {state} ↻1" in row for row in rows)] == [
+        "succeeded", "failed", "stopped",
+    ]  # fmt: skip
+    assert "↻" not in next(row for row in rows if "first-1" in row)
+
+
 def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert [row.run.run_id for row in matching(snapshot.runs, "running vit", words_of)] == ["vit-b16-1"]
     assert [row.run.run_id for row in matching(snapshot.runs, "KeyError", words_of)] == ["resnet50-2"]
