@@ -33,9 +33,19 @@ class RunState(StrEnum):
         return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
 
     @property
+    def phrase(self) -> str:
+        return predicate(self)
+
+    @property
     def has_attempt(self) -> bool:
         """True if the run may have live processes."""
         return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.UNKNOWN)
+
+
+def predicate(state: str) -> str:
+    """The state of a run, study or trial behind its subject: ``is running``, ``has failed``."""
+    verb = "has" if state in ("succeeded", "failed") else "is"
+    return f"{verb} {state}"
 
 
 _R = RunState

@@ -87,7 +87,7 @@ def stop(request: CommandRequest) -> Result:
     """Stop a run: gracefully, or at once with ``now``. A study gives its ``reason``."""
     target = request.run()
     if target.state.is_over:
-        raise RefusedError(f"{target.run_id} is {target.state} already")
+        raise RefusedError(f"{target.run_id} {target.state.phrase} already")
     at_once = bool(request.args.get("now"))
     return end_run(request, target, "stop", at_once=at_once, reason=request.args.get("reason"))
 
@@ -127,7 +127,7 @@ def restart(request: CommandRequest) -> Result:
         repository.set_gpu_count(request.connection, target.run_id, None)
         return _queue_again(request, target, dict(spec_of(target).params), _StartingPoint("the start"))
     why = target.waiting_for or f"about to start; gputui stop {target.run_id} ends that"
-    raise RefusedError(f"{target.run_id} is {target.state} already: {why}")
+    raise RefusedError(f"{target.run_id} {target.state.phrase} already: {why}")
 
 
 def _name_of_new(request: CommandRequest, spec: RunSpec) -> str:
@@ -150,7 +150,7 @@ def resume(request: CommandRequest) -> Result:
     """
     target = request.run()
     if not target.state.is_over:
-        raise RefusedError(f"{target.run_id} is {target.state}; only an ended run can be resumed")
+        raise RefusedError(f"{target.run_id} {target.state.phrase}; only an ended run can be resumed")
     folder = checkpoint_directory(spec_of(target), request.context.workspace.run_dir(target.run_id))
     if spec_of(target).checkpoints is None or folder is None:
         why = "has no way to resume that gputui knows (checkpoints: in its profile); gputui restart begins it again"
@@ -285,7 +285,7 @@ def remove(request: CommandRequest) -> Result:
     if target.state is RunState.STOPPING:
         raise RefusedError(f"{run_id} is stopping; wait for its end")
     if not target.state.is_over:
-        raise RefusedError(f"{run_id} is {target.state}; stop it first")
+        raise RefusedError(f"{run_id} {target.state.phrase}; stop it first")
     if (number := living_attempt(context.workspace, run_id)) is not None:
         why = "is alive, which the database does not know; gputui agent stop, and the next agent adopts it"
         raise RefusedError(f"attempt {number} of {run_id} {why}")

@@ -16,6 +16,7 @@ from gputui.agent.commands.runs import end_run
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
 from gputui.runs.spec import Scalar
+from gputui.store.run_states import predicate
 from gputui.store.runs import get_run
 from gputui.store.studies import OUTSIDE, StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
@@ -51,7 +52,7 @@ def pause(request: CommandRequest) -> Result:
     """Begin no more trials; running ones continue."""
     study = _find_study(request)
     if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
-        raise RefusedError(f"{study.study_id} is {study.state}")
+        raise RefusedError(f"{study.study_id} {predicate(study.state)}")
     return _moved(request, study, StudyState.PAUSED, "paused")
 
 
@@ -61,7 +62,7 @@ def resume(request: CommandRequest) -> Result:
     study = _find_study(request, is_open=True)
     study_id = study.study_id
     if study.state.is_over and study.state is not StudyState.STOPPED:
-        raise RefusedError(f"{study_id} is {study.state}; gputui study extend gives it more")
+        raise RefusedError(f"{study_id} {predicate(study.state)}; gputui study extend gives it more")
     if study.state is StudyState.STOPPED:
         rows.enqueue_stopped(request.connection, study_id)
     request.connection.execute(
@@ -74,7 +75,7 @@ def stop(request: CommandRequest) -> Result:
     """Stop all trials and the study."""
     study = _find_study(request)
     if study.state.is_over:
-        raise RefusedError(f"{study.study_id} is {study.state} already")
+        raise RefusedError(f"{study.study_id} {predicate(study.state)} already")
     return _moved(request, study, StudyState.STOPPING, "stopped")
 
 
@@ -139,7 +140,7 @@ def prune_trial(request: CommandRequest) -> Result:
     study_id, number, reason = study.study_id, trial.number, f"pruned by {request.actor}"
     run = get_run(request.connection, trial.run_id or "")
     if run is None or run.state.is_over or trial.state is not TrialState.RUNNING:
-        raise RefusedError(f"trial {number} is {trial.state}; only one that runs can be cut short")
+        raise RefusedError(f"trial {number} {predicate(trial.state)}; only one that runs can be cut short")
     end_run(request, run, "stop", at_once=True, reason=reason)
     rows.set_wish(request.connection, study_id, number, "prune")
     rows.cut_short(request.connection, study_id, number, reason)
@@ -154,7 +155,7 @@ def keep_trial(request: CommandRequest) -> Result:
     if study_spec(study).pruner.kind == "none":
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
-        raise RefusedError(f"trial {number} is {trial.state}; gputui study enqueue runs its point again")
+        raise RefusedError(f"trial {number} {predicate(trial.state)}; gputui study enqueue runs its point again")
     wish: Wish | None = "keep" if request.args.get("keep", True) else None
     rows.set_wish(request.connection, study_id, number, wish)
     text = f"trial {number} of {study_id} {'is left to the pruner' if wish is None else 'runs to its end'}"

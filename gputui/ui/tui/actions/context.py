@@ -11,8 +11,8 @@ from msgspec import Struct
 from gputui.runs.selection import REFUSALS
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
+from gputui.store.run_states import predicate
 from gputui.store.runs import Run
-from gputui.ui.tui.layout.words import run_sign
 
 Scope = Literal[
     "overview", "run", "profiles", "launch", "alerts", "gpu", "compare", "processes", "studies", "study_files"
@@ -43,6 +43,10 @@ class Context(Struct, frozen=True):
     connection_lag: str | None = None
     is_ascii: bool = False
     keys: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+
+    @property
+    def study_phrase(self) -> str:
+        return predicate(self.study or "unknown")
 
     @property
     def is_study_row(self) -> bool:
@@ -96,10 +100,10 @@ def marked_refusal(name: str, context: Context) -> str | None:
 
 
 Check = tuple[Callable[[Context], object], str]
-"""What refuses an action, and the sentence about it, which may name the context (``c``) and the run's state."""
+"""What refuses an action, and the sentence about it, which may name the context (``c``)."""
 
 NO_RUN = "There is no run to choose."
-_NOW = "{c.run.run_id} is {word}"
+_NOW = "{c.run.run_id} {c.run.state.phrase}"
 _GONE = "This event is about no {} that is still there."
 _SEVERAL = "Several GPUs are in quarantine; choose one with tab and the arrow keys."
 
@@ -118,14 +122,14 @@ CHECKS: Mapping[str, str | Check] = {
     "idle": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; stop it first."),
     "settled": "not_waiting not_ending",
     "not_waiting": (
-        lambda c: c.run and c.run.state in ("queued", "recovering"), "{c.run.run_id} is still {word}: stop it first.",
+        lambda c: c.run and c.run.state in ("queued", "recovering"), f"{_NOW} still: stop it first.",
     ),
     "not_ending": (lambda c: c.run and c.run.state == "stopping", f"{_NOW}: wait for its end."),
     "active": (lambda c: c.run and (c.run.state.is_over or c.run.state == "stopping"), f"{_NOW} already."),
     "study": (lambda c: c.study is None, "There is no study."),
-    "study_live": (lambda c: c.study not in ("running", "paused"), "This study is {c.study}."),
+    "study_live": (lambda c: c.study not in ("running", "paused"), "This study {c.study_phrase}."),
     "study_active": (
-        lambda c: c.study not in ("running", "paused", "unknown"), "This study is {c.study}: it has no run to stop.",
+        lambda c: c.study not in ("running", "paused", "unknown"), "This study {c.study_phrase}: it has no run to end.",
     ),
     "gpu": "gpu_of_event some_gpu",
     "gpu_of_event": (lambda c: c.gpu is None and c.section == "events", _GONE.format("GPU")),
@@ -160,8 +164,7 @@ def refusal(checks: str, context: Context) -> str | None:
         if isinstance(check, str):
             words = refusal(check, context)
         else:
-            word = run_sign(context.run.state).word if context.run else ""
-            words = check[1].format(c=context, word=word) if check[0](context) else None
+            words = check[1].format(c=context) if check[0](context) else None
         if words is not None:
             return words
     return None

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.text import cell_width
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
 from gputui.ui.tui.actions.context import CHECKS, NO_RUN, refusal
@@ -29,6 +30,7 @@ from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.page import ActionScreen
+from tests.tables import table
 from tests.ui.tui.filling import Filler
 
 SCREENS: dict[Scope, type[ActionScreen]] = {
@@ -107,7 +109,7 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
     for name, run, words in (
-        ("stop", None, NO_RUN), ("stop", running, None), ("stop", failed, "b-1 is failed already."),
+        ("stop", None, NO_RUN), ("stop", running, None), ("stop", failed, "b-1 has failed already."),
         ("stop", stopping, "c-1 is stopping already."), ("resume", failed, None),
         ("resume", running, "a-1 is running; only an ended run can be resumed."),
         ("remove", running, "a-1 is running; stop it first."), ("remove", failed, None), ("restart", running, None),
@@ -118,6 +120,16 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     readonly = replace(here, run=failed, is_readonly=True)
     for name in ("stop", "resume", "restart", "rerun", "remove", "launch", "clone"):
         assert find(name, "overview").why_not(readonly) == CHECKS["writable"][1]
+
+
+@table("state, words", [
+    (RunState.QUEUED, None), (RunState.RUNNING, None), (RunState.STOPPING, "is stopping"),
+    (RunState.SUCCEEDED, "has succeeded"), (RunState.FAILED, "has failed"), (RunState.STOPPED, "is stopped"),
+])  # fmt: skip
+def test_a_refused_stop_names_the_state_in_good_english(state: RunState, words: str | None) -> None:
+    run = Run("a-1", 1, "a", "a", state, 1, {}, "{}", 0.0)
+    refused = find("stop", "run").why_not(Context("run", run))
+    assert refused == (None if words is None else f"a-1 {words} already.")
 
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler) -> None:
