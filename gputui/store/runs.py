@@ -71,6 +71,7 @@ class Run(Struct, frozen=True):
         metric: the only objective of its study, or the one that its profile or a parameter names to judge by.
         roles: the names of its losses and of its best metric.
         has_checkpoint: of a run that is over, whether one is there to resume from; None if that is unknown.
+        checkpoint_step: the step of the newest of these; None if there is none, or it is unknown.
         unsound_since: the step since which its loss was no finite number when it ended.
     """
 
@@ -114,6 +115,7 @@ class Run(Struct, frozen=True):
     unsound_since: int | None = None
     size_bytes: int | None = None
     has_checkpoint: bool | None = None
+    checkpoint_step: int | None = None
 
     @property
     def is_renamed(self) -> bool:
@@ -176,6 +178,10 @@ _PLAIN = tuple(
 
 _USABLE = "gone_at IS NULL AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')"
 
+_RESUMABLE = f"""FROM checkpoints AS c WHERE c.run_id = r.run_id AND {_USABLE}
+    AND origin IN ('run', 'named') AND c.attempt >= coalesce((SELECT max(number) FROM attempts
+        WHERE run_id = r.run_id AND resumed_from IS NULL), 0)"""  # noqa: S608 - fixed names
+
 _RUNS = f"""
 SELECT r.*, r.spec AS spec_json,
     a.state AS attempt_state, a.started_at AS attempt_started_at,
@@ -196,10 +202,9 @@ SELECT r.*, r.spec AS spec_json,
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND {_USABLE}) END AS saved_step,
     CASE WHEN r.state NOT IN {_OVER} THEN NULL
-        WHEN EXISTS (SELECT 1 FROM checkpoints AS c WHERE c.run_id = r.run_id AND {_USABLE}
-            AND origin IN ('run', 'named') AND c.attempt >= coalesce((SELECT max(number) FROM attempts
-                WHERE run_id = r.run_id AND resumed_from IS NULL), 0)) THEN 1
+        WHEN EXISTS (SELECT 1 {_RESUMABLE}) THEN 1
         WHEN r.attempt = 0 OR a.scanned_at >= a.ended_at THEN 0 END AS has_checkpoint,
+    CASE WHEN r.state IN {_OVER} THEN (SELECT max(c.step) {_RESUMABLE}) END AS checkpoint_step,
     a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
     z.size_bytes,
     {", ".join(f"o.{name} AS role_{name}" for name in MetricRoles.__struct_fields__)},
@@ -406,4 +411,5 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         stop=StopRequest(move.at) if state is RunState.STOPPING else None,
         size_bytes=None,
         has_checkpoint=None,
+        checkpoint_step=None,
     )

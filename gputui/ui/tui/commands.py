@@ -208,8 +208,8 @@ class Commands(Shell):
             effect = "It is complete; it goes on from its newest checkpoint."
         elif run.study_id is not None:
             kind = "pruned trial" if run.trial_state == "pruned" else "trial"
-            is_over = all(study.study_id != run.study_id for study in self.snapshot.studies)
-            over = " that is over" if is_over else ""
+            state = self.snapshot.study_states.get(run.study_id)
+            over = " that is over" if state is None or state.is_over else ""
             effect = f"It is a {kind} of a study{over}; what it reaches now does not count there."
         else:
             self.ask(words, "resume", run.run_id, args)

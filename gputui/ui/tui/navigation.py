@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from textual.screen import Screen
 
 from gputui.core.text import clean
+from gputui.core.units import count
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
+from gputui.ui.tui.actions.context import refusal
 from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
 from gputui.ui.tui.layout.words import dated_clock
@@ -176,21 +178,19 @@ class Navigation(Commands):
             return
         if study_id is not None:
             resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
-            why_not = None if context.study in ("paused", "stopped", "over") else f"The study is {context.study}."
-            items = [MenuItem("r", "resume", "continue with its next trials", resume, why_not),
+            items = [MenuItem("r", "resume", "continue with its next trials", resume,
+                              refusal("study_resumable", context)),
                      MenuItem("e", "extend", "add trials", partial(self._extend, study_id))]  # fmt: skip
         else:
-            words = {"resume": "from its newest valid checkpoint", "clone": "with changes", "restart": "from step 0"}
+            newest = run.checkpoint_step if run is not None else None
+            begin = "its newest valid checkpoint" if newest is None else f"step {count(newest)}"
+            words = {"resume": f"from {begin}", "restart": "from step 0", "clone": "with changes"}
             actions = [find(name, "run") for name in words]
             items = [
                 MenuItem(key, action.label, words[action.name], partial(self.perform, action.name),
                          action.why_not(context))
-                for key, action in zip("rc0", actions, strict=True)
+                for key, action in zip("r0c", actions, strict=True)
             ]  # fmt: skip
-            shown = self.snapshot.page
-            listed = shown.checkpoints if shown is not None and shown.run is run else None
-            if items[0].why_not is None and listed is not None and listed.is_known and not listed.newest:
-                items = [items[2], items[0]._replace(why_not="It has no checkpoint."), items[1]]
         title = study_id or (run.run_id if run is not None else "")
         self.push_screen(MenuScreen(clean(title), items))
 

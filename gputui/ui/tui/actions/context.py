@@ -100,7 +100,7 @@ def marked_refusal(name: str, context: Context) -> str | None:
 
 
 Check = tuple[Callable[[Context], object], str]
-"""What refuses an action, and the sentence about it, which may name the context (``c``)."""
+"""What refuses an action, and the sentence about it, which may name the context (``c``) and what refused (``why``)."""
 
 NO_RUN = "There is no run to choose."
 _NOW = "{c.run.run_id} {c.run.state.phrase}"
@@ -111,13 +111,14 @@ _SEVERAL = "Several GPUs are in quarantine; choose one with tab and the arrow ke
 CHECKS: Mapping[str, str | Check] = {
     "change": "writable present",
     "writable": (lambda c: c.is_readonly, "This view is read only."),
-    "present": (lambda c: c.past_at, "You look at {c.past_at}, and this would change the present; L returns to it."),
+    "present": (lambda c: c.past_at, "You look at {why}, and this would change the present; L returns to it."),
     "past": (lambda c: c.past_at is None, "This is the present already; < looks back."),
     "run": "no_study some_run",
     "no_study": (lambda c: c.is_study_row, "This row is a study: enter opens it and its trials."),
     "some_run": (lambda c: c.run is None, NO_RUN),
     "marked": (lambda c: not c.marked, "No run is marked."),
     "queued": (lambda c: c.run and c.run.state != "queued", f"{_NOW}; only a waiting run can move in the queue."),
+    "resumable": (lambda c: c.run and REFUSALS["resume --force"](c.run), "{c.run.run_id} has {why}."),
     "ended": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; only an ended run can be resumed."),
     "idle": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; stop it first."),
     "settled": "not_waiting not_ending",
@@ -128,6 +129,9 @@ CHECKS: Mapping[str, str | Check] = {
     "active": (lambda c: c.run and (c.run.state.is_over or c.run.state == "stopping"), f"{_NOW} already."),
     "study": (lambda c: c.study is None, "There is no study."),
     "study_live": (lambda c: c.study not in ("running", "paused"), "This study {c.study_phrase}."),
+    "study_resumable": "study_unfinished study_idle",
+    "study_unfinished": (lambda c: c.study in ("finished", "failed"), "This study {c.study_phrase}; extend it."),
+    "study_idle": (lambda c: c.study not in ("paused", "stopped"), "This study {c.study_phrase}."),
     "study_active": (
         lambda c: c.study not in ("running", "paused", "unknown"), "This study {c.study_phrase}: it has no run to end.",
     ),
@@ -152,7 +156,7 @@ CHECKS: Mapping[str, str | Check] = {
         lambda c: c.alert and c.alert.acknowledged_at is not None,
         "{c.alert.acknowledged_by} has acknowledged it already.",
     ),
-    "form": (lambda c: c.blocked_by, "{c.blocked_by}"),
+    "form": (lambda c: c.blocked_by, "{why}"),
 }  # fmt: skip
 
 
@@ -164,7 +168,8 @@ def refusal(checks: str, context: Context) -> str | None:
         if isinstance(check, str):
             words = refusal(check, context)
         else:
-            words = check[1].format(c=context) if check[0](context) else None
+            why = check[0](context)
+            words = check[1].format(c=context, why=why) if why else None
         if words is not None:
             return words
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import get_args
 
@@ -115,6 +116,40 @@ def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]
         fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
         for number, part in enumerate(wrap(clean(text), width - 4)[:most])
     ]
+
+
+_SHELL_COMMANDS = (
+    ("gputui (?:study )?resume", "rerun", " r"),
+    ("gputui restart", "rerun", " 0"),
+    ("gputui study extend", "rerun", " e"),
+    ("gputui stop", "stop", ""),
+    ("gputui queue resume", "queue_toggle", ""),
+    ("gputui gpus --clear", "clear_gpu", ""),
+)
+"""Commands that the agent's sentences name, the action that does the same here, and its key in the menu of that."""
+
+_SUBJECT = r"(?: (?P<subject>GPU-[\w-]+|GPU \d+|[\w.-]+-\d+|\d+))?+(?! --)"
+"""What follows such a command: the run or GPU that it is for, and no option, which would be more than the key does."""
+
+
+def in_keys(text: str, context: Context, where: str = "") -> str:
+    """The agent's sentence with the keys of a page in place of commands for a shell; ``where`` follows each. A command
+    for another run than that of the page stays."""
+    actions = {action.name: action for action in actions_in(context.scope) if action.keys_in(context)}
+    for command, name, menu_key in _SHELL_COMMANDS:
+        if name in actions:
+            key = f"{actions[name].key_word(context)}{menu_key}{where}"
+            text = re.sub(command + _SUBJECT, partial(_key_for, key, context), text)
+    return text
+
+
+def _key_for(key: str, context: Context, command: re.Match[str]) -> str:
+    """The key, if the command is for the run or GPU in question."""
+    subject = command["subject"]
+    is_of_run = subject is not None and re.fullmatch(r"(GPU[- ].*|\d+)", subject) is None
+    if is_of_run and context.run is not None and subject != context.run.run_id:
+        return command[0]
+    return key
 
 
 # --- the help

@@ -91,7 +91,7 @@ overview | open | enter l right | open | Open the run or GPU | row
 overview run | launch | n | new | Launch a profile | change | charts
 overview run | rerun | r | rerun | Resume, restart or copy the run | change study|change run
 overview run | stop | s | stop | Stop the run after a checkpoint | change study study_active|change run active
-overview run | resume |  | resume | Resume from the newest checkpoint | change run ended
+overview run | resume |  | resume | Resume from the newest checkpoint | change run ended resumable
 overview run | restart |  | restart | Restart the run from step 0 | change run settled
 overview run | clone |  | copy | Copy the run with changes | change run
 overview run | label | d |  | Labels: name, tags, note | change run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from sqlite3 import Connection
 
 from gputui.store import studies
@@ -20,10 +21,17 @@ class StudyReader:
     def __init__(self) -> None:
         self._ended: dict[tuple[str, StudyState, float | None], StudyRow] = {}
 
-    def active(self, store: Connection, at: float | None = None) -> tuple[StudyRow, ...]:
-        """The active studies with their progress, newest first. Raises sqlite3.Error."""
-        going_on = [one for one in studies.read_studies(store, at) if not one.state.is_over]
-        return tuple(self._row(store, study, at) for study in going_on[:ROWS_KEPT])
+    def overview(
+        self, store: Connection, at: float | None = None
+    ) -> tuple[tuple[StudyRow, ...], Mapping[str, StudyState]]:
+        """The newest active studies with their progress, and the states of all by their ids. Raises sqlite3.Error."""
+        states = {}
+        active = []
+        for study in studies.read_studies(store, at):
+            states[study.study_id] = study.state
+            if not study.state.is_over:
+                active.append(study)
+        return tuple(self._row(store, study, at) for study in active[:ROWS_KEPT]), states
 
     def page(self, store: Connection, study_id: str | None, now: float, at: float | None = None) -> StudyPage | None:
         """Everything about a study, the newest for None. Raises sqlite3.Error."""

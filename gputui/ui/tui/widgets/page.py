@@ -19,7 +19,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
-from gputui.ui.tui.actions.shown import footer_action, footer_line, message_lines
+from gputui.ui.tui.actions.shown import footer_action, footer_line, in_keys, message_lines
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.layout.columns import LEAST_SIZE, fit_line, is_too_small, wrap
 from gputui.ui.tui.layout.moments import time_at, time_line
@@ -298,7 +298,7 @@ class ActionScreen(Screen[None]):
         notices += [line for text in self.warnings() for line in warning_lines(text, width)]
         self.notice.show(notices)
         text, kind = self.shell.message
-        messages = message_lines(text, kind, width) if text else []
+        messages = message_lines(in_keys(text, self.context()), kind, width) if text else []
         self.message.show(messages)
         self.footer.show([footer_line(self.context(), width)], height=1)
         return len(notices) + len(messages) + 1

@@ -16,7 +16,7 @@ from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
 from gputui.ui.tui.actions.context import CHECKS, NO_RUN, refusal
 from gputui.ui.tui.actions.keys import key_word
-from gputui.ui.tui.actions.shown import footer_line, help_lines
+from gputui.ui.tui.actions.shown import footer_line, help_lines, in_keys
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.compare.page import CompareScreen
@@ -130,6 +130,21 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, words: 
     run = Run("a-1", 1, "a", "a", state, 1, {}, "{}", 0.0)
     refused = find("stop", "run").why_not(Context("run", run))
     assert refused == (None if words is None else f"a-1 {words} already.")
+
+
+@table("text, scope, words", [
+    ("none; gputui resume a-1 --from PATH takes one, gputui restart a-1 begins it again", "run",
+     "none; gputui resume a-1 --from PATH takes one, r 0 begins it again"),
+    ("ends the wait: gputui stop b-1", "overview", "ends the wait: gputui stop b-1"),
+    ("lr-1 is finished; gputui study extend gives it more", "studies", "lr-1 is finished; r e gives it more"),
+    ("broken; gputui gpus --clear 7 ends it", "overview", "broken; C ends it"),
+    ("gputui gpus --clear GPU-0f-1 ends it", "gpu", "C ends it"), ("gputui stop a-1", "alerts", "gputui stop a-1"),
+    ("gputui stop --now gives lab up", "run", "gputui stop --now gives lab up"),
+    ("paused; gputui queue resume opens it", "overview", "paused; P opens it"),
+])  # fmt: skip
+def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, words: str) -> None:
+    run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, {}, "{}", 0.0)
+    assert in_keys(text, Context(scope, run)) == words
 
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler) -> None:

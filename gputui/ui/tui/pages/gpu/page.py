@@ -212,7 +212,7 @@ def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
     if row.gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
     if (failed := row.quarantined) is not None:
-        remedy = f"No run gets it before C here or `gputui gpus --clear {row.gpu.index}` clears it."
+        remedy = "No run gets it before C clears it."
         text = f"since {dated_clock(failed.since, now)}: {failed.words}. {remedy}"
         facts.append(Fact("quarantine", clean(text), "warn"))
     if row.gpu.is_excluded:

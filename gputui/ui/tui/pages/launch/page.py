@@ -19,10 +19,12 @@ from gputui.core.units import ago, count_of
 from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest
 from gputui.store.runs import Run
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Context, Scope
+from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
@@ -167,13 +169,18 @@ class LaunchScreen(ListingPage[Field]):
             make = partial(plans.make_plan, form, self.snapshot, self.shell.workspace)
             self.in_thread(make, partial(self._take_plan, form))
 
+    def _in_keys(self, check: CheckResult) -> CheckResult:
+        """The check with keys of the overview in place of commands for a shell."""
+        overview = Context("overview", is_ascii=self.shell.is_ascii, keys=self.shell.keys.on("overview"))
+        return replace(check, detail=in_keys(check.detail, overview, " on the overview"))
+
     def _take_plan(self, form: Form, plan: plans.Plan) -> None:
         workspace = self.shell.workspace
         if form.fields is not self.form.fields:
             self._is_planning = False
             self._make_plan()
             return
-        self.plan = plan
+        self.plan = replace(plan, checks=tuple(map(self._in_keys, plan.checks)))
         self._is_planning = not plan.is_whole and plan.blocked_by is None
         if self._is_planning:
             self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form))

@@ -107,11 +107,10 @@ class OverviewCursor(ListPage):
 
     def context(self) -> Context:
         held, study_id = self.snapshot.machine, self.study_in_question
-        states = {study.study_id: str(study.state) for study in self.snapshot.studies}
         return replace(
             super().context(),
             marked=self.marked_runs,
-            study=None if study_id is None else states.get(study_id, "over"),
+            study=None if study_id is None else str(self.snapshot.study_states.get(study_id, "unknown")),
             section=self.focus_at.section,
             gpu=self.gpu_in_question,
             quarantined=frozenset(held.quarantined),

@@ -14,6 +14,7 @@ from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
+from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap
 from gputui.ui.tui.layout.moments import right_end
@@ -125,7 +126,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     after = [f"{len(page.attempts)} attempts"] if len(page.attempts) > 1 else []
     if incident is not None:
         decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
-        after += [clean(one.reason) for one in decided][:1]
+        after += [in_keys(clean(one.reason), context) for one in decided][:1]
     lines = []
     for text, style in ((cause[:1].upper() + cause[1:], "bad"), (" · ".join(filter(None, after)), "text")):
         parts = wrap(text, width - 4)[:MOST_CAUSE_LINES]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from gputui.store import commands
+import pytest
+
+from gputui.store import checkpoints, commands
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.pages.gpu.page import GpuScreen
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
+from tests.ledgers import ledger_row
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler, uuid
@@ -238,3 +241,33 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         assert "Resume" in text(app, "confirm")
         await pilot.press("n")
         assert app.screen is table and len(asked(filler)) == 3
+
+
+@pytest.mark.parametrize(("state", "chosen", "refused"), [
+    ("finished", "▸ e  extend", "is finished; extend it"), ("stopped", "▸ r  resume", None),
+    ("running", "▸ e  extend", "is running."), ("failed", "▸ e  extend", "has failed; extend it"),
+])  # fmt: skip
+async def test_the_menu_of_a_study_has_the_cursor_on_what_is_accepted(
+    filler: Filler, make_app: MakeApp, state: str, chosen: str, refused: str | None
+) -> None:
+    filler.overnight()
+    filler.study(state=state)
+    app = make_app()
+    async with app.run_test(size=LARGE) as pilot:
+        overview(app).point_at("study lr-search-1")
+        await pilot.press("r")
+        menu = text(app, "confirm")
+        assert chosen in menu
+        if refused is not None:
+            assert refused in menu
+
+
+async def test_a_resume_names_the_step_that_it_goes_on_from(filler: Filler, make_app: MakeApp) -> None:
+    filler.run("vit-1", "failed", ended_ago=60)
+    filler.attempt("vit-1", 1, "failed", ended_ago=60)
+    rows = [ledger_row(str(step), step=step, verdict=verdict) for step, verdict in ((249, "valid"), (299, "invalid"))]
+    checkpoints.save(filler.connection, "vit-1", (), rows)
+    app = make_app()
+    async with app.run_test(size=LARGE) as pilot:
+        await pilot.press("r")
+        assert "▸ r  resume   from step 249" in text(app, "confirm")

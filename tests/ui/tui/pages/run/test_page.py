@@ -231,6 +231,7 @@ def failed_at_start(filler: Filler, workspace: Workspace) -> None:
         (folder / "stdout.log").write_text(f"hello of rank {rank}\n")
         error = "Traceback (most recent call last):\n  File 'data.py', line 17\nKeyError: 'labels'\n" if rank else ""
         (folder / "stderr.log").write_text(error + "shutting down\n" * 60 if rank else "")
+    filler.connection.execute("UPDATE attempts SET scanned_at = ended_at WHERE run_id = 'bert-1'")
 
 
 async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_has_the_charts_room(
@@ -256,4 +257,4 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         everything = "\n".join(pane.text for pane in app.screen.query(Pane))
         assert everything.count("data.py:17") == 1
         await press(pilot, "r")
-        assert mentions(text(app, "confirm"), "▸ 0  restart", "r  resume   It has no checkpoint.")
+        assert mentions(text(app, "confirm"), "r  resume   has no checkpoint to resume from.", "▸ 0  restart")
