@@ -95,14 +95,15 @@ class GpuEvent(Struct, frozen=True, tag="event", tag_field="kind"):
 
 class Occupant(Struct, frozen=True):
     """A process of a run on a GPU, sent to the sampler. Only simulated GPUs use it: their load
-    follows the runs. ``memory_bytes`` None lets the source choose an amount that is constant for
-    the run."""
+    follows the runs. ``memory_bytes`` None lets the source choose an amount for the run. ``since``
+    is the start of its attempt (UTC unix seconds)."""
 
     uuid: str
     pid: int
     run_id: str
     rank: int | None = None
     memory_bytes: int | None = None
+    since: float = 0.0
 
 
 BUSY_BYTES = 1 << 30

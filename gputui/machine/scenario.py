@@ -4,6 +4,7 @@
     memory: 80GiB                 # of each
     name: Simulated GPU
     seed: 1
+    load: steady                  # of runs: steady, or training: with waves, and pauses for validation
     foreign:                      # processes of other people
       - {gpu: 7, memory: 20GiB, user: bob, command: python serve.py, load: 40}
     faults:
@@ -80,6 +81,7 @@ class Scenario(Model):
     memory: Bytes = 80 * 2**30
     name: str = "Simulated GPU"
     seed: Annotated[int, within(0, 2**31, whole=True)] = 1
+    load: Literal["steady", "training"] = "steady"
     foreign: list[Foreign] = Field(default_factory=list)
     faults: list[Fault] = Field(default_factory=list)
 

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -33,6 +34,7 @@ _IDLE_WATTS = 62.0
 _LIMIT_WATTS = 700.0
 _IDLE_CELSIUS = 30.0
 _CELSIUS_PER_WATT = 0.066
+_POWER_INERTIA_SECONDS = 3.0
 _INERTIA_SECONDS = 25.0
 _FORCED_INERTIA_SECONDS = 3.0
 _SLOWDOWN_CELSIUS = 87.0
@@ -45,6 +47,39 @@ _HOT = "hardware thermal"
 def noise(seed: int, *what: int) -> float:
     """A number in [0, 1) that depends only on the arguments."""
     return zlib.crc32(repr((seed, *what)).encode()) / 2**32
+
+
+class TrainingLoad(NamedTuple):
+    """The load of one GPU of a training, a function of time alone: waves of its own, and the pauses of its run."""
+
+    run_seed: int
+    gpu: int
+
+    def is_validating(self, at: float) -> bool:
+        """Whether the run's ranks wait for a validation or a checkpoint."""
+        every = 65.0 + 45.0 * noise(self.run_seed, 1)
+        pause, into = divmod(at + every * noise(self.run_seed, 2), every)
+        return into < 7.0 + 6.0 * noise(self.run_seed, int(pause))
+
+    def percent(self, at: float) -> float:
+        fast = self._wave(at, 19.0, 3)
+        if self.is_validating(at):
+            return 58.0 + 4.0 * fast
+        usual = 77.0 + 9.0 * noise(self.run_seed, 6)
+        waves = 4.0 * fast + 6.0 * self._wave(at, 67.0, 4) + 10.0 * self._wave(at, 241.0, 5)
+        return min(100.0, usual + waves)
+
+    def memory_share(self, at: float, since: float) -> float:
+        """The share of its most memory: the context, then the weights, then the steps, more in a validation."""
+        if at < since + _WARM_UP_SECONDS / 2:
+            return 0.02
+        if at < since + _WARM_UP_SECONDS:
+            return 0.4
+        return 1.0 if self.is_validating(at) else 0.86
+
+    def _wave(self, at: float, seconds: float, number: int) -> float:
+        period = seconds * (0.8 + 0.4 * noise(self.run_seed, self.gpu, number))
+        return math.sin(math.tau * (at / period + noise(self.run_seed, self.gpu, number, 1)))
 
 
 def simulated_facts(index: int, seed: int, name: str, memory_bytes: int) -> GpuFacts:
@@ -85,21 +120,25 @@ class SimulatedGpu:
         seconds: float,
         load_percent: float,
         memory_bytes: int,
+        loaded_seconds: float = 0.0,
         forced_celsius: float | None = None,
         reasons: tuple[str, ...] = (),
     ) -> GpuSample:
-        """The GPU ``seconds`` after the previous call, at UTC unix seconds ``at``."""
+        """The GPU ``seconds`` after the previous call, at UTC unix seconds ``at``. ``loaded_seconds`` is the age of a
+        load that was not there then: more, where this source began later."""
         index = self.facts.index
         wobble = noise(self.seed, index, int(at)) - 0.5
         self.utilization = float(round(min(100.0, max(0.0, load_percent + 6.0 * wobble)))) if load_percent else 0.0
         held = bool(reasons) or self.temperature >= _SLOWDOWN_CELSIUS
         share = self.utilization / 100.0 * (0.55 if held else 0.88 + 0.04 * wobble)
-        self.power = _IDLE_WATTS + 1.5 * index % 7 + (_LIMIT_WATTS - _IDLE_WATTS) * share
-        self.energy_joules += self.power * seconds
-        if forced_celsius is None:
-            self._approach(_IDLE_CELSIUS + index % 4 + _CELSIUS_PER_WATT * self.power, _INERTIA_SECONDS, seconds)
-        else:
-            self._approach(forced_celsius, _FORCED_INERTIA_SECONDS, seconds)
+        target = _IDLE_WATTS + 1.5 * index % 7 + (_LIMIT_WATTS - _IDLE_WATTS) * share
+        self.energy_joules += self.power * (0.0 if math.isinf(seconds) else seconds)
+        seconds = max(seconds, loaded_seconds)
+        self.power = _approached(self.power, target, _POWER_INERTIA_SECONDS, seconds)
+        target, inertia_seconds = _IDLE_CELSIUS + index % 4 + _CELSIUS_PER_WATT * self.power, _INERTIA_SECONDS
+        if forced_celsius is not None:
+            target, inertia_seconds = forced_celsius, _FORCED_INERTIA_SECONDS
+        self.temperature = _approached(self.temperature, target, inertia_seconds, seconds)
         if self.temperature >= _SLOWDOWN_CELSIUS and _HOT not in reasons:
             reasons = (*reasons, _HOT)
         busy = self.utilization > 0
@@ -138,12 +177,14 @@ class SimulatedGpu:
             energy_joules=round(self.energy_joules, 3),
         )
 
-    def _approach(self, target: float, inertia_seconds: float, seconds: float) -> None:
-        self.temperature += (target - self.temperature) * (1.0 - math.exp(-seconds / inertia_seconds))
+
+def _approached(value: float, target: float, inertia_seconds: float, seconds: float) -> float:
+    return value + (target - value) * (1.0 - math.exp(-seconds / inertia_seconds))
 
 
 _LOAD_PERCENT = 95.0
 _WARM_UP_SECONDS = 4.0
+_COOLER_WHEN_IDLE = 8.0
 _FOREIGN_PIDS_FROM = 4_190_000  # just below the kernel's largest PID, so unused
 _HANG_STEP_SECONDS = 3600.0
 
@@ -177,7 +218,8 @@ class SimulatedSource:
             for index in range(scenario.gpus if gpu_count is None else gpu_count)
         ]
         self._lost: set[int] = set()
-        self._occupants: dict[tuple[str, int], tuple[Occupant, float | None]] = {}
+        self._occupants: tuple[Occupant, ...] = ()
+        self._loaded_since: dict[str, float] = {}
         self._advanced_at: float | None = None
 
     def inventory(self, at: float) -> Inventory:
@@ -196,7 +238,8 @@ class SimulatedSource:
         self._reread()
         for fault in self._active(at, "hang"):
             self._hang(fault, at)
-        seconds = 0.0 if self._advanced_at is None else max(0.0, at - self._advanced_at)
+        # At the first sample, what is there has been there for long.
+        seconds = math.inf if self._advanced_at is None else max(0.0, at - self._advanced_at)
         self._advanced_at = at
         return FastTick(at=at, gpus=tuple(self._sample(gpu, at, seconds) for gpu in self._gpus))
 
@@ -225,12 +268,11 @@ class SimulatedSource:
         return found
 
     def occupy(self, occupants: Sequence[Occupant]) -> None:
-        """Replace the occupants. Those that stay keep their start."""
-        before = self._occupants
-        self._occupants = {}
-        for occupant in occupants:
-            key = (occupant.uuid, occupant.pid)
-            self._occupants[key] = (occupant, before[key][1] if key in before else None)
+        """Replace the occupants."""
+        before = {(occupant.uuid, occupant.pid) for occupant in self._occupants}
+        new = [occupant for occupant in occupants if (occupant.uuid, occupant.pid) not in before]
+        self._loaded_since |= {occupant.uuid: occupant.since for occupant in new}
+        self._occupants = tuple(occupants)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -240,12 +282,17 @@ class SimulatedSource:
         if self._is_lost(gpu, at):
             return GpuSample(uuid=gpu.facts.uuid, state="lost", detail="the scenario lost this GPU")
         listed = self._listed(gpu, at)
+        load_percent = max((float(process.sm_percent or 0) for process in listed), default=0.0)
+        forced_celsius = max((fault.celsius for fault in self._active(at, "hot", index)), default=None)
+        if forced_celsius is not None and self._scenario.load == "training":
+            forced_celsius -= _COOLER_WHEN_IDLE * (1.0 - load_percent / 100.0)
         return gpu.advance(
             at,
             seconds,
-            load_percent=max((float(process.sm_percent or 0) for process in listed), default=0.0),
+            load_percent=load_percent,
             memory_bytes=sum(process.memory_bytes or 0 for process in listed),
-            forced_celsius=max((fault.celsius for fault in self._active(at, "hot", index)), default=None),
+            loaded_seconds=at - self._loaded_since.pop(gpu.facts.uuid, at),
+            forced_celsius=forced_celsius,
             reasons=tuple(fault.reason for fault in self._active(at, "throttle", index)),
         )
 
@@ -253,7 +300,7 @@ class SimulatedSource:
         """The processes on a GPU, those of runs first. Together they hold at most its memory."""
         left = (gpu.facts.memory_total_bytes or 0) - RESERVED_BYTES
         fitting = []
-        for process in (*self._processes_of_runs(gpu, at), *self._foreign_on(gpu.facts.index)):
+        for process in (*self._processes_of_runs(gpu, at), *self._foreign_on(gpu, at)):
             held = min(process.memory_bytes or 0, left)
             fitting.append(replace(process, memory_bytes=held))
             left -= held
@@ -261,12 +308,14 @@ class SimulatedSource:
 
     def _processes_of_runs(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
         """The occupants of a GPU. Load and memory grow while one warms up."""
-        for key, (occupant, since) in list(self._occupants.items()):
-            if key[0] != gpu.facts.uuid:
+        for occupant in self._occupants:
+            if occupant.uuid != gpu.facts.uuid:
                 continue
-            since = at if since is None else since
-            self._occupants[key] = (occupant, since)
-            warm = min(1.0, max(0.0, at - since) / _WARM_UP_SECONDS)
+            warm = min(1.0, max(0.0, at - occupant.since) / _WARM_UP_SECONDS)
+            percent, memory_share = _LOAD_PERCENT * warm, warm
+            if self._scenario.load == "training":
+                training = TrainingLoad(zlib.crc32(occupant.run_id.encode(), gpu.seed), gpu.facts.index)
+                percent, memory_share = training.percent(at) * warm, training.memory_share(at, occupant.since)
             memory = occupant.memory_bytes
             if memory is None:
                 share = 0.3 + 0.4 * noise(gpu.seed, *occupant.run_id.encode())
@@ -274,23 +323,26 @@ class SimulatedSource:
             owner = self._reader.identify(occupant.pid)
             yield GpuProcess(
                 pid=occupant.pid,
-                memory_bytes=int(memory * warm),
+                memory_bytes=int(memory * memory_share),
                 user=owner.user if owner else None,
                 command=owner.command if owner else None,
                 start_ticks=owner.start_ticks if owner else None,
-                sm_percent=round(_LOAD_PERCENT * warm),
+                sm_percent=round(percent),
             )
 
-    def _foreign_on(self, index: int) -> Iterator[GpuProcess]:
+    def _foreign_on(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
         """The scenario's processes of other people."""
         for number, foreign in enumerate(self._scenario.foreign):
-            if foreign.gpu in (None, index):
+            if foreign.gpu in (None, gpu.facts.index):
+                load = foreign.load
+                if self._scenario.load == "training":
+                    load *= TrainingLoad(gpu.seed + number, gpu.facts.index).percent(at) / 100.0
                 yield GpuProcess(
                     pid=_FOREIGN_PIDS_FROM + number,
                     memory_bytes=foreign.memory,
                     user=foreign.user,
                     command=foreign.command,
-                    sm_percent=round(foreign.load),
+                    sm_percent=round(load),
                 )
 
     def _is_lost(self, gpu: SimulatedGpu, at: float) -> bool:

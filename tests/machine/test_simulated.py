@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import statistics
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.machine.gpu_model import FastTick, Occupant
-from gputui.machine.simulated import SimulatedSource
+from gputui.machine.simulated import SimulatedSource, TrainingLoad
 from gputui.store.series import GpuSample
 
 EPOCH = 1_000_000.0
@@ -123,3 +127,42 @@ def test_foreign_processes_cannot_be_signalled(tmp_path: Path) -> None:
     assert last(source, 4).memory_used_bytes == 4 * GIB and last(source, 5, 1).memory_used_bytes == 0
     (process,) = source.processes(EPOCH + 5).processes[uuid_of(source)] or ()
     assert (process.user, process.memory_bytes, process.start_ticks) == ("bob", 4 * GIB, None)
+
+
+def test_trainings_have_waves_pauses_and_steps_of_memory(tmp_path: Path) -> None:
+    text = "{gpus: 3, load: training, faults: [{kind: hot, gpu: 2, celsius: 86}]}"
+    source = source_with(tmp_path, text)
+    ranks = [replace(ours(source, index), since=EPOCH) for index in range(3)]
+    source.occupy(ranks)
+    ticks = run(source, 600)
+    first, second, hot = zip(*(tick.gpus for tick in ticks), strict=True)
+    memory = {sample.memory_used_bytes for sample in first}
+    assert memory == {int(share * 20 * GIB) for share in (0.02, 0.4, 0.86, 1.0)}
+    validates = TrainingLoad(zlib.crc32(b"r1", 1), 0).is_validating
+    pauses = [validates(tick.at) for tick in ticks]
+    assert 5 <= sum(begins > before for before, begins in itertools.pairwise(pauses)) <= 10
+    for samples in (first, second):
+        loads = [sample.utilization_percent or 0.0 for sample in samples]
+        paused = [load for load, is_pause in zip(loads[60:], pauses[60:], strict=True) if is_pause]
+        computing = [load for load, is_pause in zip(loads[60:], pauses[60:], strict=True) if not is_pause]
+        assert min(paused) > 50 and max(paused) < 70 and statistics.mean(computing) > 75 and max(computing) > 90
+        powers = [sample.power_watts or 0.0 for sample in samples[60:]]
+        assert max(abs(later - earlier) for earlier, later in itertools.pairwise(powers)) < 80
+    assert [sample.utilization_percent for sample in first] != [sample.utilization_percent for sample in second]
+    assert len({sample.temperature_celsius for sample in hot[60:]}) > 1
+    assert max(TrainingLoad(run, gpu).percent(at) for run in range(40) for gpu in range(4) for at in range(500)) == 100
+
+
+def test_a_source_that_begins_later_goes_on_where_the_other_ended(tmp_path: Path) -> None:
+    text = "{gpus: 1, load: training}"
+    former, later = source_with(tmp_path, text), source_with(tmp_path, text)
+    occupant = replace(ours(former), since=EPOCH)
+    former.occupy([occupant])
+    run(former, 600)
+    later.occupy([occupant])
+    [expected], [sample] = former.fast(EPOCH + 601).gpus, later.fast(EPOCH + 601).gpus
+    assert (sample.utilization_percent, sample.memory_used_bytes) == (
+        expected.utilization_percent, expected.memory_used_bytes,
+    )  # fmt: skip
+    assert sample.power_watts == pytest.approx(expected.power_watts, abs=40)
+    assert sample.temperature_celsius == pytest.approx(expected.temperature_celsius, abs=3)

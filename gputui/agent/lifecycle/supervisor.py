@@ -368,10 +368,11 @@ class Supervisor:
         scan = self.context.scanner.scan() if records else None
         for record in records if scan is not None else ():
             run_id, uuids = record.run_id, record.gpus
+            since = self.context.now() if record.started_at is None else record.started_at
             used = peak_bytes(self.context.connection, run_id, record.number)
             run_dir = self.context.workspace.run_dir(run_id)
             for process in scan.processes_of(run_dir, record.number) if scan is not None else ():
                 if (rank := process.rank) is not None:
                     uuid = uuids[rank % len(uuids)]
-                    occupants.append(Occupant(uuid, process.pid, run_id, rank, used))
+                    occupants.append(Occupant(uuid, process.pid, run_id, rank, used, since))
         return occupants
