@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import statistics
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gputui.metrics.draw.envelope import Bin
@@ -65,6 +67,25 @@ def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0)
 def newest(history: History) -> float | None:
     """The last known value."""
     return next((value for value in reversed(history) if value is not None), None)
+
+
+def lower_half(losses: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """The range in which a sparkline shows how training goes on: from the lowest loss to the median. The first steps
+    change a loss many times as much as all that follow, which would be a flat line."""
+    finite = sorted(loss for loss in losses if loss is not None and math.isfinite(loss))
+    return (finite[0], statistics.median(finite)) if finite else (None, None)
+
+
+def places(history: History, among: Sequence[float]) -> list[float | None]:
+    """The place of each value in a sorted sequence, from 0 to 1: so curves of trials differ wherever their values are
+    close together. NaN and infinities stay."""
+    placed: list[float | None] = []
+    for value in history:
+        if value is None or not math.isfinite(value):
+            placed.append(value)
+        else:
+            placed.append(bisect_left(among, value) / max(1, len(among) - 1))
+    return placed
 
 
 @lru_cache(256)

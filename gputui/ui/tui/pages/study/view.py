@@ -28,6 +28,7 @@ from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.panels import metric_title
+from gputui.ui.tui.layout.sparklines import places
 from gputui.ui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "courses", "front"]
@@ -126,7 +127,7 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
         Column("#", 2 + digits, _number, ">"),
         Column("STATE", max(9, states), lambda row, _: [_state(row)], gap=1),
         _column(metric_title(spec.objectives[0].metric), first, of_value),
-        Column("CURVE", 10, _curve(page), importance=2, gap=1),
+        Column("CURVE", 10, _curve(rows), importance=2, gap=1),
     ]
     if spec.pruner.kind != "none" or spec.pbt is not None:
         rungs = {trial.number: count(trial.rung) for trial in trials}
@@ -158,11 +159,9 @@ def _column(
     return Column(head.upper(), width, lambda row, _: [(texts[row.trial.number], style(row))], ">", importance, gap=1)
 
 
-def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
-    """The curves in the range of all trials; equal rungs are in equal columns."""
-    values = [one.value for rungs in page.rungs.values() for one in rungs]
-    reached = [value for value in values if value is not None and math.isfinite(value)]
-    low, high = min(reached, default=None), max(reached, default=None)
+def _curve(rows: Sequence[TrialRow]) -> Callable[[TrialRow, int], list[Span]]:
+    """The curves by the ranks of their values among those of all trials; equal rungs are in equal columns."""
+    among = sorted(value for row in rows for value in row.curve if value is not None and math.isfinite(value))
 
     def cell(row: TrialRow, width: int) -> list[Span]:
         across = min(width, len(row.curve))
@@ -171,7 +170,7 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
             next((value for value in reversed(row.curve[start:end]) if value is not None), None)
             for start, end in pairwise(ends)
         ]
-        return [(sparkline(cells, len(cells), low, high), "accent")]
+        return [(sparkline(places(cells, among), len(cells), 0.0, 1.0), "accent")]
 
     return cell
 
