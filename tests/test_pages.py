@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from docs.screenshots import IMAGES, PICTURES, shown, still_home
+from docs.screenshots import IMAGES, NOW, PICTURES, shown, still_home
 from gputui.core.config import Workspace
+from gputui.store.database import open_reader
+from gputui.store.run_history import read_incidents
+from gputui.store.studies import read_studies
+from gputui.ui.demo.simulated_trainer import MODELS, Continuation
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.widgets.pane import Pane
+from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.conftest import same_everywhere as same_everywhere
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +81,26 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
             busy = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is not None}
             idle = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is None}
             assert len(rows) == 8 and not busy & idle
+
+
+def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None:
+    snapshot = StillFeed(home, NOW).read()
+    runs = {row.run.run_id: row for row in snapshot.runs}
+    running = [run_id for run_id, row in runs.items() if row.run.state == "running"]
+    assert sorted(running) == ["gpt2-124m-2", "vit-b16-3"]
+    assert all(runs[run_id].progress.loss is not None and runs[run_id].progress.losses for run_id in running)
+    assert all(gpu.utilization_percent for gpu in snapshot.gpus if gpu.run_id in running)
+    assert "waits for 4 GPUs" in (runs["resnet50-2"].run.waiting_for or "")
+    assert any(process.user == "bob" for gpu in snapshot.gpus for process in gpu.processes or ())
+    assert [alert.rule for alert in snapshot.alerts.last] == ["gpu_hot"] and len(snapshot.machine.quarantined) == 1
+    with closing(open_reader(home.database)) as connection:
+        recent = [incident.at for incident in read_incidents(connection, "vit-b16-3")]
+        assert [study.state for study in read_studies(connection)] == ["finished"]
+    assert len(recent) == 2 and recent[-1] > NOW - 600
+    # The other one recovers before the eyes of the reader.
+    continuation = Continuation.take(home.run_dir("gpt2-124m-2"))
+    assert continuation is not None and continuation.fails_at is not None
+    assert 10 < (continuation.fails_at - continuation.step) * MODELS["gpt2-124m"].step_seconds < 20
 
 
 async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:

@@ -6,17 +6,19 @@ processes never existed. So the screen, ``explain`` and the reports show what th
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
+from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.attempt_end import end_attempt
 from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
@@ -31,6 +33,7 @@ from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.effects import MachineContext
 from gputui.runs import repository
+from gputui.runs.code_version import read_code
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
@@ -50,25 +53,20 @@ from gputui.ui.demo.simulated_trainer import (
     LOG_STEPS,
     MODELS,
     VALIDATION_STEPS,
+    Continuation,
+    LossCurve,
     lines,
     log_line,
-    loss_at,
     save,
-    tuned_end,
 )
+from gputui.ui.demo.stories import CHANGED_AGO, DAY, HOUR, STORIES, STUDY_AGO, Act, Story, change_script, write_profiles
 from gputui.ui.demo.study import STUDY, play_study
-
-HOUR = 3600.0
-DAY = 24 * HOUR
 
 SAMPLED_SECONDS = 26 * HOUR
 """Length of the history of GPU samples."""
 
-STUDY_AGO = 3.2 * DAY
-"""How long ago the study began."""
-
-MAX_LINES, MAX_TRIAL_LINES = 1500, 200
-"""About how many steps an attempt, and an attempt of a trial, writes; a line for each step would only take time."""
+MAX_TRIAL_LINES = 200
+"""About how many steps an attempt of a trial writes."""
 
 MAX_VALIDATIONS = 200
 """About how many validations an attempt writes."""
@@ -76,60 +74,19 @@ MAX_VALIDATIONS = 200
 RECENT_STEPS = 300
 """Newest steps of a live attempt that all have lines."""
 
-OOM = """\
-[rank1]: Traceback (most recent call last):
-[rank1]:   File "/srv/train/train.py", line 88, in <module>
-[rank1]:     loss.backward()
-[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 1.31 GiB free.
-"""
-KEY_ERROR = """\
-Traceback (most recent call last):
-  File "/srv/train/train.py", line 41, in <module>
-    batch = collate(next(iter(loader)))
-  File "/srv/train/data.py", line 17, in collate
-    return {"labels": torch.stack([row["labels"] for row in rows])}
-KeyError: 'labels'
-"""
-BUS_ERROR = """\
-[rank3]: Traceback (most recent call last):
-[rank3]:   File "/srv/train/train.py", line 88, in <module>
-[rank3]:     loss.backward()
-[rank3]: torch.AcceleratorError: CUDA error: unspecified launch failure
-"""
 
+class Occupation(NamedTuple):
+    """An attempt on its GPUs; ``peak`` is the memory in bytes that it takes of each."""
 
-class Act(Struct, frozen=True):
-    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned."""
-
-    last_step: int
-    log: str = ""
-    code: int = 0
-    xid: int | None = None
-    is_stopped: bool = False
-    pruned: str | None = None
-    max_lines: int = MAX_LINES
-    is_live: bool = False
-
-
-class Story(Struct, frozen=True):
-    """One run: its start in seconds ago, GPUs, attempts, and learning rate if not the profile's."""
-
-    profile: str
-    began_ago: float
+    began_at: float
+    ended_at: float
+    run_id: str
     gpus: tuple[int, ...]
-    acts: tuple[Act, ...]
-    actor: str = "ada"
-    lr: float | None = None
+    peak: int
 
 
-STORIES = (
-    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), (Act(90_000),)),
-    Story("vit-b16", 4.1 * DAY, (4, 5), (Act(34_150, OOM, 1), Act(90_000))),
-    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), (Act(46_950, BUS_ERROR, 1, xid=79), Act(120_000))),
-    Story("bert-mlm", 1.2 * DAY, (0, 1), (Act(0, KEY_ERROR, 1),), "bob"),
-    Story("vit-b16", 22 * HOUR, (4, 6), (Act(90_000),), lr=0.0015),
-    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), (Act(48_960, is_stopped=True),)),
-)
+Play = Iterator[float]
+"""Writes a part of the past, piece by piece: each value is the time (UTC) of the next piece."""
 
 
 class Clock:
@@ -158,24 +115,29 @@ class DemoPast:
             self.connection, workspace, wake=lambda: None, now=self.clock.now, monotonic=time.monotonic
         )
         self.gpus: tuple[GpuFacts, ...] = ()
-        self.busy: list[tuple[float, float, str, tuple[int, ...]]] = []
+        self.busy: list[Occupation] = []
 
-    def make(self, stories: Sequence[Story] = STORIES, each_recent: Callable[[], object] = lambda: None) -> None:
-        """Write it; ``each_recent`` follows each late sample. Raises sqlite3.Error, OSError."""
+    def make(self, stories: Sequence[Story] = STORIES) -> None:
+        """Write it. Raises sqlite3.Error, OSError."""
         self.clock.at = self.until - 7 * DAY
+        write_profiles(self.workspace, self.clock.at)
         inventory = self.source.inventory(self.clock.at)
         self.gpus = inventory.gpus
         self.context.recorder.take([inventory])
         self.context.recorder.flush()
-        file = self.workspace.study_files / f"{STUDY}.yaml"
-        plays: list[tuple[float, Callable[[], None]]] = [
-            (STUDY_AGO, partial(play_study, self, file, self.until - STUDY_AGO)),
-            *((story.began_ago, partial(self._play, story)) for story in stories),
+        plays = [
+            (self.until - STUDY_AGO, 0, self._play_study()),
+            (self.until - CHANGED_AGO, 1, self._change_script()),
+            (self.until - SAMPLED_SECONDS, 2, self._sample()),
+            *((self.until - story.began_ago, number, self._play(story)) for number, story in enumerate(stories, 3)),
         ]
-        for _, play in sorted(plays, key=lambda each: -each[0]):
-            play()
-        self.context.recorder.reported.clear()
-        self._sample(each_recent)
+        # Events are shown in the order in which they were written.
+        heapq.heapify(plays)
+        while plays:
+            self.clock.at, number, play = heapq.heappop(plays)
+            following = next(play, None)
+            if following is not None:
+                heapq.heappush(plays, (following, number, play))
 
     def close(self) -> None:
         self.context.ingest.close()
@@ -183,22 +145,33 @@ class DemoPast:
 
     # --- runs
 
-    def _play(self, story: Story) -> None:
-        self.clock.at = self.until - story.began_ago
+    def _change_script(self) -> Play:
+        change_script(self.workspace.profiles, self.clock.at)
+        yield from ()
+
+    def _play_study(self) -> Play:
+        play_study(self, self.workspace.study_files / f"{STUDY}.yaml", self.clock.at)
+        yield from ()
+
+    def _play(self, story: Story) -> Play:
         profile = load(self.workspace.profiles / f"{story.profile}.yaml")
         changed = {} if story.lr is None else {"lr": story.lr}
         spec = resolve(profile, overrides=changed, inventory=self.gpus)
-        run_id = self.begin_run(replace(spec, shell=None), story.actor)
+        spec = replace(spec, shell=None, code=read_code(Path(spec.workdir)))
+        run_id = self.begin_run(spec, story.actor)
         gpus = story.gpus
         for act in story.acts:
-            gpus = self._act(run_id, act, gpus, MODELS[story.profile][0], story.actor)
+            yield from self._act(run_id, act, gpus, MODELS[story.profile].step_seconds, story.actor)
+            quarantined = {uuid for (uuid,) in self.connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
+            gpus = tuple(index for index in gpus if self.gpus[index].uuid not in quarantined)
 
     def train_trial(
         self, run_id: str, gpus: tuple[int, ...], step_seconds: float, last_step: int, pruned: str | None, actor: str
     ) -> None:
         """Write the only attempt of a trial's run, to its end or to where it is pruned."""
         act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES)
-        self._act(run_id, act, gpus, step_seconds, actor)
+        for _ in self._act(run_id, act, gpus, step_seconds, actor):
+            pass
 
     def begin_run(self, spec: RunSpec, actor: str, name: str | None = None) -> str:
         """Queue a run now; returns its id."""
@@ -217,8 +190,8 @@ class DemoPast:
             add_event(connection, "launched", f"launched by {actor}", now=clock.at, run_id=run_id)
         return run_id
 
-    def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> tuple[int, ...]:
-        """Write one attempt from its start to its end; returns the GPUs of the next one."""
+    def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> Play:
+        """Write the start of an attempt and all that it does, then its end."""
         clock, connection, workspace = self.clock, self.connection, self.workspace
         run = self._run(run_id)
         if run.state is RunState.RECOVERING:
@@ -226,6 +199,8 @@ class DemoPast:
             with transaction(connection):
                 repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
             run = self._run(run_id)
+        if run.state is RunState.STOPPED:
+            run = self._resume(run, act, actor)
         uuids = [self.gpus[index].uuid for index in gpus]
         executor = self.context.executors.of(None)
         attempt = prepare_attempt(self.context, Start(run, tuple(uuids)), Grant(executor, gpus))
@@ -233,8 +208,15 @@ class DemoPast:
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
         printed = self._train(run_id, attempt, act, len(gpus), step_seconds)
+        peak = MODELS[run.profile].peak_bytes(int(str(attempt.params["batch_size"])))
         log = attempt_dir(workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
         log.write_text("\n".join([f"training on {len(gpus)} GPUs", *printed, act.log]))
+        if act.is_live:
+            read_rest(self.context, run_id, 60.0)
+            self.busy.append(Occupation(began_at, math.inf, run_id, gpus, peak))
+            return
+        self.busy.append(Occupation(began_at, clock.at, run_id, gpus, peak))
+        yield clock.at
         if act.is_stopped:
             with transaction(connection):
                 repository.request_stop(connection, run_id, attempt.number, "stop")
@@ -244,19 +226,27 @@ class DemoPast:
             event = GpuEvent(clock.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
             self.context.recorder.take([event])
             self.context.recorder.flush()
-        if act.is_live:
-            read_rest(self.context, run_id, 60.0)
-            self.busy.append((began_at, math.inf, run_id, gpus))
-            return gpus
         self._end(run_id, attempt, act, began_at, tuple(uuids))
-        self.busy.append((began_at, clock.at, run_id, gpus))
-        quarantined = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
-        return tuple(index for index in gpus if self.gpus[index].uuid not in quarantined)
+
+    def _resume(self, run: Run, act: Act, actor: str) -> Run:
+        """Queue a stopped run again from its last checkpoint."""
+        self.clock.at += 3.0
+        newest = max((self.workspace.run_dir(run.run_id) / "checkpoints").iterdir())
+        with transaction(self.connection):
+            repository.replace_next_attempt(
+                self.connection,
+                run.run_id,
+                params={**run.params, "batch_size": act.batch_size},
+                resume_from=str(newest),
+            )
+            repository.move(self.connection, run, RunState.QUEUED, cause="resume", actor=actor, now=self.clock.at)
+            self.context.note("requeued", f"resumed by {actor} from {newest.name}", run.run_id, key="resume")
+        return self._run(run.run_id)
 
     def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> list[str]:
         """Write metrics and checkpoints, and move the clock; returns what was printed."""
         clock, folder = self.clock, self.workspace.run_dir(run_id)
-        first_step, first_at = attempt.resumed_step or 0, clock.at + 18.0
+        first_step, first_at = attempt.resumed_step or 0, clock.at + act.start_seconds
         if act.is_live:
             act = replace(act, last_step=first_step + int((self.until - first_at) / step_seconds))
         saved = _saved_steps(act, first_step)
@@ -269,25 +259,29 @@ class DemoPast:
                 repository.move(self.connection, run, RunState.RUNNING, cause="first step read", now=first_at)
         written: list[dict[str, object]] = []
         params = {name: float(str(value)) for name, value in attempt.params.items()}
-        first, last = MODELS[self._run(run_id).profile][1]
-        loss = first, tuned_end(last, params["lr"], params["weight_decay"])
+        model = MODELS[self._run(run_id).profile]
+        curve = LossCurve.of(model, int(params["steps"]), params["lr"], params["weight_decay"])
         printed: list[str] = []
         samples = int(params["batch_size"] * params["grad_accum"])
+        peak = model.peak_bytes(int(params["batch_size"]))
         for step in steps:
             at = first_at + (step - first_step) * step_seconds
             if step % LOG_STEPS == 0:
-                now = loss_at(step, int(params["steps"]), *loss, int(first * 1000))
-                printed.append(log_line(step, int(params["steps"]), now))
+                printed.append(log_line(step, curve.total, curve.training(step)))
             written += lines(
-                step, at, total=int(params["steps"]), ranks=ranks, batch_size=samples,
-                step_seconds=step_seconds, loss=loss, lr=params["lr"],
+                step, at, curve=curve, ranks=ranks, batch_size=samples, step_seconds=step_seconds, lr=params["lr"],
+                peak=peak,
             )  # fmt: skip
         with (folder / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in written)
         for step in saved:
             at = first_at + (step - first_step) * step_seconds + 0.1
-            os.utime(save(folder / "checkpoints", step), (at, at))
-        clock.at = self.until if act.is_live else first_at + (act.last_step - first_step) * step_seconds + 1.0
+            os.utime(save(folder / "checkpoints", step, model.checkpoint_bytes), (at, at))
+        clock.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
+        if act.is_live:
+            clock.at = self.until
+            fails_at = None if act.fails_after is None else act.last_step + act.fails_after
+            Continuation(act.last_step, fails_at).write(folder)
         return printed
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
@@ -315,18 +309,21 @@ class DemoPast:
 
     # --- hardware
 
-    def _sample(self, each_recent: Callable[[], object]) -> None:
-        """Record GPUs and host: a sample per minute, at the end one every two seconds."""
+    def _sample(self) -> Play:
+        """Record GPUs and host: a sample per minute, at the end one every two seconds, with the alerts that follow."""
         begin, recent = self.until - SAMPLED_SECONDS, self.until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 2.0 * number for number in range(450)]
         recorder = self.context.recorder
+        recorder.reported.clear()
+        # Durations of alerts are those of the history.
+        alerts = AlertEvaluation(replace(self.context, monotonic=self.clock.now), lambda: ())
         pid = os.getpid()
         for number, at in enumerate(times):
-            self.clock.at = at
+            yield at
             occupants = [
-                Occupant(self.gpus[index].uuid, pid, run_id, rank)
-                for began_at, ended_at, run_id, gpus in self.busy
+                Occupant(self.gpus[index].uuid, pid, run_id, rank, peak, began_at)
+                for began_at, ended_at, run_id, gpus, peak in self.busy
                 if began_at <= at < ended_at
                 for rank, index in enumerate(gpus)
             ]
@@ -335,7 +332,7 @@ class DemoPast:
             if number % 100 == 99:
                 recorder.flush()
             if at >= recent:
-                each_recent()
+                alerts.turn()
         recorder.flush()
 
 

@@ -7,31 +7,71 @@ import argparse
 import json
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CHECKPOINT_STEPS = 200
 KEPT_CHECKPOINTS = 3
 VALIDATION_STEPS = 100
 LOG_STEPS = 20
 LR, WEIGHT_DECAY = 6e-4, 0.1
+OOM = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/srv/train/train.py", line 88, in <module>
+[rank1]:     loss.backward()
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 1.31 GiB free.
+"""
 
-# Of each model the seconds of a step, and the first and the last loss.
+
+class TrainedModel(NamedTuple):
+    """What is trained. A checkpoint holds its weights."""
+
+    step_seconds: float
+    first_loss: float
+    last_loss: float
+    checkpoint_bytes: int
+    sample_bytes: int
+
+    def peak_bytes(self, batch_size: int) -> int:
+        """The most memory of a rank: weights, gradients and two moments, and what each sample of its batch takes."""
+        return 4 * self.checkpoint_bytes + batch_size * self.sample_bytes
+
+
 MODELS = {
-    "gpt2-124m": (0.4, (10.9, 3.1)),
-    "resnet50": (0.4, (6.9, 1.4)),
-    "vit-b16": (0.5, (6.9, 1.9)),
-    "bert-mlm": (0.4, (10.3, 1.8)),
+    "gpt2-124m": TrainedModel(0.4, 10.9, 3.1, 498_000_000, 639_000_000),
+    "resnet50": TrainedModel(0.4, 6.9, 1.4, 102_000_000, 160_000_000),
+    "vit-b16": TrainedModel(0.5, 6.9, 1.9, 346_000_000, 150_000_000),
+    "bert-mlm": TrainedModel(0.4, 10.3, 1.8, 440_000_000, 240_000_000),
 }
 SHORT_STEPS = 12_000
 """A shorter training has shorter steps, so that a trial of the study takes a minute."""
+
+
+class Continuation(NamedTuple):
+    """Where a run of the demo's past goes on: a JSON file in its folder that its next process takes away. Rank 1 runs
+    out of memory at the step ``fails_at``."""
+
+    step: int
+    fails_at: int | None = None
+
+    def write(self, folder: Path) -> None:
+        (folder / "continuation.json").write_text(json.dumps(self), "utf-8")
+
+    @classmethod
+    def take(cls, folder: Path) -> "Continuation | None":
+        path = folder / "continuation.json"
+        if not path.exists():
+            return None
+        continuation = cls(*json.loads(path.read_text("utf-8")))
+        path.unlink()
+        return continuation
 
 
 def noise(*key: int) -> float:
@@ -43,54 +83,80 @@ def noise(*key: int) -> float:
     return value / 0x7FFFFFFF - 1.0
 
 
-def loss_at(step: int, total: int, start: float, end: float, seed: int) -> float:
-    """A loss that falls fast, then slowly, with proportional noise."""
-    done = step / total
-    smooth = end + (start - end) * (0.8 * math.exp(-18 * done) + 0.2 * math.exp(-3 * done))
-    return smooth * (1 + 0.03 * noise(seed, step))
+def drift(step: int, knot_steps: int, *key: int) -> float:
+    """A number from -1 to 1 that changes slowly: noise at each so many steps, and lines between."""
+    knot, into = divmod(step, knot_steps)
+    before, after = noise(knot, *key), noise(knot + 1, *key)
+    return before + (after - before) * into / knot_steps
 
 
-def tuned_end(end: float, lr: float, weight_decay: float) -> float:
-    """The final loss: ``end`` for the best parameters, more for others."""
-    return end * (1 + 0.09 * math.log10(lr / LR) ** 2 + 1.2 * (weight_decay - WEIGHT_DECAY) ** 2)
+class LossCurve(NamedTuple):
+    """The losses of a training of ``total`` steps: fast at first, then slow, and ever less noisy."""
 
+    first: float
+    last: float
+    speed: float
+    total: int
+    seed: int
 
-def validation_loss(step: int, total: int, loss: tuple[float, float]) -> float:
-    """The validation loss after a step. ``loss`` are the first and the last training loss."""
-    return round(loss_at(step, total, loss[0], loss[1] * 1.04, int(loss[0] * 1000) + 1), 5)
+    @classmethod
+    def of(cls, model: TrainedModel, total: int, lr: float, weight_decay: float) -> "LossCurve":
+        """The curve of some parameters: the best learning rate ends lowest, a smaller one is also slower."""
+        penalty = 0.09 * math.log10(lr / LR) ** 2 + 1.2 * (weight_decay - WEIGHT_DECAY) ** 2
+        speed = min(1.5, (lr / LR) ** 0.3)
+        seed = int(model.first_loss * 1000) + int(lr * 1e7) + int(weight_decay * 1e5)
+        return cls(model.first_loss, model.last_loss * (1 + penalty), speed, total, seed)
+
+    def training(self, step: int) -> float:
+        """The loss of a step's batch."""
+        wide = 0.014 + 0.05 * math.exp(-8 * step / self.total)
+        waves = drift(step, max(1, self.total // 150), self.seed, 1)
+        jitter = noise(self.seed, step) + noise(self.seed, step, 5)
+        return self._smooth(step) * (1 + wide * (jitter + 2 * waves))
+
+    def validation(self, step: int) -> float:
+        """The loss on the validation data, which falls behind the training's."""
+        behind = 1.02 + 0.04 * step / self.total
+        return round(self._smooth(step) * behind * (1 + 0.008 * noise(self.seed, step, 6)), 5)
+
+    def _smooth(self, step: int) -> float:
+        done = step / self.total * self.speed
+        return self.last + (self.first - self.last) * (0.8 * math.exp(-18 * done) + 0.2 * math.exp(-3 * done))
 
 
 def lines(
     step: int,
     at: float,
     *,
-    total: int,
+    curve: LossCurve,
     ranks: int,
     batch_size: int,
     step_seconds: float,
-    loss: tuple[float, float],
-    lr: float = LR,
+    lr: float,
+    peak: int,
 ) -> Iterator[dict[str, Any]]:
-    """The lines of all ranks about a step; ``loss`` are the first and the last, ``at`` is UTC."""
-    seed = int(loss[0] * 1000)
+    """The lines of all ranks about a step; ``at`` is UTC, ``peak`` the most memory of a rank in bytes."""
+    seed, total = curve.seed, curve.total
     warm = max(1, total // 20)
     for rank in range(ranks):
-        wait = 0.02 + 0.01 * abs(noise(seed, step, rank))
+        slower = 0.02 * noise(seed, step, rank, 1) + 0.03 * drift(step, 150, seed, 2)
+        wait = 0.02 + 0.01 * abs(noise(seed, step, rank)) + 0.01 * abs(drift(step, 150, seed, rank))
         line: dict[str, Any] = {
             "step": step, "time": round(at, 3), "rank": rank,
-            "step_time": round(step_seconds * (1 + 0.02 * noise(seed, step, rank, 1)), 4),
-            "data_time": round(step_seconds * wait, 4),
+            "step_time": round(step_seconds * (1 + slower), 4),
+            "data_time": round(step_seconds * wait, 4), "gpu_mem_peak": peak,
         }  # fmt: skip
         if rank == 0:
+            steepness = 0.6 + 2.0 * math.exp(-step / warm)
             line |= {
-                "loss": round(loss_at(step, total, *loss, seed), 5),
+                "loss": round(curve.training(step), 5),
                 "lr": lr * min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / total)),
-                "grad_norm": round(0.6 + 2.0 * math.exp(-step / warm) + 0.1 * noise(seed, step, 2), 4),
-                "samples_per_s": round(ranks * batch_size / step_seconds * (1 + 0.01 * noise(seed, step, 3)), 1),
+                "grad_norm": round(steepness * (1 + 0.2 * noise(seed, step, 2) + 0.2 * drift(step, 300, seed, 3)), 4),
+                "samples_per_s": round(ranks * batch_size / (step_seconds * (1 + slower)), 1),
                 "total_steps": total,
             }
             if step % VALIDATION_STEPS == 0 and step:
-                line["val/loss"] = validation_loss(step, total, loss)
+                line["val/loss"] = curve.validation(step)
         yield line
 
 
@@ -99,16 +165,26 @@ def log_line(step: int, total: int, loss: float) -> str:
     return f"step {step}/{total} loss {loss:.4f}"
 
 
-def save(folder: Path, step: int) -> Path:
-    """Write a checkpoint: a ZIP file as by ``torch.save``, without weights."""
+def save(folder: Path, step: int, size: int) -> Path:
+    """Write a checkpoint in the format safetensors: a header, and a hole in the file in place of ``size`` weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:06d}.pt"
-    with zipfile.ZipFile(path.with_suffix(".tmp"), "w") as archive:
-        archive.writestr("archive/state.json", json.dumps({"step": step}))
+    path = folder / f"step_{step:06d}.safetensors"
+    weights = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = json.dumps({"__metadata__": {"step": str(step)}, "weights": weights}).encode()
+    with path.with_suffix(".tmp").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + size)
     path.with_suffix(".tmp").replace(path)
-    for old in sorted(folder.glob("step_*.pt"))[:-KEPT_CHECKPOINTS]:
+    for old in sorted(folder.glob("step_*.safetensors"))[:-KEPT_CHECKPOINTS]:
         old.unlink()
     return path
+
+
+def saved_step(path: Path) -> int:
+    """The step of a checkpoint."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return int(header["__metadata__"]["step"])
 
 
 def main() -> None:
@@ -123,7 +199,9 @@ def main() -> None:
     parser.add_argument("--resume", type=Path)
     options = parser.parse_args()
     ranks = max(1, len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-    sys.exit(train(options, int(os.environ["LOCAL_RANK"]), ranks) if "LOCAL_RANK" in os.environ else launch(ranks))
+    if "LOCAL_RANK" in os.environ:
+        sys.exit(train(options, int(os.environ["LOCAL_RANK"]), ranks))
+    sys.exit(launch(options, ranks))
 
 
 def say(text: str) -> None:
@@ -132,8 +210,11 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def launch(ranks: int) -> int:
+def launch(options: argparse.Namespace, ranks: int) -> int:
     """Start this script once for each rank, and wait; returns the first exit code that is not 0."""
+    continuation = Continuation.take(options.out)
+    if continuation is None:
+        continuation = Continuation(0 if options.resume is None else saved_step(options.resume))
     processes: list[subprocess.Popen[bytes]] = []
 
     def pass_on(*_: object) -> None:
@@ -147,9 +228,15 @@ def launch(ranks: int) -> int:
         for rank in range(ranks):
             environment = {
                 **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port,
+                "CONTINUATION": json.dumps(continuation),
             }  # fmt: skip
             processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
-        codes = [process.wait() for process in processes]
+        codes = []
+        for _ in processes:
+            codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+            if codes[-1]:
+                # The other ranks cannot go on without this one.
+                store.close()
     return next((code for code in codes if code), 0)
 
 
@@ -157,33 +244,36 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> int:
     """Run one rank until all steps are done or SIGTERM arrives; returns the exit code."""
     should_stop: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: should_stop.append(True))
-    with socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
-        return steps(options, rank, ranks, should_stop)
+    with socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))) as store:
+        return steps(options, rank, ranks, should_stop, store)
 
 
-def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[bool]) -> int:
-    """Make the steps that are left, until ``should_stop`` is filled; returns the exit code."""
-    begin = 0
-    if options.resume is not None:
-        with zipfile.ZipFile(options.resume) as archive:
-            begin = json.loads(archive.read("archive/state.json"))["step"]
-    step_seconds, (first, last) = MODELS[options.model]
-    step_seconds *= min(1.0, options.steps / SHORT_STEPS)
-    loss = first, tuned_end(last, options.lr, options.weight_decay)
+def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[bool], store: socket.socket) -> int:
+    """Make the steps that are left, until ``should_stop`` is filled or the ``store`` is gone; returns the exit code."""
+    begin, fails_at = Continuation(*json.loads(os.environ["CONTINUATION"]))
+    model = MODELS[options.model]
+    step_seconds = model.step_seconds * min(1.0, options.steps / SHORT_STEPS)
+    curve = LossCurve.of(model, options.steps, options.lr, options.weight_decay)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     folder, began_at = options.out / "checkpoints", time.monotonic()
     for step in range(begin + 1, options.steps + 1):
-        time.sleep(max(0.0, began_at + (step - begin) * step_seconds - time.monotonic()))
+        wait = max(0.0, began_at + (step - begin) * step_seconds - time.monotonic())
+        is_group_gone = bool(select.select([store], [], [], wait)[0])
+        if is_group_gone:
+            return 1
+        if step == fails_at and rank == 1:
+            sys.stderr.write(OOM)
+            return 1
         written = lines(
-            step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size * options.grad_accum,
-            step_seconds=step_seconds, loss=loss, lr=options.lr,
+            step, time.time(), curve=curve, ranks=ranks, batch_size=options.batch_size * options.grad_accum,
+            step_seconds=step_seconds, lr=options.lr, peak=model.peak_bytes(options.batch_size),
         )  # fmt: skip
         line = next(one for one in written if one["rank"] == rank)
         os.write(out, f"{json.dumps(line)}\n".encode())
         if rank == 0 and step % LOG_STEPS == 0:
             say(log_line(step, options.steps, line["loss"]))
         if rank == 0 and (step % CHECKPOINT_STEPS == 0 or should_stop or step == options.steps):
-            say(f"saved {save(folder, step).name}")
+            say(f"saved {save(folder, step, model.checkpoint_bytes).name}")
         if should_stop:
             break
     return 0

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.profiles.resolve import resolve
+from gputui.runs.code_version import read_code
 from gputui.runs.repository import transaction
 from gputui.runs.submission import write_spec
 from gputui.store.rows import insert
@@ -25,7 +26,7 @@ from gputui.studies.importances import importances
 from gputui.studies.rungs import pruning_reason
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import load_study
-from gputui.ui.demo.simulated_trainer import MODELS, VALIDATION_STEPS, tuned_end, validation_loss
+from gputui.ui.demo.simulated_trainer import MODELS, VALIDATION_STEPS, LossCurve
 
 if TYPE_CHECKING:
     from gputui.ui.demo.past import DemoPast
@@ -71,7 +72,8 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
     connection, clock, workspace = past.connection, past.clock, past.workspace
     found = load_study(file, workspace, file.parent)
     spec, study_id = found.spec, f"{STUDY}-1"
-    base = replace(resolve(found.profile, overrides=dict(spec.params), inventory=past.gpus), shell=None)
+    base = resolve(found.profile, overrides=dict(spec.params), inventory=past.gpus)
+    base = replace(base, shell=None, code=read_code(Path(base.workdir)))
     folder = workspace.studies / study_id
     folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True)
     write_spec(folder / rows.SPEC_FILE, base)
@@ -108,12 +110,8 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
 
 def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
     """A trial's values at its rungs, up to where the median of earlier trials prunes it."""
-    first, last = MODELS[spec.profile][1]
-    end = tuned_end(last, params["lr"], params["weight_decay"])
-    values = tuple(
-        validation_loss(rung * VALIDATION_STEPS, int(params["steps"]), (first, end))
-        for rung in range(1, spec.pruner.rungs + 1)
-    )
+    curve = LossCurve.of(MODELS[spec.profile], int(params["steps"]), params["lr"], params["weight_decay"])
+    values = tuple(curve.validation(rung * VALIDATION_STEPS) for rung in range(1, spec.pruner.rungs + 1))
     course = _Course(begin, values)
     for rung in range(spec.pruner.warmup + 1, spec.pruner.rungs):
         now = course.at(rung)

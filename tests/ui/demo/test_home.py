@@ -12,30 +12,41 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gputui.runs.checkpoint_formats import validate
+from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
-from gputui.store.runs import find_run
+from gputui.store.run_history import read_incidents
+from gputui.store.runs import Run, find_run
 from gputui.store.studies import read_studies
 from gputui.ui.demo import past, simulated_trainer
 from gputui.ui.demo.home import demo_home
-from gputui.ui.demo.past import STORIES, DemoPast
+from gputui.ui.demo.past import DemoPast
+from gputui.ui.demo.stories import STORIES
 from gputui.ui.tui.commands import start_study
 from gputui.ui.tui.pages.study.choose import make_plan
 from tests.conftest import wait_until
 
 
-def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(DemoPast.make, "__defaults__", (STORIES[-1:], lambda: None))
+    monkeypatch.setattr(DemoPast.make, "__defaults__", (STORIES[-2:],))
     monkeypatch.setattr(past, "SAMPLED_SECONDS", 3600.0)
     monkeypatch.setattr(past, "MAX_TRIAL_LINES", 20)
     with demo_home() as workspace, closing(open_reader(workspace.database)) as connection:
 
-        def steps() -> int:
-            return find_run(connection, "gpt2-124m-1").attempt_last_step or 0
+        def run() -> Run:
+            return find_run(connection, "gpt2-124m-1")
 
-        begin = wait_until(lambda: steps() if steps() > 48_960 else None, 60, "a step of the resumed run")
-        wait_until(lambda: steps() > begin, 60, "another step")
+        assert (run().state, run().attempt) == ("running", 2)
+        begin = run().attempt_last_step or 0
+        wait_until(lambda: (run().attempt_last_step or 0) > begin, 60, "another step of the same attempt")
+        wait_until(lambda: (run().state, run().attempt) == ("running", 3), 60, "the recovery")
+        [incident] = read_incidents(connection, "gpt2-124m-1")
+        assert incident.kind == "cuda_oom"
+        first, second, third = read_attempts(connection, "gpt2-124m-1")
+        assert [attempt.params["batch_size"] for attempt in (first, second, third)] == [64, 128, 64]
+        assert third.resumed_step is not None and third.resumed_step > (second.resumed_step or 0) > 49_000
         waiting = find_run(connection, "resnet50-1")
         assert waiting.state == "queued" and waiting.waiting_for
         folder = str(workspace.state.parent)
@@ -66,10 +77,12 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 20, 60, "steps of both ranks")
     process.terminate()
     assert process.wait(60) == 0
-    saved = max((tmp_path / "checkpoints").glob("step_*.pt"))
+    saved = max((tmp_path / "checkpoints").glob("step_*.safetensors"))
+    info = validate(saved)
+    assert info.valid and (info.size_bytes or 0) > 400_000_000 and saved.stat().st_blocks * 512 < 100_000
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     last_step = max(line["step"] for line in lines if line["rank"] == 0)
-    assert saved.name == f"step_{last_step:06d}.pt"
+    assert saved.name == f"step_{last_step:06d}.safetensors"
     again = [*argv, "--resume", str(saved)]
     again[again.index("1000")] = str(last_step + 3)
     assert subprocess.run(again, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0

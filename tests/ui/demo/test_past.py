@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace, locate
-from gputui.machine.simulated import SimulatedSource
+from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
@@ -23,8 +23,8 @@ from gputui.store.runs import find_run, read_runs
 from gputui.store.studies import StudyState, TrialState, find_study, read_rungs, read_trials
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import study_spec
-from gputui.ui.demo.home import SCENARIO, write_profiles
-from gputui.ui.demo.past import STORIES, DemoPast
+from gputui.ui.demo.home import fill_home
+from gputui.ui.demo.stories import STORIES
 
 NOW = 1_795_230_764.0
 
@@ -33,11 +33,7 @@ NOW = 1_795_230_764.0
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = locate(tmp_path_factory.mktemp("demo"), {})
     workspace.create()
-    workspace.scenario.write_text(SCENARIO.format(seed=5))
-    write_profiles(workspace)
-    past = DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=NOW), NOW)
-    past.make()
-    past.close()
+    fill_home(workspace, NOW, 5).close()
     return workspace
 
 
@@ -47,21 +43,24 @@ def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def test_every_story_is_a_run_that_is_over(connection: sqlite3.Connection) -> None:
+def test_every_story_is_a_run(connection: sqlite3.Connection) -> None:
     runs = read_runs(connection)
     stories = [run for run in runs if run.study_id is None]
     assert len(stories) == len(STORIES)
     assert {run.run_id: run.state for run in stories} == {
         "resnet50-1": "succeeded", "vit-b16-1": "succeeded", "gpt2-124m-1": "succeeded", "bert-mlm-1": "failed",
-        "vit-b16-2": "succeeded", "gpt2-124m-2": "stopped",
+        "vit-b16-2": "succeeded", "vit-b16-3": "running", "gpt2-124m-2": "running", "resnet50-2": "queued",
     }  # fmt: skip
-    assert all(run.ended_at is not None and run.ended_at < NOW for run in runs)
-    assert connection.execute("SELECT count(*) FROM leases").fetchone() == (0,)
+    assert all(run.ended_at is not None and run.ended_at < NOW for run in runs if run.state.is_over)
+    assert connection.execute("SELECT count(*) FROM leases").fetchone() == (6,)
 
 
 def test_incidents_and_decisions_are_those_of_the_standard_policy(connection: sqlite3.Connection) -> None:
-    kinds = {one.run_id: one.kind for run in read_runs(connection) for one in read_incidents(connection, run.run_id)}
-    assert kinds == {"vit-b16-1": "cuda_oom", "gpt2-124m-1": "gpu_lost", "bert-mlm-1": "user_exception"}
+    kinds = [(one.run_id, one.kind) for run in read_runs(connection) for one in read_incidents(connection, run.run_id)]
+    assert sorted(kinds) == [
+        ("bert-mlm-1", "user_exception"), ("gpt2-124m-1", "gpu_lost"), ("vit-b16-1", "cuda_oom"),
+        ("vit-b16-3", "cuda_oom"), ("vit-b16-3", "illegal_access"),
+    ]  # fmt: skip
     first, second = read_attempts(connection, "vit-b16-1")
     assert (first.params["batch_size"], second.params["batch_size"]) == (512, 256)
     assert second.resumed_step == 34_000 and second.first_step == 34_001
@@ -74,7 +73,7 @@ def test_each_run_can_be_resumed_from_its_last_checkpoint(connection: sqlite3.Co
     for run in read_runs(connection):
         rows = [row for row in checkpoints.of_run(connection, run.run_id) if row.is_written]
         is_pruned = run.study_id is not None and run.state == "stopped"
-        if run.run_id != "bert-mlm-1" and not is_pruned:
+        if run.state.is_over and run.run_id != "bert-mlm-1" and not is_pruned:
             assert max(row.step or 0 for row in rows) == run.attempt_last_step
             assert any(Path(row.path).exists() for row in rows)
 
@@ -102,11 +101,26 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
 
 
 def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> None:
-    run = find_run(connection, "gpt2-124m-2")
-    assert run.started_at is not None and run.ended_at is not None
-    middle = (run.started_at + run.ended_at) / 2
-    history = gpu_history(connection, middle - 600, middle + 600, 4)
-    assert len(history) == 8
+    """To the last sample: the run goes on, with no notch at the demo's start."""
+    history = gpu_history(connection, NOW - 600, NOW, 60)
+    run, other = find_run(connection, "gpt2-124m-2"), find_run(connection, "vit-b16-3")
+    assert len(history) == 8 and not set(run.gpus) & set(other.gpus)
     for uuid, gpu in history.items():
-        busy = [value for value in gpu.utilization_percent if value is not None]
-        assert busy and (min(busy) > 50) == (uuid in run.gpus)
+        loads = [value for value in gpu.utilization_percent if value is not None]
+        if uuid in run.gpus:
+            assert min(loads[:50]) > 50 and min(loads[-3:]) > 50 and len(set(loads)) > 20
+        elif uuid in other.gpus:
+            assert min(loads[30:]) > 50 > min(loads)
+
+
+def test_events_are_written_in_the_order_of_their_times(connection: sqlite3.Connection) -> None:
+    query = "SELECT at FROM events WHERE run_id IS NULL OR run_id NOT LIKE 'vit-lr-%' ORDER BY event_id"
+    times = [at for (at,) in connection.execute(query)]
+    assert times == sorted(times) and times[-1] > NOW - 60
+    assert connection.execute("SELECT count(*) FROM alerts WHERE cleared_at IS NULL").fetchone() == (1,)
+
+
+def test_runs_know_the_version_of_their_code(connection: sqlite3.Connection, workspace: Workspace) -> None:
+    before, after = (read_spec(workspace.run_dir(run_id) / SPEC_FILE) for run_id in ("vit-b16-1", "vit-b16-3"))
+    assert before.code and after.code and before.code["commit"] != after.code["commit"]
+    assert before.code["branch"] == "main" and after.code["changed_files"] == 0

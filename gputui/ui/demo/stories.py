@@ -1,0 +1,158 @@
+"""What happened in the demo's past: its runs and their attempts, and the profiles and the script that they were started
+with, which are in a git checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from msgspec import Struct
+
+from gputui.core.config import Workspace
+from gputui.runs.code_version import run_git
+from gputui.ui.demo import simulated_trainer
+from gputui.ui.demo.simulated_trainer import OOM, VALIDATION_STEPS
+from gputui.ui.demo.study import STUDY, STUDY_FILE
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+STUDY_AGO = 3.2 * DAY
+"""How long ago the study began."""
+
+CHANGED_AGO = 26 * HOUR
+"""How long ago the script began to validate as often as now."""
+
+MAX_LINES = 1500
+"""About how many steps an attempt writes; a line for each step would only take time."""
+
+KEY_ERROR = """\
+Traceback (most recent call last):
+  File "/srv/train/train.py", line 41, in <module>
+    batch = collate(next(iter(loader)))
+  File "/srv/train/data.py", line 17, in collate
+    return {"labels": torch.stack([row["labels"] for row in rows])}
+KeyError: 'labels'
+"""
+BUS_ERROR = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/srv/train/train.py", line 88, in <module>
+[rank3]:     loss.backward()
+[rank3]: torch.AcceleratorError: CUDA error: unspecified launch failure
+"""
+FAULT = BUS_ERROR.replace("rank3", "rank1")
+
+
+class Act(Struct, frozen=True):
+    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned.
+
+    After a stop, the run's owner resumed it with ``batch_size``. A live one trains on; if ``fails_after`` so many
+    steps, it then runs out of memory.
+    """
+
+    last_step: int
+    log: str = ""
+    code: int = 0
+    xid: int | None = None
+    is_stopped: bool = False
+    pruned: str | None = None
+    max_lines: int = MAX_LINES
+    is_live: bool = False
+    fails_after: int | None = None
+    batch_size: int | None = None
+    start_seconds: float = 18.0
+
+
+class Story(Struct, frozen=True):
+    """One run: its start in seconds ago, GPUs, attempts, and learning rate if not the profile's. One without attempts
+    is queued."""
+
+    profile: str
+    began_ago: float
+    gpus: tuple[int, ...]
+    acts: tuple[Act, ...]
+    actor: str = "ada"
+    lr: float | None = None
+
+
+STORIES = (
+    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), (Act(90_000),)),
+    Story("vit-b16", 4.1 * DAY, (4, 5), (Act(34_150, OOM, 1), Act(90_000))),
+    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), (Act(46_950, BUS_ERROR, 1, xid=79), Act(120_000))),
+    Story("bert-mlm", 1.2 * DAY, (0, 1), (Act(0, KEY_ERROR, 1),), "bob"),
+    Story("vit-b16", 22 * HOUR, (4, 6), (Act(90_000),), lr=0.0015),
+    Story("vit-b16", 7.5 * HOUR, (4, 6), (Act(4_150, OOM, 1), Act(52_910, FAULT, 1), Act(0, is_live=True)), lr=0.00025),
+    Story(
+        "gpt2-124m",
+        5.5 * HOUR,
+        (0, 1, 2, 3),
+        (
+            Act(49_320, is_stopped=True),
+            Act(0, is_live=True, batch_size=128, fails_after=45, start_seconds=8.0),
+        ),
+    ),
+    Story("resnet50", 95.0, (), (), "bob"),
+)
+
+
+# What each profile trains: GPUs, steps, batch.
+TRAININGS = {
+    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000, 64),
+    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000, 256),
+    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000, 512),
+    "bert-mlm": ("BERT base, masked words", 2, 90_000, 128),
+}
+
+PROFILE = """\
+name: {name}
+description: {description} (simulated)
+launcher: python
+script: train.py
+gpus: {gpus}
+min_gpus: 2
+params:
+  batch_size: {{default: {batch_size}, min: 1, help: samples per step and rank}}
+  grad_accum: {{default: 1, min: 1}}
+  steps: {steps}
+  lr: {{default: 0.0006, min: 0, help: peak learning rate}}
+  weight_decay: {{default: 0.1, min: 0}}
+args: --out {{run_dir}} --model {name} --steps {{steps}} --batch-size {{batch_size}} --grad-accum {{grad_accum}} \
+--lr {{lr}} --weight-decay {{weight_decay}}
+metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.safetensors", resume: "--resume {{checkpoint}}"}}
+"""
+
+
+def write_profiles(workspace: Workspace, at: float) -> None:
+    """Write the profiles, the script that they start, and the file of a study, committed at a time (UTC)."""
+    folder = workspace.profiles
+    for name, (description, gpus, steps, batch_size) in TRAININGS.items():
+        text = PROFILE.format(name=name, description=description, gpus=gpus, steps=steps, batch_size=batch_size)
+        (folder / f"{name}.yaml").write_text(text, "utf-8")
+    workspace.study_files.mkdir(exist_ok=True)
+    (workspace.study_files / f"{STUDY}.yaml").write_text(STUDY_FILE, "utf-8")
+    _write_script(folder, 5 * VALIDATION_STEPS)
+    _commit(folder, "Train the four models", at)
+
+
+def change_script(folder: Path, at: float) -> None:
+    """Let the script validate as often as now, which compare shows as a difference of the code."""
+    _write_script(folder, VALIDATION_STEPS)
+    _commit(folder, f"Validate every {VALIDATION_STEPS} steps", at)
+
+
+def _write_script(folder: Path, validation_steps: int) -> None:
+    script = Path(simulated_trainer.__file__).read_text("utf-8")
+    now = f"\nVALIDATION_STEPS = {VALIDATION_STEPS}\n"
+    (folder / "train.py").write_text(script.replace(now, f"\nVALIDATION_STEPS = {validation_steps}\n"), "utf-8")
+
+
+def _commit(folder: Path, subject: str, at: float) -> None:
+    """Commit all files, so that runs have a version of their code; without git they have none."""
+    environment = {"GIT_CONFIG_GLOBAL": os.devnull}
+    for who in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{who}_NAME": "ada", f"GIT_{who}_EMAIL": "ada@example.org"}
+        environment[f"GIT_{who}_DATE"] = f"{at:.0f} +0000"
+    head = "symbolic-ref", "HEAD", "refs/heads/main"
+    for words in (("init",), head, ("add", "--all"), ("commit", "--message", subject)):
+        run_git(folder, *words, environment=environment)
