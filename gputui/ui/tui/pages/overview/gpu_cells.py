@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from gputui.core.units import UNKNOWN, gibibytes, percent, rate
 from gputui.metrics.draw.glyphs import SPARK
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, bar_spans
+from gputui.ui.tui.layout.columns import Column, bar_spans, cells_in
 from gputui.ui.tui.layout.gpu_words import GpuRow, faults, health, held_back, pcie_link, traffic, who
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import is_hot
@@ -31,6 +31,10 @@ LOAD_STEPS = {"load": (10.0, 75.0), "memory": (10.0, 80.0)}
 def _load_style(kind: str, percent: float) -> str:
     """The style of a load in ``percent``: one of three steps."""
     return f"{kind}.{sum(percent >= step for step in LOAD_STEPS[kind])}"
+
+
+WHO_LEAST, WHO_MOST = 18, 60
+"""Cells of the column that says whose a GPU is."""
 
 
 def _dash(width: int) -> list[Span]:
@@ -146,11 +150,13 @@ def _waiting(row: GpuRow) -> float | None:
 _INDEX: Column[GpuRow] = Column("#", 2, lambda row, width: [(f"{row.gpu.index:>{width}}", "text")], ">")
 
 
-def columns(width: int) -> list[Column[GpuRow]]:
-    """The columns of rows of so many cells. The least important ones have the highest numbers; the bars of utilisation
-    and memory have the same length, so that they can be compared."""
+def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
+    """The columns of rows of so many cells. The least important ones have the highest numbers, and whose a GPU is comes
+    before all of them; the bars of utilisation and memory have the same length, so that they can be compared."""
     bar = min(18, max(4, 6 + (width - 80) // 5))
     is_wide = width >= WIDE
+    longest = max((cells_in(who(row, WHO_MOST)) for row in rows), default=0)
+    name = max(WHO_LEAST, min(longest, WHO_LEAST + (width - 80) // 2))
     return [
         _INDEX,
         Column("UTIL", 5 + bar, _utilization),
@@ -161,7 +167,7 @@ def columns(width: int) -> list[Column[GpuRow]]:
         _number("LIMIT", 5, _slowdown, "{:.0f}°".format, "dim", importance=13),
         _number("MEM TEMP", 8, lambda gpu: gpu.slow.get("memory_temperature_celsius"), "{:.0f}°".format, importance=9),
         Column("POWER", 8, _power, ">", gap=1),
-        Column("RUN / USER", 26 if is_wide else 18, who, grow=3, most=60),
+        Column("RUN / USER", name, who, grow=3, most=WHO_MOST),
         Column("STEP/S", 6, _step_rate, ">", importance=1, value=_step_seconds),
         Column(
             "DATA WAIT" if is_wide else "DATA", 9 if is_wide else 4, _wait, ">", importance=2, gap=1, value=_waiting

@@ -124,7 +124,7 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: GpuCursor) -> l
     """The columns' heads and the rows of the GPUs shown."""
     half = width if grid.across == 1 else (width - 2) // 2
     rows = [gpu_row(snapshot, gpu) for gpu in snapshot.gpus]
-    listed = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(width)
+    listed = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(rows, width)
     placed = place(telling(listed, rows), half - 1)
     shown = rows[grid.top : grid.top + grid.across * grid.down]
     cells = [_gpu_line(placed, row, snapshot.at, half, cursor.uuid) for row in shown]
