@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gputui.core.text import cell_width, clean, clip, clip_middle
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
 from gputui.metrics.draw.raster import Span
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
 from gputui.store.hardware import GpuView, Quarantined
 from gputui.ui.tui.data.snapshot import RankRow, Snapshot
+from gputui.ui.tui.layout.columns import clip_words
 from gputui.ui.tui.layout.process_words import process_words
 from gputui.ui.tui.layout.run_words import run_style, title_of
 from gputui.ui.tui.layout.words import dated_clock
@@ -116,7 +117,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
     more = "" if len(gpu.processes) == 1 else f" +{len(gpu.processes) - 1}"
     words = process_words(first)
     short = " ".join(words.split()[:3])
-    words = clip(words, max(cell_width(short), width - len(more))) + more
+    words = clip_words(words, max(cell_width(short), width - len(more))) + more
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
     # With its arguments, without them, or only the user.
     for name in (words, short, clean(first.user or words)):
