@@ -38,6 +38,8 @@ LOOKS: Final[Mapping[str, Look]] = {
     "key": Look(bold=True),
     "bar": Look("accent"),
     "bar2": Look("second"),
+    "power": Look("series.2"),
+    "heat": Look("series.3"),
     "history": Look("history"),
     "track": Look("track"),
     # Three steps of load, which bold and faint text tell apart without colours.

@@ -267,8 +267,8 @@ def _gauges(gpu: GpuView, width: int) -> list[Line]:
     for label, value, limit, text, style in (
         ("utilisation", gpu.utilization_percent, 100.0, percent(gpu.utilization_percent), "bar"),
         ("memory", used, total, memory, "bar2"),
-        ("temperature", gpu.temperature_celsius, slowdown, heat, "warn" if is_hot(gpu) else "bar"),
-        ("power", gpu.power_watts, gpu.power_limit_watts, power, "bar"),
+        ("temperature", gpu.temperature_celsius, slowdown, heat, "warn" if is_hot(gpu) else "heat"),
+        ("power", gpu.power_watts, gpu.power_limit_watts, power, "power"),
     ):
         fact = Fact(label, f" {text}", "warn" if style == "warn" else _style(gpu))
         share = None if value is None or not limit else value / limit
@@ -387,7 +387,7 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
         return Curve(time_bins(values, page.span_seconds, scale), style, label, shape=shape)
 
-    heat = [curve(history.temperature_celsius, "text", "temperature °C", "●")]
+    heat = [curve(history.temperature_celsius, "heat", "temperature °C", "●")]
     if newest(page.memory_temperatures) is not None:
         heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
     limit, power = gpu.power_limit_watts, history.power_watts
@@ -408,7 +408,7 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
             ([curve(full, "bar2", "memory %")], percents),
-            ([curve(watts_now, "text", f"power {unit}")], from_zero),
+            ([curve(watts_now, "power", f"power {unit}")], from_zero),
             (heat, YAxis(low=20.0)),
         )
     ]

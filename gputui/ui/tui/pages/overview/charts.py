@@ -80,8 +80,8 @@ def _curves(snapshot: Snapshot) -> tuple[list[tuple[Curve, YAxis]], tuple[float,
     curves = [
         (_curve(busy, "bar"), whole),
         (_curve(full, "bar2"), whole),
-        (_curve(drawn, "series.2"), YAxis(low=0.0)),
-        (_curve(warm, "series.3"), YAxis(low=20.0)),
+        (_curve(drawn, "power"), YAxis(low=0.0)),
+        (_curve(warm, "heat"), YAxis(low=20.0)),
     ]
     return curves, (size, unit)
 
