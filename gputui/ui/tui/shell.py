@@ -88,6 +88,10 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
         if (page := next(pages, None)) is not None:
             page.changed()
 
+    def draw_footer(self) -> None:
+        """Draw the footer of the visible page, perhaps behind a dialog, with the keys of what has the keyboard."""
+        next(screen for screen in reversed(self.screen_stack) if hasattr(screen, "draw_footer")).draw_footer()
+
     @property
     def is_holding_paint(self) -> bool:
         """True if paints are postponed to the end of `one_paint`."""

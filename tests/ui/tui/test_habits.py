@@ -32,7 +32,7 @@ def open_screen(filler: Filler, workspace: Workspace) -> Callable[..., object]:
             save(workspace.settings, settings)
         home = str(workspace.state.parent)
         with PtyApp(["tests.ui.tui.screen_app", home], size=(100, 30), environment=environment) as app:
-            app.read_until(lambda: "quit" in app.terminal.text)
+            app.read_until(lambda: "t time" in app.terminal.text)
             app.read(0.2)
             yield app
 
@@ -97,8 +97,8 @@ def test_clicks_choose_open_and_press_the_footers_keys_and_the_wheel_turns(open_
         app.type(f"\x1b[<64;6;{run + 1}M")  # the wheel, up
         app.read_until(lambda: "▸" in app.terminal.lines[line_with(app, "vit-b16-1  ")])
         footer = len(app.terminal.lines) - 1
-        app.read_until(lambda: "help" in app.terminal.lines[footer])
-        click(app, app.terminal.lines[footer].index("help") + 1, footer)
+        app.read_until(lambda: "?" in app.terminal.lines[footer])
+        click(app, app.terminal.lines[footer].index("?"), footer)
         app.read_until(lambda: "Keys" in app.terminal.text)
         app.type("\x1b")
         app.read_until(lambda: "Keys" not in app.terminal.text)

@@ -76,7 +76,7 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         assert "gpt2-124m-1 r0" in text(app, "gpus")
         assert "vit-b16-1" in text(app, "runs")
         assert "fell off the bus" in text(app, "events")
-        assert "? help" in text(app, "footer")
+        assert "/ ^p ? q" in text(app, "footer")
         heights = [pane.size.height for pane in app.screen.query(Pane)]
         assert sum(heights) == 24
         await pilot.resize_terminal(*WIDE)
@@ -141,7 +141,7 @@ async def test_a_terminal_grows_and_shrinks_below_a_dialog(app: GputuiApp, key: 
         for width, height in ((50, 12), (120, 36), (200, 50), (30, 6), (150, 40)):
             await pilot.resize_terminal(width, height)
             is_small = (width, height) == (30, 6)
-            end = "40×9." if is_small else "quit"
+            end = ("40×9.",) if is_small else (f"esc {dialog.keys[-1][1]}",)
             await until(pilot, lambda end=end: screen_text(app).rstrip().endswith(end))
             await until(pilot, lambda is_small=is_small: (dialog.pane.text == "") == is_small)
             assert app.screen is dialog and ("╰" in screen_text(app)) != is_small, (width, height)
@@ -167,6 +167,24 @@ async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, fill
         assert isinstance(app.screen, OverviewScreen)
 
 
+async def test_the_footer_has_the_keys_of_what_has_the_keyboard(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        page = text(app, "footer")
+        for keys, footer, leave in (
+            ("s", " y yes  ↵ n no", "enter"),
+            ("r", " ↵ choose  esc back", "escape"),
+            ("d", " tab field  ↵ save  esc back", "escape"),
+            ("?", " ↑ ↓ scroll  esc close", "escape"),
+            ("/vit", " ↵ keep  esc give up", "escape"),
+        ):
+            await pilot.press(*keys)
+            assert overview(app).footer.text.rstrip() == footer
+            await pilot.press(leave)
+            assert text(app, "footer") == page
+        await pilot.press("enter", "3", "slash")
+        assert text(app, "footer") == " ↵ keep  esc give up"
+
+
 # --- what changes a run
 
 
@@ -175,10 +193,13 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: 
         await pilot.press("s")
         assert isinstance(app.screen, ConfirmScreen)
         assert "Stop vit-b16-1?" in text(app, "confirm") and "checkpoint" in text(app, "confirm")
-        await pilot.press("enter", "x")  # neither is an answer
+        await pilot.press("x")  # no answer
         assert isinstance(app.screen, ConfirmScreen)
+        for no in ("n", "enter", "escape"):
+            await pilot.press(no)
+            assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+            await pilot.press("s")
         await pilot.press("n")
-        assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
         await pilot.press("s", "y")
         await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
         assert asked(filler) == [("stop", "vit-b16-1", {"now": False})]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -19,9 +19,11 @@ from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_i
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 
 _FILTERS = ("filter", "find")
-_WIDE_ONLY = ("fold", "mark", "sort")
 _LAST = ("palette", "help", "leave", "cancel")
 """The end of the footer, at every width."""
+
+HeldKey = tuple[str, str]
+"""Keys of a dialog or of a line being typed, by Textual's names with spaces between them, and what they do."""
 
 _MESSAGE_STYLES = {"info": ("·", "accent"), "warning": ("▲", "warn"), "error": ("✗", "bad")}
 
@@ -32,6 +34,16 @@ _GAP: Span = ("   ", "text")
 
 
 # --- the footer
+
+
+def key_spans(keys: Sequence[HeldKey], *, is_ascii: bool) -> Line:
+    """``y yes  ↵ n no``."""
+    spans: Line = []
+    for names, label in keys:
+        gap = "  " if spans else ""
+        printed = " ".join(key_word(name, is_ascii=is_ascii) for name in names.split())
+        spans += [(f"{gap}{printed}", "key"), (f" {label}", "text")]
+    return spans
 
 
 def footer_line(context: Context, width: int) -> Line:
@@ -49,25 +61,55 @@ def footer_action(context: Context, width: int, x: int) -> str | None:
     return None
 
 
+class _FooterStyle(NamedTuple):
+    """How much room keys take: the gap between two, and whether those at the end have labels."""
+
+    gap: str = "  "
+    has_last_labels: bool = True
+
+
+_FOOTER_STYLES = (_FooterStyle(), _FooterStyle(has_last_labels=False), _FooterStyle(" ", has_last_labels=False))
+"""Those of wide, narrower and narrow terminals."""
+
+
 def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
-    actions = _shown_actions(context)
-    # Two bars take a cell more than the gaps that they replace; the last action has no gap.
     room = width - 1 - _size(_connection_spans(context))
-    kept = set()
-    for action in sorted(actions, key=_drop_rank):
-        room -= cell_width(f"{action.key_word(context)} {action.label}  ")
-        if room < 0 and action.name not in _LAST:
+    parts: list[tuple[str, list[Span]]] = []
+    for actions, style in _ever_narrower(_shown_actions(context)):
+        parts = _styled(actions, context, style)
+        if sum(_size(spans) for _, spans in parts) <= room:
             break
-        kept.add(action.name)
-    actions = [action for action in actions if action.name in kept]
+    return parts
+
+
+def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], _FooterStyle]]:
+    """The actions in full, then without the spare ones, then denser, then without the least useful ones."""
+    wide, *denser = _FOOTER_STYLES
+    dropped = sorted(actions, key=_drop_rank)[::-1]
+    yield actions, wide
+    for action in filter(lambda action: action.is_spare, dropped):
+        actions = [one for one in actions if one != action]
+        yield actions, wide
+    for style in denser:
+        yield actions, style
+    for action in filter(_drop_rank, dropped):
+        actions = [one for one in actions if one != action]
+        yield actions, denser[-1]
+
+
+def _styled(actions: Sequence[Action], context: Context, footer: _FooterStyle) -> list[tuple[str, list[Span]]]:
+    """Each action with its key and label, the gap behind it, and a bar where another group begins."""
     parts: list[tuple[str, list[Span]]] = []
     for action, following in zip_longest(actions, actions[1:]):
         key, text = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
-        has_bar = following is not None and _group(action) != _group(following)
-        gap = "" if following is None else " " if has_bar else "  "
-        spans = [(action.key_word(context), key), (f" {action.label}{gap}", text)]
-        parts.append((action.name, [*spans, ("│ ", "dim")] if has_bar else spans))
+        label = f" {action.label}" if footer.has_last_labels or _group(action) < 2 else ""
+        spans: list[Span] = [(action.key_word(context), key), (label, text)]
+        if following is not None and _group(action) != _group(following):
+            spans.append((" │ ", "dim"))
+        elif following is not None:
+            spans.append((footer.gap, "text"))
+        parts.append((action.name, spans))
     return parts
 
 
@@ -99,10 +141,12 @@ def _group(action: Action) -> int:
 
 
 def _drop_rank(action: Action) -> int:
-    """Sort key of an action in a narrow footer: the highest are left out first."""
-    if action.name in (*_LAST, *TIME_ACTIONS, "studies"):
+    """Rank of an action in a narrow footer: the highest are left out first, of equal ones the last; 0 stays."""
+    if action.is_spare or action.name == "studies":
+        return 3
+    if action.name in (*_LAST, *TIME_ACTIONS, "back"):
         return 0
-    return 4 if action.name in _WIDE_ONLY else (1, 3, 2)[_group(action)]
+    return 2 if action.name in _FILTERS else 1
 
 
 def _connection_spans(context: Context) -> list[Span]:

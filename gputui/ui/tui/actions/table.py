@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal, cast
 
@@ -16,14 +16,21 @@ Heading = Literal["Runs", "This page", "Go to", "Past", "Everywhere", "Move"]
 """A heading of the help. What is below Move, the palette leaves out."""
 
 TIME_ACTIONS = ("time_back", "time_forth", "live")
-"""What the footer has at a past moment only."""
+
+SHOWN_IF: Mapping[str, Callable[[Context], bool]] = {
+    **dict.fromkeys(TIME_ACTIONS, lambda context: context.past_at is not None),
+    "studies": lambda context: context.has_studies,
+    "clear_gpu": lambda context: context.gpu is not None and context.gpu.uuid in context.quarantined,
+    "unmark": lambda context: bool(context.marked),
+}
+"""When the footer has an action that most screens have no use for."""
 
 
 class Action(Struct, frozen=True):
     """One action, carried out by a method ``do_<name>``.
 
-    ``label`` is a word for the footer, which has it for these ``sections`` of a run's page, or all;
-    ``tooltip`` a phrase for the palette, ``help`` one for the help, where actions may share it.
+    ``label`` is a word for the footer, which has it for these ``sections`` of a run's page, or all; narrow footers
+    leave out what ``is_spare``. ``tooltip`` is a phrase for the palette, ``help`` one for the help, for several.
     """
 
     name: str
@@ -35,6 +42,7 @@ class Action(Struct, frozen=True):
     heading: Heading
     checks: str
     sections: tuple[str, ...]
+    is_spare: bool = False
 
     def why_not(self, context: Context) -> str | None:
         if self.is_of_marked(context):
@@ -57,11 +65,8 @@ class Action(Struct, frozen=True):
 
     def is_shown(self, context: Context) -> bool:
         """Return whether the footer has it here, if there is room."""
-        if self.name == "studies":
-            return context.has_studies
-        if self.name in TIME_ACTIONS:
-            return context.past_at is not None
-        return bool(self.label) and (context.scope != "run" or not self.sections or context.section in self.sections)
+        is_here = context.scope != "run" or not self.sections or context.section in self.sections
+        return bool(self.label) and is_here and SHOWN_IF.get(self.name, bool)(context)
 
 
 _PAGES = {
@@ -75,7 +80,8 @@ _PAGES = {
 """Words of the table for several pages."""
 
 # Below each heading lines of pages, name, keys, footer label, words, checks, sections. Several names have keys for
-# each, and words for all: "Zoom {in|out}". The footer has the actions in this order.
+# each, and words for all: "Zoom {in|out}". The footer has the actions in this order, narrow ones without those whose
+# label begins with ~.
 _TABLE = """
 [This page]
 run | back | escape backspace | back | Back, also from crosshair or full page
@@ -88,7 +94,8 @@ run | section_charts section_ranks section_log section_story section_params | 1 
 
 [Runs]
 overview | open | enter l right | open | Open the run or GPU | row
-overview run | launch | n | new | Launch a profile | change | charts
+overview | launch | n | new | Launch a profile | change
+run | launch | n | ~new | Launch a profile | change | charts
 overview run | rerun | r | rerun | Resume, restart or copy the run | change study|change run
 overview run | stop | s | stop | Stop the run after a checkpoint | change study study_active|change run active
 overview run | resume |  | resume | Resume from the newest checkpoint | change run ended resumable
@@ -101,7 +108,7 @@ overview | queue_up queue_down | plus / minus |  | Move a waiting run {up|down} 
 overview | study_new | ctrl+n |  | Start a study from a file | change
 
 [This page]
-overview gpu | clear_gpu | C |  | Clear the quarantine | change quarantine
+overview gpu | clear_gpu | C | clear | Clear the quarantine | change quarantine
 overview gpu | quarantine_gpu |  |  | Quarantine the GPU | change gpu sound
 charts | cursor_right cursor_left | right l / left h | crosshair | Crosshair {right|left}; a log sideways |  | charts
 charts | zoom_in zoom_out | plus / minus | zoom | Zoom {in|out} |  | charts
@@ -161,10 +168,10 @@ studies | study_pause | P | pause | Pause or resume the study | change study stu
 studies | study_stop | X |  | Stop the study and its trials | change study study_active
 studies | compare | c | compare | Compare the curves of the best trials | run
 tables | filter | slash | filter | Filter the rows
-overview | fold | a | charts | Charts of all GPUs, or a row for each
-overview | mark | space | mark | Mark the run, to act on all marked | run
-overview | unmark | escape |  | Unmark all runs | marked
-tables | sort | o | sort | Change the sort order
+overview | fold | a | ~charts | Charts of all GPUs, or a row for each
+overview | mark | space | ~mark | Mark the run, to act on all marked | run
+overview | unmark | escape | unmark | Unmark all runs | marked
+tables | sort | o | ~sort | Change the sort order
 compare | back | escape backspace | back | Leave the crosshair; then the page
 processes gpu alerts studies | back | escape backspace h left | back | Back
 profiles | choose | enter | choose | Open the form with this profile or command
@@ -180,7 +187,7 @@ launching | cancel | escape ctrl+c | back | Back without launching
 [Go to]
 alerts | alert_moment | t | time | Go to when it was raised | alert
 watched alerts | studies | S | studies | Studies: trials and best values
-overview alerts studies charts gpu | processes | p | processes | Processes on the GPUs and of runs
+overview alerts studies charts gpu | processes | p | proc | Processes on the GPUs and of runs
 overview | gpu_detail | i | GPU | Everything about the GPU | gpu
 overview run | compare | c | compare | Compare with other runs | run
 watched | alerts | exclamation_mark | alerts | Active and resolved alerts
@@ -227,8 +234,8 @@ def _actions(heading: Heading, row: str) -> Iterator[Action]:
     phrase = re.sub(r"\|(\w)", lambda part: f", {part[1].lower()}", words).translate({123: "", 125: ""})
     for place, (name, keys) in enumerate(zip(names.split(), all_keys.split("/"), strict=True)):
         own = re.sub("{(.*?)}", partial(_word, place), words)
-        yield Action(name, tuple(keys.split()), "" if place else label, own, phrase, scopes, heading, checks,
-                     tuple(sections.split()))  # fmt: skip
+        yield Action(name, tuple(keys.split()), "" if place else label.lstrip("~"), own, phrase, scopes, heading,
+                     checks, tuple(sections.split()), is_spare=label.startswith("~"))  # fmt: skip
 
 
 def _word(place: int, part: re.Match[str]) -> str:

@@ -58,6 +58,7 @@ class PaletteScreen(Dialog):
     PANE_ID = "palette"
     MOST_ROWS: ClassVar = 12
     LISTED = 100
+    keys = (("enter", "go"), ("escape", "back"))
 
     def __init__(self, page: ActionScreen) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class PaletteScreen(Dialog):
         none: list[Line] = [] if rows else [[("  No matches.", "dim")]]
         blanks = min(self.MOST_ROWS, self.app.size.height - 5) - len(rows) - len(none)
         lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)], *none]
-        return Content("Find", lines, rows, [[]] * blanks, f"{len(self.found)} of {len(self._choices)}")
+        return Content(f"Find · {len(self.found)} of {len(self._choices)}", lines, rows, [[]] * blanks)
 
 
 KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")

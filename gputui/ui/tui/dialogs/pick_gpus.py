@@ -21,6 +21,7 @@ class PickGpusScreen(Dialog):
     WIDTH = 100
     PANE_ID = "sheet"
     CLOSING: ClassVar = frozenset({"escape", "ctrl+c", "q"})
+    keys = (("space", "take"), ("r", "recommended"), ("enter", "done"), ("escape", "back"))
 
     def __init__(
         self, count: int, memory_bytes: int | None, chosen: Sequence[str], take: Callable[[str], object]
@@ -94,5 +95,5 @@ class PickGpusScreen(Dialog):
                 (f"  {clean(gpu.name)}" * is_mixed, "dim"),
             ])  # fmt: skip
         chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
-        note = f"{chosen} chosen · space takes · r recommended · ↵ done · esc back"
-        return Content(f"Choose GPUs · the profile asks for {self._gpu_count}", [[(head, "head")]], rows, note=note)
+        title = f"Choose GPUs · {chosen} chosen, the profile asks for {self._gpu_count}"
+        return Content(title, [[(head, "head")]], rows)

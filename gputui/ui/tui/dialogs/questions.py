@@ -26,10 +26,11 @@ Answer = TypeVar("Answer")
 
 
 class ConfirmScreen(Dialog):
-    """Calls ``do`` after y. Enter means nothing: it may have been typed for the page."""
+    """Calls ``do`` after y. Enter, which may have been typed for the page, means no."""
 
     PANE_ID = "confirm"
-    CLOSING: ClassVar = frozenset({"n", "N", "escape", "q", "ctrl+c"})
+    CLOSING: ClassVar = frozenset({"n", "N", "enter", "escape", "q", "ctrl+c"})
+    keys = (("y", "yes"), ("enter n", "no"))
 
     def __init__(self, title: str, text: str, do: Callable[[], object]) -> None:
         super().__init__()
@@ -42,8 +43,7 @@ class ConfirmScreen(Dialog):
         return True
 
     def content(self, width: int) -> Content:
-        body: list[Line] = [[(part, "text")] for part in wrap(self._text, width)]
-        return Content(self._title, [*body, [], [("y", "key"), (" yes   ", "text"), ("n", "key"), (" no", "text")]])
+        return Content(self._title, [[(part, "text")] for part in wrap(self._text, width)])
 
 
 class MenuItem(NamedTuple):
@@ -61,6 +61,7 @@ class MenuScreen(Dialog):
 
     WIDTH = 76
     PANE_ID = "confirm"
+    keys = (("enter", "choose"), ("escape", "back"))
 
     def __init__(self, title: str, items: Sequence[MenuItem], texts: Sequence[str] = ()) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class MenuScreen(Dialog):
             key, text = ("key", "text") if item.why_not is None else ("dim", "dim")
             words = (item.why_not or item.words).removeprefix(f"{self._title} ")
             rows.append([(f"{item.key}  ", key), (f"{item.label:<{label_width}}", text), (words, "dim")])
-        return Content(self._title, lines, rows, note="↵ or its key chooses   esc back")
+        return Content(self._title, lines, rows)
 
 
 class FormScreen(Dialog, Generic[Answer]):
@@ -109,7 +110,8 @@ class FormScreen(Dialog, Generic[Answer]):
     ) -> None:
         super().__init__()
         self._title, self._check, self._take = title, check, take
-        self._note = f"{'tab field   ' if len(fields) > 1 else ''}↵ {verb}   esc back"
+        more = [("tab", "field")] if len(fields) > 1 else []
+        self.keys = (*more, ("enter", verb), ("escape", "back"))
         self._names = [clean(name) for name in fields]
         self.edits = [LineEdit.at_end(text) for text in fields.values()]
         self.texts: Sequence[str] = ("",)
@@ -139,7 +141,7 @@ class FormScreen(Dialog, Generic[Answer]):
             rows.append([(f"{name:<{label_width}}", "tab" if is_chosen else "label"), *shown])
         answer, words = self._check(self)
         style = "dim" if answer is not None or not any(self.typed) else "warn"
-        return Content(self._title, lines, rows, [[], *([(part, style)] for part in wrap(words, width))], self._note)
+        return Content(self._title, lines, rows, [[], *([(part, style)] for part in wrap(words, width))])
 
 
 def moment_form(now: float, take: Callable[[float], object]) -> FormScreen[float]:

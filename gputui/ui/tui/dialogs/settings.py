@@ -50,6 +50,7 @@ class SettingsScreen(Dialog):
     WIDTH = 72
     PANE_ID = "settings"
     CLOSING: ClassVar = frozenset({"escape", "enter", "comma", "f2", "q", "ctrl+c"})
+    keys = (("up down", "choose"), ("left right", "change"), ("escape", "close"))
 
     def press(self, key: str) -> bool:
         by = {"right": 1, "l": 1, "space": 1, "left": -1, "h": -1}.get(key, 0)
@@ -75,4 +76,4 @@ class SettingsScreen(Dialog):
             rows.append([(f"{item.label:<{label_width}}", "text"), shown, (f"  {note}", "warn")])
         help_parts = [*wrap(ITEMS[self.place].help, width - 2), *[""] * HELP_LINES][:HELP_LINES]
         below: list[Line] = [[], *([(f"  {part}", "dim")] for part in help_parts)]
-        return Content("Settings", [], rows, below, "↑↓ choose  ←→ change  esc closes")
+        return Content("Settings", [], rows, below)

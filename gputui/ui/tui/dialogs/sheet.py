@@ -11,7 +11,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
 from gputui.ui.tui.actions.shown import help_lines
 from gputui.ui.tui.layout.columns import wrap
-from gputui.ui.tui.widgets.dialog import AROUND, Content, Dialog
+from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.version import VERSION
 
 LABEL_CELLS = 13
@@ -24,6 +24,7 @@ class SheetScreen(Dialog):
     WIDTH = 120
     PANE_ID = "sheet"
     IS_MARKED = False
+    keys = (("up down", "scroll"), ("escape", "close"))
 
     def __init__(self, title: str, texts: Sequence[str] = ()) -> None:
         super().__init__()
@@ -45,9 +46,7 @@ class SheetScreen(Dialog):
         self.top = self.place = min(max(0, self.top + by), self.count - self.room)
 
     def content(self, width: int) -> Content:
-        lines = self.lines(width)
-        is_cut = len(lines) > self.app.size.height - AROUND
-        return Content(self._title, [], lines, note=f"{'↑↓ more, any other' if is_cut else 'any'} key closes")
+        return Content(self._title, [], self.lines(width))
 
 
 def _fact_lines(text: str, width: int) -> list[Line]:

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple, cast
 from textual import events, on
 from textual.app import ComposeResult
 
-from gputui.core.text import cell_width, clip
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.layout.columns import box, fit_line, is_too_small, rule, selected
+from gputui.ui.tui.actions.shown import HeldKey, key_spans
+from gputui.ui.tui.layout.columns import box, cells_in, clip_line, fit_line, is_too_small, rule, selected
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.terminal.layer import Overlay
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -21,13 +21,12 @@ AROUND = 4
 
 
 class Content(NamedTuple):
-    """The content of the frame: ``rows`` scroll between ``lines`` and ``below``; ``note`` is in its lower edge."""
+    """The content of the frame: ``rows`` scroll between ``lines`` and ``below``."""
 
     title: str
     lines: Sequence[Line]
     rows: Sequence[Line] = ()
     below: Sequence[Line] = ()
-    note: str = ""
 
 
 class Dialog(Overlay[None]):
@@ -41,6 +40,8 @@ class Dialog(Overlay[None]):
     IS_MARKED: ClassVar = True
     """Whether the row of the cursor is marked."""
     CLOSING: ClassVar[frozenset[str]] = frozenset({"escape", "ctrl+c"})
+    keys: Sequence[HeldKey] = ()
+    """What its keys do, for the lower edge of the frame and the footer of the page below."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,18 +146,19 @@ class Dialog(Overlay[None]):
         width = min(self.WIDTH, size.width)
         self.pane.styles.width = width
         self.pane.draw(lambda: self._frame(width, size.height))
+        self.shell.draw_footer()
 
     def _frame(self, width: int, height: int) -> list[Line]:
         """The content in a frame of ``width`` cells and at most ``height`` lines."""
-        title, lines, rows, below, note = self.content(width - 4)
+        title, lines, rows, below = self.content(width - 4)
         self.count, self._first_row = len(rows), len(lines)
         self.room = max(1, min(self.count, self.MOST_ROWS, height - AROUND - len(lines) - len(below)))
         self.place = min(self.place, max(0, self.count - 1))
         self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))
         shown = [*lines, *map(self._row, range(self.top, self.top + self.room), rows[self.top :]), *below]
         body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in shown]
-        foot = clip(f" {note} ", width - 2) if note else ""
-        edge = [("─" * (width - 2 - cell_width(foot)), "rule"), (foot, "dim")]
+        keys = clip_line([(" ", "text"), *key_spans(self.keys, is_ascii=self.shell.is_ascii), (" ", "text")], width - 2)
+        edge = [("─" * (width - 2 - cells_in(keys)), "rule"), *keys]
         return box([rule(title, width - 2), *body[: height - 2]], width, edge)
 
     def _row(self, number: int, line: Line) -> Line:

@@ -19,7 +19,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
-from gputui.ui.tui.actions.shown import footer_action, footer_line, in_keys, message_lines
+from gputui.ui.tui.actions.shown import HeldKey, footer_action, footer_line, in_keys, key_spans, message_lines
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.layout.columns import LEAST_SIZE, fit_line, is_too_small, wrap
 from gputui.ui.tui.layout.moments import time_at, time_line
@@ -172,7 +172,8 @@ class ActionScreen(Screen[None]):
     def footer_clicked(self, event: events.Click) -> None:
         """Perform the clicked action."""
         event.stop()
-        if (name := footer_action(self.context(), self.app.size.width, event.x)) is not None:
+        name = footer_action(self.context(), self.app.size.width, event.x)
+        if name is not None and not self.held_keys:
             self.shell.perform(name)
 
     @on(events.Click, "#notice")
@@ -300,5 +301,22 @@ class ActionScreen(Screen[None]):
         text, kind = self.shell.message
         messages = message_lines(in_keys(text, self.context()), kind, width) if text else []
         self.message.show(messages)
-        self.footer.show([footer_line(self.context(), width)], height=1)
+        self.draw_footer()
         return len(notices) + len(messages) + 1
+
+    @property
+    def held_keys(self) -> Sequence[HeldKey]:
+        """The keys of the dialog or the line being typed that has the keyboard instead of the page."""
+        keys: Sequence[HeldKey] = getattr(self.app.screen, "keys", ())
+        if self.line is not None:
+            return (("enter", "keep"), ("escape", "give up"))
+        return keys
+
+    def draw_footer(self) -> None:
+        """Draw the keys of what has the keyboard."""
+        width = self.app.size.width
+        if self.held_keys:
+            line = fit_line([(" ", "text"), *key_spans(self.held_keys, is_ascii=self.shell.is_ascii)], width)
+        else:
+            line = footer_line(self.context(), width)
+        self.footer.show([line], height=1)

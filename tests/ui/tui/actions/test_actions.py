@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import get_args
@@ -11,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.text import cell_width
+from gputui.store.hardware import read_gpus
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
@@ -31,7 +33,8 @@ from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.page import ActionScreen
 from tests.tables import table
-from tests.ui.tui.filling import Filler
+from tests.texts import mentions
+from tests.ui.tui.filling import NOW, Filler
 
 SCREENS: dict[Scope, type[ActionScreen]] = {
     "overview": OverviewScreen,
@@ -95,12 +98,35 @@ def footer(context: Context, width: int) -> str:
 
 
 def test_the_footer_uses_the_width_in_three_parts() -> None:
-    start, end = " ↵ open  n new  r rerun  s stop │ ", " │ / filter  ^p find  ? help  q quit"
-    assert footer(Context("overview"), 120) == f"{start}p processes  i GPU  c compare  ! alerts  t time{end}"
-    assert footer(Context("overview"), 80) == f"{start[:-2]}{end[1:]}"
+    wide = (
+        " ↵ open  n new  r rerun  s stop │ p proc  i GPU  c compare  ! alerts  t time │ "
+        "/ filter  ^p find  ? help  q quit"
+    )
+    assert footer(Context("overview"), 120) == wide
+    assert footer(Context("overview"), 80) == re.sub(" (filter|find|help|quit)", "", wide).replace("  ", " ")
+    assert mentions(footer(Context("overview"), 60), "↵ open", "s stop", "^p ? q")
+    assert mentions(footer(Context("run", section="charts", has_studies=True), 80), "s stop", "→ crosshair", "^p ? q")
     for scope in ("overview", "run", "gpu", "processes", "alerts", "compare"):
-        assert "S studies" in footer(Context(scope, has_studies=True), 80), scope
-        assert "S studies" not in footer(Context(scope), 120), scope
+        assert "S studies" in footer(Context(scope, has_studies=True), 200), scope
+        assert "S studies" not in footer(Context(scope), 200), scope
+
+
+def test_the_footer_has_what_is_of_use_only_here(filler: Filler) -> None:
+    filler.run("a-1", "running")
+    filler.gpus(8)
+    run, gpu = find_run(filler.connection, "a-1"), read_gpus(filler.connection, NOW)[7]
+    here = Context("overview", run, gpu=gpu)
+    assert "C clear" not in footer(here, 120) and "esc unmark" not in footer(here, 120)
+    assert "C clear" in footer(replace(here, quarantined=frozenset({gpu.uuid})), 80)
+    assert "esc unmark" in footer(replace(here, marked=(run,)), 80)
+
+
+@pytest.mark.parametrize("width", range(40, 201, 7))
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_footer_never_leaves_out_the_ways_out(scope: Scope, width: int) -> None:
+    line = footer(Context(scope, has_studies=True, past_at=None), width)
+    ends = ("esc",) if scope in ("profiles", "study_files", "launch") else ("^p", "?", "q")
+    assert cell_width(line) <= width and mentions(line, *ends)
 
 
 def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:

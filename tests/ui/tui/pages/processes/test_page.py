@@ -164,7 +164,7 @@ async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeyp
             assert "rank 3 of llama-1" in app.screen.query_one("#confirm").text  # type: ignore[attr-defined]
             await pilot.press("y", "x")  # no signal is chosen yet
             assert isinstance(app.screen, MenuScreen)
-            await pilot.press("k", "enter", "k")
+            await pilot.press("k")
             assert "Send KILL?" in app.screen.query_one("#confirm").text  # type: ignore[attr-defined]
             await pilot.press(key)
             await pilot.pause()
