@@ -172,8 +172,9 @@ def read_events(
 
 
 def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:
-    """The machine's newest events, oldest first; raises sqlite3.Error. A trial's of `TRIAL_KINDS`
-    are not among them, nor a start that a resume, restart or retry has announced."""
+    """The machine's newest events in the order of their times; raises sqlite3.Error. A trial's of
+    `TRIAL_KINDS` are not among them, nor a start that a resume, restart or retry has announced, nor
+    what was seen of an attempt before it ended for that: its incident tells the cause."""
     order = "event_id" if at is None else "at DESC, event_id"
     kinds = ", ".join(f"'{kind}'" for kind in TRIAL_KINDS)
     query = (
@@ -183,9 +184,11 @@ def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit:
         "WHERE p.run_id = e.run_id AND p.event_id < e.event_id "
         "AND kind IN ('requeued', 'decision', 'stopped', 'attempt_started') "
         "ORDER BY p.event_id DESC LIMIT 1), '') IN ('requeued', 'decision')) "
+        "AND NOT (kind = 'observation' AND severity = 'error' AND EXISTS (SELECT 1 FROM events AS p "
+        "WHERE p.run_id = e.run_id AND p.attempt = e.attempt AND p.kind = 'incident' AND (?1 IS NULL OR p.at <= ?1))) "
         f"ORDER BY {order} DESC LIMIT ?2"
     )
-    return records(connection, EventView, query, at, limit)[::-1]
+    return sorted(records(connection, EventView, query, at, limit), key=lambda event: (event.at, event.event_id))
 
 
 def read_data_events(

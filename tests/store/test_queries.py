@@ -15,7 +15,7 @@ from gputui.store.agent import read_agent
 from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.database import data_version
-from gputui.store.events import EventKind, add_event, read_events, read_news
+from gputui.store.events import EventKind, Severity, add_event, read_events, read_news
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
@@ -161,6 +161,31 @@ def test_a_run_that_is_over_has_a_checkpoint_where_the_ledger_has_a_candidate(
     assert find_run(reader, "a-1").has_checkpoint is has_checkpoint
     spans = spans_of(run, read_attempts(reader, "a-1"), NOW)
     assert bool(candidates(rows, spans)) is has_checkpoint
+
+
+def test_an_incident_is_one_line_of_its_cause_and_one_of_the_action_in_the_order_of_time(
+    filler: Filler, reader: sqlite3.Connection
+) -> None:
+    filler.run("a-1")
+
+    def add(kind: EventKind, at: float, message: str, severity: Severity = "error", attempt: int = 1) -> None:
+        add_event(
+            filler.connection, kind, message, now=NOW + at, run_id="a-1", attempt=attempt, severity=severity
+        )  # fmt: skip
+
+    add("observation", 1, "slow rank", "warning")
+    add("observation", 10, "no progress: no rank computes; ending this attempt")
+    add("observation", 11, "no progress, rank 0: it was at a.py:5")
+    assert len(read_news(reader, limit=9)) == 3, "until its end is known, that is the cause"
+    add("launched", 40, "another run")
+    add("incident", 12, "rank 0 made no progress any more (it was at a.py:5)")
+    add("decision", 41, "waiting 2 s", "warning")
+    add("observation", 60, "no progress: again", attempt=2)
+    news = [event.message.partition(" (")[0] for event in read_news(reader, limit=9)]
+    assert news == [
+        "slow rank", "rank 0 made no progress any more", "another run", "waiting 2 s", "no progress: again",
+    ]  # fmt: skip
+    assert len(read_news(reader, NOW + 11, limit=9)) == 3
 
 
 def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, reader: sqlite3.Connection) -> None:
