@@ -236,14 +236,14 @@ class Charts:
         return plot_columns(self.look, found[0].width, found[0].height) if found else 80
 
     def sideways(self, by: int) -> None:
-        """Move the crosshair to the next measured place, at least one column further."""
+        """Move the crosshair to the next measured place, at least one column further; begin at the newest one."""
         extent, view = self.extent, self.view
         if extent is None:
             self._say("There is no curve yet to move a crosshair along.")
             return
         start, end = view.viewport.window(extent)
         if view.cursor is None:
-            self.change(cursor=min(extent.newest, end) if by < 0 else max(extent.first, start))
+            self.change(cursor=min(extent.newest, end))
             return
         beside = extent.beside(view.cursor, (start, end), by / self._columns)
         front = sorted(self.look.runs, key=lambda run: not run.is_in_front)

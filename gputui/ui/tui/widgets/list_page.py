@@ -54,6 +54,8 @@ class ListPage(ActionScreen):
     _left: tuple[Any, Any] = None, None
     """The row with the cursor before the past moment, which does not have it, and the row with the cursor instead."""
     _filter_line: LineEdit | None = None
+    _before_filter: Hashable = None
+    """The row with the cursor when the filter was begun."""
 
     @property
     def row_ids(self) -> Sequence[Hashable]:
@@ -132,6 +134,7 @@ class ListPage(ActionScreen):
 
     def do_filter(self) -> None:
         self._filter_line = LineEdit.at_end(self.filter_text)
+        self._before_filter = self.table.cursor
 
     @property
     def line(self) -> LineEdit | None:
@@ -145,6 +148,8 @@ class ListPage(ActionScreen):
     def take_key(self, event: events.Key) -> bool:
         """Choose an order by its letter, move the cursor while the filter is typed, or clear the filter."""
         awaits, self._awaits_letter = self._awaits_letter, False
+        if event.key == "escape" and (self.line is not None or self.table.cursor is None):
+            self.point_at(self._before_filter)
         if self.line is not None:
             if event.key in ("up", "down"):
                 with self.shell.one_paint():

@@ -85,7 +85,9 @@ async def test_marks_and_orders(app: GputuiApp) -> None:
         assert marked(app) == ["vit-b16-1", "gpt2-124m-1"] and "2 marked" in text(app, "runs")
         assert "◆● vit-b16-1" in text(app, "runs")
         await pilot.press("g", "space")
-        assert marked(app) == ["gpt2-124m-1"]
+        assert marked(app) == ["gpt2-124m-1"] and "esc unmark" in text(app, "footer")
+        await pilot.press("escape")
+        assert marked(app) == [] and "unmark" not in text(app, "footer")
         await pilot.press("o")
         assert "RUNS newest first" in text(app, "runs")
         assert overview(app).row_ids[0] == "resnet50-2"
@@ -94,6 +96,21 @@ async def test_marks_and_orders(app: GputuiApp) -> None:
         assert losses[:2] == sorted(loss for loss in losses if loss is not None) and losses[2:] == [None, None]
         await pilot.press("o", "o", "o", "o")
         assert text(app, "runs").startswith(" RUNS ─")
+
+
+async def test_a_filter_that_is_given_up_gives_the_cursor_back_and_one_that_is_kept_does_not(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("down", "down")
+        before = overview(app).table.cursor
+        for typed in ("vit", "matches none"):
+            await pilot.press("slash", *typed.replace(" ", "_"))
+            assert overview(app).table.cursor != before
+            await pilot.press("escape")
+            assert overview(app).table.cursor == before and not overview(app).filter_text
+        await pilot.press("slash", *"none", "enter", "escape")
+        assert overview(app).table.cursor == before
+        await pilot.press("slash", *"vit", "enter", "escape")
+        assert overview(app).table.cursor == "vit-b16-1" != before
 
 
 async def test_why_there_is_no_gpu_is_whole_at_every_width(filler: Filler, make_app: MakeApp) -> None:

@@ -76,6 +76,8 @@ async def test_crosshair_and_zoom_ask_for_what_they_show(app: GputuiApp) -> None
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "left")
         assert head(app).startswith(" │ step 9 440")
+        await press(pilot, "escape", "right")
+        assert head(app).startswith(" │ step 9 440"), "in both directions it begins at the newest"
         for line in (3, 12, 18):
             assert "│" in text(app, "charts").splitlines()[line][8:]
         places = []
