@@ -158,13 +158,18 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
     bench.file.parent.mkdir(parents=True)
     bench.begin()
     said = []
-    for text, ended_at in (("", None), ("iter 1 loss 2.5\n", None), ("", 1.0), ("step 2 loss 2.5\n", 1.0)):
+    states = (
+        ("", "running"), ("iter 1 loss 2.5\n", "running"), ("", "failed"), ("", "stopped"), ("", "succeeded"),
+        ("step 2 loss 2.5\n", "succeeded"),
+    )  # fmt: skip
+    for text, state in states:
+        bench.connection.execute("UPDATE runs SET state = 'running'")
         bench.append(text)
         bench.pump()
-        # A script that begins prints something else first.
-        bench.connection.execute("UPDATE runs SET ended_at = ?", (ended_at,))
+        # A script that begins prints something else first, and one that fails then comes to nothing else.
+        bench.connection.execute("UPDATE runs SET state = ?", (state,))
         said.append(intake_words(intake(bench.connection, RUN)) is not None)
-    assert said == [False, False, True, False]
+    assert said == [False, False, False, False, True, False]
 
 
 @table(

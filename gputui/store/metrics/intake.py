@@ -17,8 +17,9 @@ class Intake(Struct, frozen=True):
     """Numbers of lines of all the run's sources, with reason and beginning of the newest rejected
     one. ``has_printed``: it wrote output, which was searched for metrics; ``learns``: without the
     patterns of a profile; ``no_metrics`` says that
-    its newest attempt trains without any line; ``is_over``: no more will come. ``short_of`` is the
-    `short_of` of its newest attempt, if that ended so."""
+    its newest attempt trains without any line; ``has_succeeded``: it printed all that it prints, while
+    what fails early may not have come to its metrics. ``short_of`` is the `short_of` of its newest
+    attempt, if that ended so."""
 
     taken: int = 0
     rejected: int = 0
@@ -27,7 +28,7 @@ class Intake(Struct, frozen=True):
     has_printed: bool = False
     learns: bool = False
     no_metrics: str | None = None
-    is_over: bool = False
+    has_succeeded: bool = False
     short_of: tuple[int, int] | None = None
 
 
@@ -44,8 +45,8 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         "WHERE s.run_id = ? ORDER BY source_id DESC, r.generation DESC, r.byte_offset DESC LIMIT 1",
         (run_id,),
     ).fetchone() or (None, None)
-    is_over, step, total = connection.execute(
-        "SELECT r.ended_at IS NOT NULL, a.exit ->> '$.short_of[0]', a.exit ->> '$.short_of[1]' FROM runs AS r "
+    has_succeeded, step, total = connection.execute(
+        "SELECT r.state = 'succeeded', a.exit ->> '$.short_of[0]', a.exit ->> '$.short_of[1]' FROM runs AS r "
         "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
         (run_id,),
     ).fetchone() or (False, None, None)
@@ -57,7 +58,7 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         bool(has_printed),
         _learns(connection, run_id),
         no_metrics=None if taken else without_metrics(connection).get(run_id),
-        is_over=bool(is_over),
+        has_succeeded=bool(has_succeeded),
         short_of=None if step is None or total is None else (int(step), int(total)),
     )
 
@@ -133,9 +134,9 @@ def intake_words(known: Intake) -> str | None:
         step, total = known.short_of
         how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
         return f"It ended at step {step} of {total}: if that is complete, {how}"
-    if known.is_over and known.learns and not known.taken:
+    if known.has_succeeded and known.learns and not known.taken:
         unsure = "Nothing that it printed or wrote is surely metrics: one line of a form is not enough"
         return f"{unsure}; metrics: in a profile can name them"
-    if known.is_over and known.has_printed and not known.taken:
+    if known.has_succeeded and known.has_printed and not known.taken:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None
