@@ -133,6 +133,8 @@ class SlowPane(Pane):
     _shape: Hashable = None
     _data: Sequence[object] = ()
     _drawn_at = float("-inf")
+    is_behind = False
+    """True while newer data than those drawn wait."""
 
     def show_when(
         self, shape: Hashable, data: Sequence[object], drawing: Callable[[], Sequence[Line]], *, height: int
@@ -143,7 +145,9 @@ class SlowPane(Pane):
         shape = (shape, snapshot.at if snapshot.past is not None else None)
         self.set_height(height)
         is_same = len(data) == len(self._data) and all(a is b or a == b for a, b in zip(data, self._data, strict=True))
-        if shape != self._shape or (not is_same and now - self._drawn_at >= REDRAW_SECONDS):
+        is_due = shape != self._shape or (not is_same and now - self._drawn_at >= REDRAW_SECONDS)
+        self.is_behind = not is_same and not is_due
+        if is_due:
             self._shape, self._data, self._drawn_at = shape, data, now
             self.draw(drawing, height=height)
 

@@ -19,7 +19,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
+from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
@@ -69,6 +69,8 @@ class RunScreen(ActionScreen):
         self.checkpoint_to_check: str | None = None
         self._memory = memory
         self._was_read = False
+        self._progress = Progress()
+        """The progress in the head, which is that at the end of the curves."""
         self._has_sought_cause = False
         self._is_beside = True
         self.beside = {name: SideView() for name in BESIDE}
@@ -143,9 +145,6 @@ class RunScreen(ActionScreen):
         elif not self._has_sought_cause:
             self._has_sought_cause = True
             self.do_traceback()
-        self.head.show(
-            [self.with_trail(lambda room: run_head(page, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
-        )
         labels, banner = labels_line(page.run, width), banner_lines(page, self.context(), width)
         self.labels.show(labels)
         self.banner.show(banner)
@@ -172,6 +171,12 @@ class RunScreen(ActionScreen):
             else:
                 drawing = partial(self._section_lines, name, sections[name], size, frame)
                 self.panes[name].draw(drawing, height=size[1])
+        if "charts" not in sizes or not self.charts.pane.is_behind:
+            self._progress = page.progress
+        told = replace(page, progress=self._progress)
+        self.head.show(
+            [self.with_trail(lambda room: run_head(told, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
+        )
 
     def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
         snapshot = self.snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -260,3 +261,23 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         assert everything.count("data.py:17") == 1
         await press(pilot, "r")
         assert mentions(text(app, "confirm"), "r  resume   has no checkpoint to resume from.", "▸ 0  restart")
+
+
+async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(filler: Filler, make_app: MakeApp) -> None:
+    """The curves are drawn anew once a second at most, and the head does not run ahead of them."""
+    filler.run("vit-1")
+    filler.attempt("vit-1", 1)
+    app = make_app()
+    async with app.run_test(size=(200, 50)) as pilot:
+        await press(pilot, "enter")
+        for step in range(1, 6):
+            line = {"step": step, "time": filler.now - 9 + step, "loss": 1.0 + step / 8}
+            filler.metrics("vit-1", 1, [line])
+            feed_of(app).refresh()
+            await pilot.pause()
+            shown = re.search(r"loss (\d\S*)", text(app, "head"))
+            assert (shown is None and step == 1) or (shown is not None and f" {shown[1]}" in text(app, "charts"))
+        page_of(app).charts.pane._drawn_at = float("-inf")
+        app.repaint()
+        await pilot.pause()
+        assert "loss 1.625" in text(app, "head") and "1.625" in text(app, "charts")
