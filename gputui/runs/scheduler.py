@@ -15,7 +15,7 @@ from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
 _PLURALS = {"is": "are", "has": "have"}
-PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
+PAUSED = "waits for the queue, which is paused"
 
 
 class GpuAvailability(Struct, frozen=True):

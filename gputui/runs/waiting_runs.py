@@ -44,7 +44,7 @@ def why_not_yet(connection: sqlite3.Connection, run: Run, now: float) -> str | N
             return f"waits for {run_id} to succeed"
         state = "was removed" if predecessor is None else predecessor.state
         if run_id in spec.after and state is not RunState.SUCCEEDED:
-            return f"waits for {run_id}, which {state}; gputui stop {run.run_id} ends that"
+            return f"waits for {run_id}, which {state}; stop it to end the wait"
     if spec.begin_at is None or now >= spec.begin_at:
         return None
     begin, today = time.localtime(spec.begin_at), time.localtime(now)

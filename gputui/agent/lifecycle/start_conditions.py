@@ -245,5 +245,5 @@ def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -
         return StartCheck(seen, None)
     choice = choose(seen.rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
-        raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
+        raise OSError(f"{choice.unreadable}; stop it to end the wait")
     return StartCheck(seen, choice)

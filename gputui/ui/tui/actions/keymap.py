@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import get_args
 
@@ -9,14 +10,29 @@ import msgspec
 from msgspec import Struct
 
 from gputui.ui.tui.actions.context import Scope
-from gputui.ui.tui.actions.keys import NAMED, key_name
-from gputui.ui.tui.actions.table import ACTIONS, Action, actions_in
+from gputui.ui.tui.actions.keys import NAMED, key_name, key_word
+from gputui.ui.tui.actions.table import ACTIONS, Action, actions_in, find
 
 TYPING = ("profiles", "launch", "study_files")
 """Pages on which letters and signs are text."""
 
 Place = tuple[str, str]
 """A page and the name of an action."""
+
+
+_NAME = r"(?:[\w-]|\.(?=\w))++"
+_COMMANDS: Mapping[re.Pattern[str], str] = {
+    re.compile(pattern): name
+    for pattern, name in (
+        (f"`?gputui gpus --clear {_NAME}`?", "clear_gpu"),
+        ("gputui queue resume", "queue_toggle"),
+        (f"gputui stop (?!-){_NAME}", "stop"),
+        (f"gputui (restart|resume) {_NAME}(?! --from)", "rerun"),
+        ("gputui study (extend)", "rerun"),
+        (f"gputui study resume {_NAME}", "study_pause"),
+    )
+}
+"""Commands of a shell, and the action that does the same. A group is the choice in the menu of its key."""
 
 
 class Keys(Struct, frozen=True):
@@ -33,6 +49,24 @@ class Keys(Struct, frozen=True):
         """The name of the action that a key leads to on a page; None if there is none."""
         found = (one for one in actions_in(scope) if key in self.changed.get((scope, one.name), one.keys))
         return next((action.name for action in found), None)
+
+    def word(self, name: str, scope: str) -> str:
+        """The key of an action in a sentence on a page: ``C``, elsewhere than on its pages ``C on the overview``."""
+        places = [place for action in ACTIONS if action.name == name for place in action.scopes]
+        if scope in places:
+            keys = self.changed.get((scope, name), find(name, scope).keys)
+            return key_word(keys[0])
+        return f"{self.word(name, places[0])} on the {places[0]}"
+
+    def in_words(self, text: str, scope: str) -> str:
+        """A text of the agent or a check with keys in place of the commands that do the same."""
+        for pattern, name in _COMMANDS.items():
+            for match in pattern.finditer(text):
+                key = self.word(name, scope)
+                if match.lastindex:
+                    key += f" ({match[1]})"
+                text = text.replace(match[0], key)
+        return text
 
 
 def resolve(wanted: Mapping[str, str]) -> Keys:

@@ -17,6 +17,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
 from gputui.ui.tui.actions.context import CHECKS, NO_RUN, refusal
+from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.shown import footer_line, help_lines, in_keys
 from gputui.ui.tui.app import GputuiApp
@@ -208,3 +209,22 @@ def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler:
                 if why_not is None or "L returns to it" not in why_not:
                     allowed.append((scope, run_id, action.name))
     assert allowed == []
+
+
+def test_texts_name_the_key_in_place_of_a_command() -> None:
+    keys = resolve({"rerun": "R", "clear_gpu": "ctrl+k"})
+    texts = {
+        ("no valid checkpoint; gputui resume a-1 --from PATH chooses one, gputui restart a-1 begins it again", "run"):
+            "no valid checkpoint; gputui resume a-1 --from PATH chooses one, R (restart) begins it again",
+        ("vit-lr-1 is finished; gputui study extend gives it more", "studies"):
+            "vit-lr-1 is finished; R (extend) gives it more",
+        ("gputui resume v1.2-1 when they can, gputui restart v1.2-1. The end", "overview"):
+            "R (resume) when they can, R (restart). The end",
+        ("GPU 7 failed; gputui gpus --clear 7 ends it", "gpu"): "GPU 7 failed; ^k ends it",
+        ("GPU 7 failed; `gputui gpus --clear GPU-7` ends it", "launch"): "GPU 7 failed; ^k on the overview ends it",
+        ("about to start; gputui stop a-1 ends that", "run"): "about to start; s ends that",
+        ("paused; then gputui study resume vit-lr-1", "studies"): "paused; then P",
+        ("gputui stop --now gives it up; gputui explain a-1", "run"):
+            "gputui stop --now gives it up; gputui explain a-1",
+    }  # fmt: skip
+    assert {place: keys.in_words(*place) for place in texts} == texts

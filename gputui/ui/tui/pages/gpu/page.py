@@ -18,6 +18,7 @@ from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
+from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest, RankRow
 from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
@@ -73,7 +74,7 @@ class GpuScreen(ActionScreen):
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
         charts = [] if page is None else chart_lines(gpu, page, width, 14, across=2)
-        lines = fact_lines(row, page, now, width, charts)
+        lines = fact_lines(row, page, now, width, charts, keys=self.shell.keys)
         lines += self._processes(gpu, width) + report_lines(page, now, width)
         return self._scrolled(lines, width, room)
 
@@ -82,7 +83,7 @@ class GpuScreen(ActionScreen):
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
         left_width = min(FACTS_WIDTH, width * 8 // 15)
         inner, right_width = left_width - 2, width - left_width - 2
-        facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner)]
+        facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner, keys=self.shell.keys)]
         processes, reports = self._processes(gpu, inner), report_lines(page, now, inner)
         # The last panel has the rows that are left.
         reports = filled(reports, inner, max(len(reports), room - len(facts) - len(processes) - 3))
@@ -189,14 +190,16 @@ class Fact(NamedTuple):
 # --- facts
 
 
-def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int, charts: Sequence[Line] = ()) -> list[Line]:
+def fact_lines(
+    row: GpuRow, page: GpuPage | None, now: float, width: int, charts: Sequence[Line] = (), *, keys: Keys
+) -> list[Line]:
     """The page's lines: facts in words, bars of values with a limit, charts, all values, and the
     device."""
     values, across = _values(row.gpu), 2 if width >= 2 * COLUMN_LEAST else 1
     down = -(-len(values) // across)
     cells = [fit_line([fact.name, fact[1:]], width // across) for fact in values]
     table = [[span for cell in cells[number::down] for span in cell] for number in range(down)]
-    states, facts = _states(row, page, now), [*_memory_errors(row.gpu), *_identity(row.gpu)]
+    states, facts = _states(row, page, now, keys), [*_memory_errors(row.gpu), *_identity(row.gpu)]
     return [
         *(line for fact in states for line in paragraph(fact.name, fact.text, fact.style, width)),
         *_gauges(row.gpu, width),
@@ -206,13 +209,13 @@ def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int, charts
     ]
 
 
-def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
+def _states(row: GpuRow, page: GpuPage | None, now: float, keys: Keys) -> list[Fact]:
     """Return whether the GPU works, its run, and what limits it."""
     facts = []
     if row.gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
     if (failed := row.quarantined) is not None:
-        remedy = "No run gets it before C clears it."
+        remedy = f"No run gets it before {keys.word('clear_gpu', 'gpu')} clears it."
         text = f"since {dated_clock(failed.since, now)}: {failed.words}. {remedy}"
         facts.append(Fact("quarantine", clean(text), "warn"))
     if row.gpu.is_excluded:

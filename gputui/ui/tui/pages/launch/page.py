@@ -121,7 +121,7 @@ class LaunchScreen(ListingPage[Field]):
         if width < view.WHOLE_HINTS:
             shown.append(view.help_line(self.current, width))
         gpus = view.gpu_words(self.snapshot.gpus, self.snapshot.machine)
-        shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame), width)
+        shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame, self.shell.keys), width)
         self.list.show([*shown, *command], height=rows)
         self.detail.show([])
 

@@ -11,6 +11,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.checks import CheckResult
 from gputui.store.hardware import GpuView
+from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import MachineState
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import busy_words, is_free
@@ -51,7 +52,7 @@ def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool)
             return field.edit.spans(width)
         style = "input" if is_current and text else "accent" if field.is_changed else "text"
         turns = " ←→" if is_current and field.choices else ""
-        return [(clip(_short(field.shown(text)), width - len(turns)), style), (turns, "key")]
+        return [(clip(field.shown(text), width - len(turns)), style), (turns, "key")]
 
     def label(field: Field, width: int) -> list[Span]:
         return [(_label(form, field), "label" if field.key == key else "text")]
@@ -79,8 +80,8 @@ def _note(form: Form, field: Field) -> Span:
         folded = ", ".join(each.label for each in form.fields if each.is_folded)
         return "← folds them" if form.is_open else folded, "dim"
     if field.is_changed:
-        return f"was {_short(field.shown(field.default)) or 'empty'}", "dim"
-    last = "" if field.last is None else f"last run {_short(field.shown(field.last)) or 'empty'} · "
+        return f"was {field.shown(field.default) or 'empty'}", "dim"
+    last = "" if field.last is None else f"last run {field.shown(field.last) or 'empty'} · "
     return f"{last}{field.hint}", "dim"
 
 
@@ -88,14 +89,6 @@ def help_line(field: Field | None, width: int) -> Line:
     """The hint of a field, where it may not fit behind the value."""
     words = f"  {field.label}: {field.hint}" if field is not None and field.hint else ""
     return fit_line([(words, "dim")], width)
-
-
-def _short(text: str) -> str:
-    """A text with many digits as a number of six."""
-    try:
-        return f"{float(text):.6g}" if "." in text and len(text) > 9 else text
-    except ValueError:
-        return text
 
 
 def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
@@ -122,7 +115,7 @@ def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
     )
 
 
-def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
+def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Keys) -> list[Line]:
     """Problems and warnings in full, the GPUs, then the passed checks: in full or by name."""
     if plan is None:
         return filled([rule("CHECKS", width, "checking…")], width, height)
@@ -132,13 +125,13 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
     found = count_of(count, "problem" if plan.blocked_by else "warning")
     lines = [rule("CHECKS", width, found if count else "✓ all passed")]
     for problem in plan.problems:
-        lines += paragraph((" ✗ ", "bad"), problem, "text", width)
+        lines += paragraph((" ✗ ", "bad"), keys.in_words(problem, "launch"), "text", width)
     for check in wrong:
-        lines += _checked(check, width, "text")
+        lines += _checked(check, width, "text", keys)
     for check in plan.checks:
         if check.name == "gpus" and check.status == "pass":
-            lines += _checked(check, width, "text") + paragraph(("   ", "dim"), gpus, "dim", width)
-    in_detail = [line for check in passed for line in _checked(check, width, "dim")]
+            lines += _checked(check, width, "text", keys) + paragraph(("   ", "dim"), gpus, "dim", width)
+    in_detail = [line for check in passed for line in _checked(check, width, "dim", keys)]
     names: list[Span] = [(" ✓ ", "good"), (", ".join(check.name for check in passed), "dim")]
     lines += in_detail if len(lines) + len(in_detail) <= height else [fit_line(names, width)]
     if len(lines) > height:
@@ -146,8 +139,8 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
     return filled(lines, width, height)
 
 
-def _checked(check: CheckResult, width: int, style: str) -> list[Line]:
-    text = check_line(check)
+def _checked(check: CheckResult, width: int, style: str, keys: Keys) -> list[Line]:
+    text = keys.in_words(check_line(check), "launch")
     return paragraph((f" {text[:2]}", _STYLES[check.status]), text[2:], style, width)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gputui.core.config import Workspace, locate
 from gputui.ui.cli.gpus import gpu_user
+from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
 from gputui.ui.tui.layout.strips import gpu_figures
 from gputui.ui.tui.pages.gpu.page import fact_lines
@@ -42,9 +43,9 @@ def test_a_gpu_in_quarantine_says_so_and_how_it_ends(filler: Filler, workspace: 
     filler.quarantine(0, "the same")
     assert "gpt2-124m-1 r0 ⊘" in text_of(gpu_panel(read(workspace), 80, 12))[2]
     row = gpu_row(snapshot, snapshot.gpus[4])
-    facts = "\n".join(text_of(fact_lines(row, None, NOW, 200)))
+    facts = "\n".join(text_of(fact_lines(row, None, NOW, 200, keys=Keys())))
     assert mentions(facts, "XID 48") and facts.count("under vit-b16-1") == facts.count("vit-b16-1") == 1
-    assert "before C clears it" in facts
+    assert "No run gets it before C clears it." in facts
 
 
 def test_health_names_the_worst_first(filler: Filler, workspace: Workspace) -> None:
@@ -123,7 +124,7 @@ def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Fill
 def test_what_a_lost_gpu_told_is_no_longer_so(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
     snapshot = read(workspace)
-    facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), None, NOW, 120)
+    facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), None, NOW, 120, keys=Keys())
     text = text_of(facts)
     assert "✗ lost 03:02:11" in text[0] and mentions(text[0], "last values")
     [power] = [line for line in facts if line[0][0].strip() == "power"]
