@@ -52,7 +52,7 @@ INTAKE_SECONDS = 0.25
 # Budget for the files of live attempts in a turn that also reads those of ended ones.
 SHORT_PUMP_SECONDS = 0.005
 LINGER_SECONDS = 30.0
-OCCUPANTS_SECONDS = 2.0
+OCCUPANTS_SECONDS = 1.0
 UNWRITABLE_SECONDS = 0.5
 RESTING_SECONDS = 0.05
 

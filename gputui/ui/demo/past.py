@@ -169,7 +169,7 @@ class DemoPast:
         self, run_id: str, gpus: tuple[int, ...], step_seconds: float, last_step: int, pruned: str | None, actor: str
     ) -> None:
         """Write the only attempt of a trial's run, to its end or to where it is pruned."""
-        act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES)
+        act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES, kept=1)
         for _ in self._act(run_id, act, gpus, step_seconds, actor):
             pass
 
@@ -337,9 +337,9 @@ class DemoPast:
 
 
 def _saved_steps(act: Act, first_step: int) -> list[int]:
-    """The steps of the checkpoints that an attempt leaves: its last three, and its end."""
+    """The steps of the checkpoints that an attempt leaves: its last ones, and its end."""
     newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
-    kept = range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
+    kept = range(newest - (act.kept - 1) * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
     saved = [step for step in kept if step > first_step]
     if act.code == 0 and act.pruned is None and not act.is_live and act.last_step not in saved:
         saved.append(act.last_step)

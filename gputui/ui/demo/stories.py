@@ -11,7 +11,7 @@ from msgspec import Struct
 from gputui.core.config import Workspace
 from gputui.runs.code_version import run_git
 from gputui.ui.demo import simulated_trainer
-from gputui.ui.demo.simulated_trainer import OOM, VALIDATION_STEPS
+from gputui.ui.demo.simulated_trainer import KEPT_CHECKPOINTS, OOM, VALIDATION_STEPS
 from gputui.ui.demo.study import STUDY, STUDY_FILE
 
 HOUR = 3600.0
@@ -23,7 +23,7 @@ STUDY_AGO = 3.2 * DAY
 CHANGED_AGO = 26 * HOUR
 """How long ago the script began to validate as often as now."""
 
-MAX_LINES = 1500
+MAX_LINES = 1000
 """About how many steps an attempt writes; a line for each step would only take time."""
 
 KEY_ERROR = """\
@@ -57,6 +57,7 @@ class Act(Struct, frozen=True):
     is_stopped: bool = False
     pruned: str | None = None
     max_lines: int = MAX_LINES
+    kept: int = KEPT_CHECKPOINTS
     is_live: bool = False
     fails_after: int | None = None
     batch_size: int | None = None

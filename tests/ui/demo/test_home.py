@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from contextlib import closing
@@ -12,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gputui.recovery.watch.course import LossCourse
+from gputui.recovery.watch.rules import RULES
 from gputui.runs.checkpoint_formats import validate
 from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
@@ -21,6 +24,7 @@ from gputui.store.studies import read_studies
 from gputui.ui.demo import past, simulated_trainer
 from gputui.ui.demo.home import demo_home
 from gputui.ui.demo.past import DemoPast
+from gputui.ui.demo.simulated_trainer import MODELS, WEIGHT_DECAY, LossCurve
 from gputui.ui.demo.stories import STORIES
 from gputui.ui.tui.commands import start_study
 from gputui.ui.tui.pages.study.choose import make_plan
@@ -86,3 +90,18 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     again = [*argv, "--resume", str(saved)]
     again[again.index("1000")] = str(last_step + 3)
     assert subprocess.run(again, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "lr", "begin"), [("gpt2-124m", 120_000, 6e-4, 49_400), ("vit-b16", 90_000, 2.5e-4, 52_800)]
+)
+def test_losses_fall_so_steadily_that_no_alert_says_otherwise(model: str, total: int, lr: float, begin: int) -> None:
+    """For the first three hours of a demo: a mean of losses is a better one within each ten minutes."""
+    curve, course = LossCurve.of(MODELS[model], total, lr, WEIGHT_DECAY), LossCourse()
+    ten_minutes = int(600 / MODELS[model].step_seconds)
+    patience = RULES["no_improvement"].limits["steps"]
+    for step in range(begin, begin + 18 * ten_minutes):
+        course.add(curve.training(step), step, None, patience)
+        assert (course.steps_since(step, patience) or 0) < ten_minutes
+    means = [statistics.fmean(map(value, range(begin, begin + 1000))) for value in (curve.training, curve.validation)]
+    assert means[0] < means[1] < 1.1 * means[0]
