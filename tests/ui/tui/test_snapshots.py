@@ -1,4 +1,4 @@
-"""The text of pages and dialogs, each at the smallest usual size and at one with frames: ``--snapshot-update``."""
+"""The text of pages and dialogs, each at four sizes: ``--snapshot-update``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import feed_of, screen_text
 
-SIZES = ((80, 24), (120, 36))
+SIZES = ((60, 15), (80, 24), (120, 36), (200, 50))
 
 
 class Scene(NamedTuple):
