@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from msgspec.structs import replace
 
@@ -24,6 +23,11 @@ _LAST = ("palette", "help", "leave", "cancel")
 
 HeldKey = tuple[str, str]
 """Keys of a dialog or of a line being typed, by Textual's names with spaces between them, and what they do."""
+
+Density = tuple[str, bool]
+"""The gap between two keys of the footer, and whether those at its end have labels."""
+
+_WIDE, _NARROWER, _NARROWEST = ("  ", True), ("  ", False), (" ", False)
 
 _MESSAGE_STYLES = {"info": ("·", "accent"), "warning": ("▲", "warn"), "error": ("✗", "bad")}
 
@@ -61,54 +65,41 @@ def footer_action(context: Context, width: int, x: int) -> str | None:
     return None
 
 
-class _FooterStyle(NamedTuple):
-    """How much room keys take: the gap between two, and whether those at the end have labels."""
-
-    gap: str = "  "
-    has_last_labels: bool = True
-
-
-_FOOTER_STYLES = (_FooterStyle(), _FooterStyle(has_last_labels=False), _FooterStyle(" ", has_last_labels=False))
-"""Those of wide, narrower and narrow terminals."""
-
-
 def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
     room = width - 1 - _size(_connection_spans(context))
     parts: list[tuple[str, list[Span]]] = []
-    for actions, style in _ever_narrower(_shown_actions(context)):
-        parts = _styled(actions, context, style)
+    for actions, density in _ever_narrower(_shown_actions(context)):
+        parts = _packed(actions, context, density)
         if sum(_size(spans) for _, spans in parts) <= room:
             break
     return parts
 
 
-def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], _FooterStyle]]:
+def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], Density]]:
     """The actions in full, then without the spare ones, then denser, then without the least useful ones."""
-    wide, *denser = _FOOTER_STYLES
-    dropped = sorted(actions, key=_drop_rank)[::-1]
-    yield actions, wide
-    for action in filter(lambda action: action.is_spare, dropped):
-        actions = [one for one in actions if one != action]
-        yield actions, wide
-    for style in denser:
-        yield actions, style
-    for action in filter(_drop_rank, dropped):
-        actions = [one for one in actions if one != action]
-        yield actions, denser[-1]
+    yield actions, _WIDE
+    actions = [action for action in actions if not action.is_spare]
+    for density in (_WIDE, _NARROWER, _NARROWEST):
+        yield actions, density
+    for least in sorted(actions, key=_drop_rank)[::-1]:
+        if _drop_rank(least) > 0:
+            actions = [action for action in actions if action != least]
+            yield actions, _NARROWEST
 
 
-def _styled(actions: Sequence[Action], context: Context, footer: _FooterStyle) -> list[tuple[str, list[Span]]]:
-    """Each action with its key and label, the gap behind it, and a bar where another group begins."""
+def _packed(actions: Sequence[Action], context: Context, density: Density) -> list[tuple[str, list[Span]]]:
+    """Each action with its key and label, and the gap behind it, which is a bar where another group begins."""
+    gap, has_last_labels = density
     parts: list[tuple[str, list[Span]]] = []
     for action, following in zip_longest(actions, actions[1:]):
         key, text = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
-        label = f" {action.label}" if footer.has_last_labels or _group(action) < 2 else ""
+        label = f" {action.label}" if has_last_labels or _group(action) < 2 else ""
         spans: list[Span] = [(action.key_word(context), key), (label, text)]
         if following is not None and _group(action) != _group(following):
             spans.append((" │ ", "dim"))
         elif following is not None:
-            spans.append((footer.gap, "text"))
+            spans.append((gap, "text"))
         parts.append((action.name, spans))
     return parts
 
@@ -142,7 +133,7 @@ def _group(action: Action) -> int:
 
 def _drop_rank(action: Action) -> int:
     """Rank of an action in a narrow footer: the highest are left out first, of equal ones the last; 0 stays."""
-    if action.is_spare or action.name == "studies":
+    if action.name == "studies":
         return 3
     if action.name in (*_LAST, *TIME_ACTIONS, "back"):
         return 0
@@ -172,28 +163,19 @@ _SHELL_COMMANDS = (
 )
 """Commands that the agent's sentences name, the action that does the same here, and its key in the menu of that."""
 
-_SUBJECT = r"(?: (?P<subject>GPU-[\w-]+|GPU \d+|[\w.-]+-\d+|\d+))?+(?! --)"
-"""What follows such a command: the run or GPU that it is for, and no option, which would be more than the key does."""
-
 
 def in_keys(text: str, context: Context, where: str = "") -> str:
     """The agent's sentence with the keys of a page in place of commands for a shell; ``where`` follows each. A command
     for another run than that of the page stays."""
     actions = {action.name: action for action in actions_in(context.scope) if action.keys_in(context)}
+    run_id = r"\S+-\d+" if context.run is None else re.escape(context.run.run_id)
+    # An option behind the subject would be more than the key does.
+    subject = rf"(?: (?:GPU-[\w-]+|GPU \d+|\d+|{run_id}))?+(?! --| \S+-\d)"
     for command, name, menu_key in _SHELL_COMMANDS:
         if name in actions:
             key = f"{actions[name].key_word(context)}{menu_key}{where}"
-            text = re.sub(command + _SUBJECT, partial(_key_for, key, context), text)
+            text = key.join(re.split(command + subject, text))
     return text
-
-
-def _key_for(key: str, context: Context, command: re.Match[str]) -> str:
-    """The key, if the command is for the run or GPU in question."""
-    subject = command["subject"]
-    is_of_run = subject is not None and re.fullmatch(r"(GPU[- ].*|\d+)", subject) is None
-    if is_of_run and context.run is not None and subject != context.run.run_id:
-        return command[0]
-    return key
 
 
 # --- the help

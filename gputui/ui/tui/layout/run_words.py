@@ -114,10 +114,12 @@ def awaits_step(row: RunRow) -> bool:
 
 
 def _unstepped_words(run: Run, now: float) -> str:
-    """``from step 40, no step yet, 20 s (last time 14 s)``, with the reason if the profile tells one."""
+    """``from step 40, no step yet, 20 s (last time 14 s)``, with a reason once that is unusual."""
     since = "" if run.attempt_resumed_step is None else f"from step {count(run.attempt_resumed_step)}, "
     words = f"{since}no step yet, {start_words(run, now)}"
-    spec = known_spec(run)
+    began_at, spec = run.attempt_started_at, known_spec(run)
+    if began_at is not None and now - began_at < (run.usual_start_seconds or 0.0):
+        return words
     if spec is not None and spec.learns_metrics:
         return f"{words} · it prints nothing that looks like metrics"
     if spec is not None and all(source.kind == "hf" for source in spec.metrics):
