@@ -20,7 +20,7 @@ from benchmarks.watching import SIZES, first_frame_seconds, size_word
 AGENT_WARM_SECONDS = 12.0
 """By then every tier has read every GPU, so that the screen has all that it will show."""
 
-WORDS = ("GPUS", "hottest", "cpu", "RUNS", "EVENTS", "quit")
+WORDS = ("GPUS", "hottest", "cpu", "RUNS", "EVENTS", "^p")
 """A word of each part of the overview."""
 
 

@@ -60,7 +60,7 @@ def check_keys(app: PtyApp, busy: Callable[[], bool] = lambda: True) -> int:
 @contextmanager
 def screen(home: Path) -> Iterator[PtyApp]:
     with PtyApp(["tests.ui.tui.screen_app", str(home)], size=(100, 30)) as app:
-        app.read_until(lambda: "quit" in app.terminal.text)
+        app.read_until(lambda: "t time" in app.terminal.text)
         app.read(0.2)
         yield app
 

@@ -48,7 +48,7 @@ class SlowTerminal(PtyApp):
 def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
     filler.overnight()
     with SlowTerminal(["tests.ui.tui.screen_app", str(workspace.state.parent)], size=(120, 44), places=True) as app:
-        app.read_until(lambda: "quit" in app.terminal.text and QUESTION in app.output)
+        app.read_until(lambda: "t time" in app.terminal.text and QUESTION in app.output)
         app.read(0.3)
         os.set_blocking(app.master, False)
         yield app
