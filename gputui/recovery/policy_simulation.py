@@ -17,11 +17,11 @@ from gputui.recovery.plans import UNDO, AttemptReach, FailedAttempt, PastDecisio
 from gputui.recovery.policies import STOP, Policy, PolicyAction
 from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.launchers import FOR_RANKS
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar, asked_steps
 
 STEPS = 100
-"""Steps between assumed checkpoints, and the assumed progress of an attempt."""
-FIRST_FAILURE = 950
+"""Steps between assumed checkpoints, and the assumed progress of an attempt; fewer in a run of less than 20 times as
+many, so that it fails before its end."""
 MOST_ATTEMPTS = 100
 ATTEMPT_SECONDS = 3600.0
 CHECKPOINT_BYTES = 1 << 30
@@ -44,6 +44,7 @@ class Situation(Struct, frozen=True):
         history: earlier decisions, oldest first.
         checkpoints: its checkpoints, the newest first; resumed_from: the one it began from.
         fails_at: the attempt's last step; best_step_before: the furthest of those before it.
+        every: the steps between two checkpoints.
         gpus: its GPUs; no other is free.
     """
 
@@ -53,7 +54,8 @@ class Situation(Struct, frozen=True):
     history: tuple[PastDecision, ...] = ()
     checkpoints: tuple[CheckpointInfo, ...] = ()
     resumed_from: str | None = None
-    fails_at: int = FIRST_FAILURE
+    fails_at: int = 0
+    every: int = STEPS
     best_step_before: int | None = None
     gpus: tuple[str, ...] = ()
 
@@ -69,17 +71,20 @@ class SimulatedAttempt(Struct, frozen=True):
 
 
 def fresh(spec: RunSpec) -> Situation:
-    """A run of ``spec`` at step 950, with a valid checkpoint every 100 steps if it has any."""
+    """A run of ``spec`` before its tenth checkpoint, with all of them valid if it has any."""
     gpus = spec.gpus.uuids or tuple(str(place) for place in range(spec.gpus.count))
-    return Situation(spec, dict(spec.params), checkpoints=_saves(spec, FIRST_FAILURE), gpus=gpus)
+    length = asked_steps(spec.params) or 20 * STEPS
+    every = min(STEPS, max(1, length // 20))
+    fails_at = min(every * 19 // 2, length)
+    return Situation(spec, dict(spec.params), 1, (), _saves(spec, fails_at, every), None, fails_at, every, gpus=gpus)
 
 
-def _saves(spec: RunSpec, last_step: int) -> tuple[CheckpointInfo, ...]:
-    """The checkpoints of a run that has saved every STEPS steps, the newest first."""
+def _saves(spec: RunSpec, last_step: int, every: int) -> tuple[CheckpointInfo, ...]:
+    """The checkpoints of a run that has saved ``every`` so many steps, the newest first."""
     if spec.checkpoints is None:
         return ()
     found = []
-    for step in range(last_step // STEPS * STEPS, 0, -STEPS):
+    for step in range(last_step // every * every, 0, -every):
         name = spec.checkpoints.pattern.replace("*", f"{step:08d}", 1).replace("*", "")
         path = Path(spec.checkpoints.directory) / name
         found.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, seen=step))
@@ -92,7 +97,7 @@ def attempts_of(
     """Simulate attempts that end with an incident of ``kind``, at most ``times``, until the policy
     stops.
 
-    With ``progress`` each attempt gets 100 steps further, else all end at the same step. With
+    With ``progress`` each attempt gets a checkpoint further, else all end at the same step. With
     ``refuses`` the script raises an exception before its first step whenever parameters changed.
     """
     rounds: list[SimulatedAttempt] = []
@@ -125,7 +130,7 @@ def attempts_of(
         rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))
         if plan.verdict == "stop":
             break
-        now = _next(now, incident_kind, reached, plan, STEPS if progress and not is_refused else 0)
+        now = _next(now, incident_kind, reached, plan, now.every if progress and not is_refused else 0)
     return rounds
 
 
@@ -168,7 +173,9 @@ def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, 
         params=plan.params,
         attempt=now.attempt + 1,
         history=(*now.history, past),
-        checkpoints=now.checkpoints if reached.last_step is None else _saves(now.spec, now.fails_at + gained),
+        checkpoints=now.checkpoints
+        if reached.last_step is None
+        else _saves(now.spec, now.fails_at + gained, now.every),
         resumed_from=plan.resume_from,
         fails_at=now.fails_at + gained,
         best_step_before=max(steps, default=None),

@@ -37,6 +37,22 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+_TOTALS = (
+    "total_steps", "max_steps", "max_iters", "max_train_steps", "train_steps", "num_steps", "num_train_steps",
+    "iterations", "steps",
+)  # fmt: skip
+
+
+def asked_steps(params: Mapping[str, object], step: int | None = None) -> int | None:
+    """The number of steps in the parameters; None if there is none, or if the run has gone beyond: it then counts
+    something else."""
+    for name in _TOTALS:
+        asked = params.get(name)
+        if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 and (step or 0) <= asked:
+            return asked
+    return None
+
+
 METRICS_FILE = "metrics.jsonl"
 """The file in a run's folder that GPUTUI_METRICS names, where the profile names no other."""
 

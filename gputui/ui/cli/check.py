@@ -47,7 +47,7 @@ def command(
     from gputui.profiles.preflight import check
     from gputui.ui.cli import launch_spec
 
-    chosen = launch_spec.load_profile(session, profile)
+    chosen = launch_spec.load_profile(session, profile, is_checked=True)
     if log is not None:
         from gputui.ui.cli.log_trial import show_trial
 

@@ -28,9 +28,9 @@ from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES
 from gputui.ui.cli.context import Exit, Session
 
 
-def load_profile(session: Session, wanted: str, *, or_else: str = "") -> Profile:
+def load_profile(session: Session, wanted: str, *, or_else: str = "", is_checked: bool = False) -> Profile:
     """The profile of a path or name; ends the command with one line per problem. ``or_else`` says
-    what else it could have been."""
+    what else it could have been. If it is to be checked, problems are also what its other keys tell."""
     try:
         path = find(wanted, session.workspace, Path.cwd())
     except ProfileNotFoundError as error:
@@ -38,9 +38,12 @@ def load_profile(session: Session, wanted: str, *, or_else: str = "") -> Profile
     try:
         return load(path)
     except ProfileError as error:
-        from gputui.profiles.preflight import problems_of_rest
+        problems = str(error).splitlines()
+        if is_checked:
+            from gputui.profiles.preflight import problems_of_rest
 
-        refuse([*str(error).splitlines(), *problems_of_rest(path, error, session.workspace.state)], Exit.USAGE)
+            problems += problems_of_rest(path, error, session.workspace.state)
+        refuse(problems, Exit.USAGE)
 
 
 def is_command(session: Session, words: Sequence[str]) -> bool:

@@ -104,7 +104,7 @@ def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
 def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     """The assumptions of a simulation, one sentence each."""
     situation = subject.situation
-    first, steps = situation.fails_at, policy_simulation.STEPS
+    first, steps = situation.fails_at, situation.every
     where = f"every attempt fails at step {first}"
     if progress:
         where = f"the first attempt fails at step {first}, each one after it {count_of(steps, 'step')} later"

@@ -59,6 +59,7 @@ def test_only_a_home_that_nobody_named_is_told_beside_an_error(
 
 def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: bad\nlaunchr: torchrun\nscript: steps.py\ngpus: -1\n")
+    (tmp_path / "steps.py").touch()
     first, second = refused(workspace, "check", str(tmp_path / "bad.yaml"), code=2).splitlines()
     assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
 

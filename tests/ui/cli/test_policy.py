@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
+from gputui.recovery import policy_simulation
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES
 from tests.machines import Machine
@@ -62,7 +66,7 @@ def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
     told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
     first, last = told["attempts"][0], told["attempts"][-1]
     assert (first["params_before"]["micro"], first["params_after"]["micro"]) == (16, 12)
-    assert first["rung"] == 0 and first["resume_from"].endswith("step_00000900.pt")
+    assert first["rung"] == 0 and first["resume_from"].endswith("step_00000018.pt")
     assert last["verdict"] == "stop" and told["stopped"]
     assert "hush" not in json.dumps(told)
     text = said(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
@@ -79,3 +83,13 @@ def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
     assert (first["attempt"], first["step"]) == (1, 950)
     assert first["params_before"]["batch_size"] == 384
     assert shape(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"
+
+
+def test_a_short_run_fails_before_its_end(workspace: Workspace) -> None:
+    for length, fails_at, every in ((300, 142, 15), (5, 5, 1), (100_000, 950, 100)):
+        spec = replace(policy_simulation.EXAMPLE, params={**policy_simulation.EXAMPLE.params, "steps": length})
+        situation = policy_simulation.fresh(spec)
+        assert (situation.fails_at, situation.every) == (fails_at, every)
+        assert situation.checkpoints[0].step == fails_at // every * every
+    text = said(workspace, "policy", "try", "--incident", "cuda_oom", "--profile", "digits-ddp")
+    assert "every attempt fails at step 142" in text and "a valid checkpoint every 15 steps" in text

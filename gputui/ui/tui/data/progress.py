@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gputui.core.text import clean
 from gputui.metrics.curves.model import ChartRequest
+from gputui.runs.spec import asked_steps
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
@@ -142,7 +143,7 @@ def _progress(
     newest = metrics.newest
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
-    total_steps = int(total) if total is not None and 0 < total < math.inf else _asked_steps(run, step)
+    total_steps = int(total) if total is not None and 0 < total < math.inf else asked_steps(run.params, step)
     # Trainer of transformers accepts the name without the prefix that it logs it with.
     metric = next((name for name in (run.metric, f"eval_{run.metric}") if name in newest), run.metric)
     left = None
@@ -164,20 +165,6 @@ def _progress(
     )
 
 
-def _asked_steps(run: Run, step: int | None) -> int | None:
-    """The number of steps in the parameters; None if there is none, or if the run has gone beyond: it then counts
-    something else."""
-    for name in _TOTALS:
-        asked = run.params.get(name)
-        if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 and (step or 0) <= asked:
-            return asked
-    return None
-
-
-_TOTALS = (
-    "total_steps", "max_steps", "max_iters", "max_train_steps", "train_steps", "num_steps", "num_train_steps",
-    "iterations", "steps",
-)  # fmt: skip
 _TIMES = ("step_time", "data_time", "comm_time")
 
 

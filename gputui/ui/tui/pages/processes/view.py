@@ -12,12 +12,12 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, gibibytes, index_ranges, percent
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.runs.gpu_conditions import script_of
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, box, filled, paragraph, rule, telling
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
+from gputui.ui.tui.layout.process_words import script_words
 from gputui.ui.tui.layout.run_words import run_style
 
 Grouping = Literal["", "gpu", "run"]
@@ -313,7 +313,7 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
         parts.append((f"[{word}] ", "warn"))
     if row.idle_seconds is not None:
         parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
-    script = script_of(row.command or "")
+    script = script_words(row.command or "", row.run_id)
     return [*parts, (script, "text") if script else (_unseen(row), "dim")]
 
 

@@ -19,6 +19,7 @@ from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.questions import MenuScreen
+from gputui.ui.tui.layout.process_words import script_words
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
 from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
 from tests.ui.tui import many_processes
@@ -195,3 +196,14 @@ async def test_a_real_process_shows_no_secrets_and_is_ended_by_a_confirmed_signa
         child.kill()
         child.wait()
     assert len(environment_texts(child.pid, ticks)) == 1
+
+
+def test_the_own_folder_of_a_run_is_left_out_of_its_commands() -> None:
+    commands = {
+        "python train.py --out /h/state/runs/vit-1/out --lr 0.1": "train.py --lr 0.1",
+        "/env/bin/python -u train.py --lr 0.1 --out=/h/state/runs/vit-1": "train.py --lr 0.1",
+        "train.py -o /runs/vit-1/ --resume /runs/vit-1/out/s_40.pt": "train.py --resume /runs/vit-1/out/s_40.pt",
+        "train.py --out /h/runs/vit-12/out": "train.py --out /h/runs/vit-12/out",
+    }
+    assert {command: script_words(command, "vit-1") for command in commands} == commands
+    assert script_words("train.py --out /h/runs/vit-1/out", None) == "train.py --out /h/runs/vit-1/out"
