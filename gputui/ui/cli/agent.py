@@ -20,7 +20,7 @@ from gputui.store import json_shapes
 from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
 from gputui.store.hardware import read_gpus
 from gputui.ui.cli import service
-from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, json_option, print_json, print_table, say
 
 
 @click.group("agent", cls=Group)
@@ -47,14 +47,14 @@ def stop(session: Session) -> None:
 
     The next agent takes them over. Nothing starts one until a command or a screen does.
     """
-    try:
+    before, after = f"cannot write in {session.workspace.state}: ", "; the agent still runs"
+    with (
+        exit_on(AgentUnreachableError, code=Exit.UNREACHABLE),
+        exit_on(OSError, code=Exit.UNREACHABLE, before=before, after=after),
+    ):
         if session.workspace.state.is_dir():
             session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
         ended = stop_agent(session.workspace)
-    except AgentUnreachableError as error:
-        fail(str(error), Exit.UNREACHABLE)
-    except OSError as error:
-        fail(f"cannot write in {session.workspace.state}: {error.strerror}; the agent still runs", Exit.UNREACHABLE)
     say("agent stopped; runs continue" if ended else "no agent runs")
 
 

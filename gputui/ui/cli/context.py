@@ -131,12 +131,8 @@ class Session(Struct, frozen=True):
         """A read-only connection; ends the command if there is none. Warns of a stopped agent."""
         if (stopped := stopped_agent(self.workspace)) is not None:
             click.echo(f"gputui: {stopped}", err=True)
-        try:
+        with exit_on(StoreError, code=Exit.UNREACHABLE), exit_on(StoreMissingError, code=Exit.REFUSED):
             return open_reader(self.workspace.database)
-        except StoreMissingError as error:
-            fail(str(error), Exit.REFUSED)
-        except StoreError as error:
-            fail(str(error), Exit.UNREACHABLE)
 
     def reader_or_none(self) -> sqlite3.Connection | None:
         """As `reader`, but None if nothing has been recorded yet."""
@@ -158,17 +154,13 @@ class Session(Struct, frozen=True):
             if read_identity(self.workspace) is None:
                 click.echo("gputui: no agent runs, and --readonly starts none: this may be old", err=True)
             return
-        try:
+        with exit_on(AgentUnreachableError, code=Exit.UNREACHABLE):
             ensure_agent(self.workspace, report=report_progress)
-        except AgentUnreachableError as error:
-            fail(str(error), Exit.UNREACHABLE)
 
     def command(self, verb: str, run_id: str | None, **args: Any) -> dict[str, Any]:
         """As `ask`, but ends the command if it is refused."""
-        try:
+        with exit_on(CommandRefusedError, code=Exit.REFUSED):
             return self.ask(verb, run_id, **args)
-        except CommandRefusedError as error:
-            fail(str(error), Exit.REFUSED)
 
     def ask(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
         """Send a command to the agent and return the answer. ``meanwhile`` is a remedy while nothing can be
@@ -198,19 +190,15 @@ class Session(Struct, frozen=True):
             fail(f"cannot write {self.workspace.state}: {words}; {remedy}", Exit.REFUSED)
 
     def commander(self) -> sqlite3.Connection:
-        try:
+        with exit_on(StoreError, code=Exit.UNREACHABLE):
             return open_commander(self.workspace.database)
-        except StoreError as error:
-            fail(str(error), Exit.UNREACHABLE)
 
     def wait(
         self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
     ) -> dict[str, Any]:
         """The answer to a command; ends this one if it is refused."""
-        try:
+        with exit_on(CommandRefusedError, code=Exit.REFUSED):
             return self._answer(connection, command_id, seconds)
-        except CommandRefusedError as error:
-            fail(str(error), Exit.REFUSED)
 
     def _answer(self, connection: sqlite3.Connection, command_id: int, seconds: float) -> dict[str, Any]:
         try:
@@ -250,10 +238,8 @@ class Session(Struct, frozen=True):
                     Exit.REFUSED,
                 )
             return newest[0]
-        try:
+        with exit_on(RunLookupError, code=Exit.REFUSED):
             return find_run(connection, wanted, only=only)
-        except RunLookupError as error:
-            fail(str(error), Exit.REFUSED)
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -262,19 +248,37 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def refuse(problems: Iterable[str], code: int) -> NoReturn:
+    """Print one line per problem on standard error, and exit with a documented code."""
+    for problem in problems:
+        say_error(problem)
+    sys.exit(code)
+
+
+@contextmanager
+def exit_on(*errors: type[Exception], code: int, before: str = "", after: str = "") -> Iterator[None]:
+    """End the command if one of these errors is raised, with its lines (of an OSError only what the system says)
+    between ``before`` and ``after``."""
+    try:
+        yield
+    except errors as error:
+        told = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+        refuse([f"{before}{line}{after}" for line in told.splitlines()], code)
+
+
 def say_error(message: str) -> None:
     """Print one line on standard error."""
     click.echo(f"gputui: {clean(message)}", err=True)
 
 
-def typed_moment(text: str) -> float:
-    """The moment of ``--at`` in UTC unix seconds; ends the command if it is invalid."""
+def typed_moment(at: str | None) -> float | None:
+    """The moment of ``--at`` in UTC unix seconds, None for now; ends the command if it is invalid."""
+    if at is None:
+        return None
     from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
-    try:
-        return parse_moment(text, time.time())
-    except TypedTimeError as error:
-        fail(f"--at: {error}", Exit.USAGE)
+    with exit_on(TypedTimeError, code=Exit.USAGE, before="--at: "):
+        return parse_moment(at, time.time())
 
 
 def print_json(value: Any) -> None:

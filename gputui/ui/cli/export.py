@@ -14,7 +14,7 @@ from gputui.reports.export.formats import FORMATS, Format, absolute_target
 from gputui.store.metrics import queries
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, say, verb
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, say, verb
 
 
 @verb("export", changes=lambda options: options["follow"] or FORMATS[options["name"]].is_address)
@@ -67,14 +67,13 @@ def _once(
         if wanted not in known:
             hint = did_you_mean(wanted, known) or f"it has {', '.join(known)}"
             fail(f"{view.run_id} has no metric {wanted!r}; {hint}", Exit.REFUSED)
-    try:
+    forced = "writes it once more" if FORMATS[name].is_address else "replaces it"
+    with (
+        exit_on(ExportError, code=Exit.REFUSED),
+        exit_on(TargetTakenError, code=Exit.REFUSED, after=f"; --force {forced}"),
+    ):
         subject = read_subject(connection, view.run_id, name, target, names)
         return export(subject, name, target, replaces=force)
-    except TargetTakenError as error:
-        verb = "writes it once more" if FORMATS[name].is_address else "replaces it"
-        fail(f"{error}; --force {verb}", Exit.REFUSED)
-    except ExportError as error:
-        fail(str(error), Exit.REFUSED)
 
 
 def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, target: str) -> int:
@@ -87,15 +86,12 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, t
         session.need_agent()
     shown = redact_text(target)
     try:
-        return Follower(session.workspace, view.run_id, name, target, names).run()
+        with exit_on(ExportError, code=Exit.REFUSED), exit_on(StoreError, sqlite3.Error, code=Exit.UNREACHABLE):
+            return Follower(session.workspace, view.run_id, name, target, names).run()
     except HeldElsewhereError:
         fail(f"another process follows {view.run_id} to {shown} already", Exit.REFUSED)
-    except ExportError as error:
-        fail(str(error), Exit.REFUSED)
     except OSError as error:
         fail(f"cannot write {error.filename or shown}: {error.strerror or error}", Exit.REFUSED)
-    except (StoreError, sqlite3.Error) as error:
-        fail(str(error), Exit.UNREACHABLE)
     except KeyboardInterrupt:
         say(f"{view.run_id} continues; the same command resumes the export")
         raise SystemExit(Exit.INTERRUPTED) from None

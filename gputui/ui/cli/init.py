@@ -19,7 +19,7 @@ from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
 from gputui.ui.cli.command_verb import IS_COMMAND
-from gputui.ui.cli.context import Exit, Verb, fail, say, verb
+from gputui.ui.cli.context import Exit, Verb, exit_on, fail, say, verb
 from gputui.ui.cli.log_trial import read_log
 
 
@@ -50,10 +50,8 @@ def command(ctx: click.Context, words: tuple[str, ...], preset: str | None, out:
     trial = None
     if log is not None:
         trial = try_log(read_log(log), LearnedLines())
-    try:
+    with exit_on(DraftError, SurveyError, code=Exit.USAGE):
         profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
-    except (DraftError, SurveyError) as error:
-        fail(str(error), Exit.USAGE)
     if not ctx.meta[IS_COMMAND]:
         _refuse_misplaced(profile.undeclared, words, ctx.command)
     path = here / (out or f"{profile.name}.yaml")

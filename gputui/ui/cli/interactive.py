@@ -13,7 +13,7 @@ import click
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError
 from gputui.store.database import StoreError
-from gputui.ui.cli.context import Exit, Session, fail, typed_moment
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, typed_moment
 
 
 def open_screen(session: Session, *, demo: bool, at: str | None = None) -> int:
@@ -25,7 +25,7 @@ def open_screen(session: Session, *, demo: bool, at: str | None = None) -> int:
         fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", Exit.USAGE)
     if demo:
         return open_demo(readonly=session.is_readonly, settings=session.workspace.settings, at=at)
-    moment_at = None if at is None else typed_moment(at)
+    moment_at = typed_moment(at)
     if session.is_readonly and not session.workspace.database.exists():
         fail(f"nothing was recorded in {session.workspace.state}, and --readonly starts no agent", Exit.REFUSED)
     return show(session.workspace, readonly=session.is_readonly, demo=False, moment_at=moment_at)
@@ -33,10 +33,9 @@ def open_screen(session: Session, *, demo: bool, at: str | None = None) -> int:
 
 def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float | None = None) -> int:
     if not readonly:
-        try:
+        before, after = f"cannot use {workspace.state}: ", "; choose another --home"
+        with exit_on(OSError, code=Exit.UNREACHABLE, before=before, after=after):
             workspace.create()
-        except OSError as error:
-            fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", Exit.UNREACHABLE)
     # Imported modules are no garbage; collecting now would only delay the first frame.
     gc.disable()
     from gputui.ui.tui.data.feed import Feed
@@ -63,7 +62,6 @@ def open_demo(*, readonly: bool, settings: Path, at: str | None) -> int:
         with demo_home() as workspace:
             with contextlib.suppress(OSError):
                 shutil.copyfile(settings, workspace.settings)
-            moment_at = None if at is None else typed_moment(at)
-            return show(workspace, readonly=readonly, demo=True, moment_at=moment_at)
+            return show(workspace, readonly=readonly, demo=True, moment_at=typed_moment(at))
     except (StoreError, AgentUnreachableError, OSError) as error:
         fail(f"the demo cannot start: {error}", Exit.UNREACHABLE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +12,6 @@ from typing import Any, NoReturn
 
 import click
 
-from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import ParameterError, split_assignments
@@ -25,7 +23,7 @@ from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES
-from gputui.ui.cli.context import Exit, Session
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, refuse
 
 
 def load_profile(session: Session, wanted: str, *, or_else: str = "", is_checked: bool = False) -> Profile:
@@ -34,7 +32,7 @@ def load_profile(session: Session, wanted: str, *, or_else: str = "", is_checked
     try:
         path = find(wanted, session.workspace, Path.cwd())
     except ProfileNotFoundError as error:
-        refuse(["; ".join(filter(None, (str(error), or_else)))], Exit.USAGE)
+        fail("; ".join(filter(None, (str(error), or_else))), Exit.USAGE)
     try:
         return load(path)
     except ProfileError as error:
@@ -67,11 +65,9 @@ def typed_profile(words: Sequence[str], command: click.Command) -> Profile:
     from gputui.profiles.init.command_profile import command_profile
     from gputui.profiles.init.typed_command import DraftError
 
-    try:
+    with exit_on(DraftError, code=Exit.USAGE):
         own = [flag for parameter in command.params for flag in parameter.opts]
         return command_profile(words, Path.cwd(), callers_options=own)
-    except DraftError as error:
-        refuse([str(error)], Exit.USAGE)
 
 
 def resolve_spec(
@@ -85,6 +81,22 @@ def resolve_spec(
 ) -> RunSpec:
     """The specification of a run; ends the command with one line per problem."""
     try:
+        return _resolved(profile, changes, gpus, situation, target, heeds_shell_gpus=heeds_shell_gpus)
+    except ResolveError as error:
+        refuse_unresolved(error)
+
+
+def _resolved(
+    profile: Profile,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    situation: GpuSituation | None,
+    target: Mapping[str, Any] | None = None,
+    *,
+    heeds_shell_gpus: bool = True,
+) -> RunSpec:
+    """As `resolve_spec`, but raises ResolveError."""
+    with exit_on(ParameterError, code=Exit.USAGE):
         return resolve(
             profile,
             overrides=split_assignments(changes),
@@ -94,10 +106,6 @@ def resolve_spec(
             target=target,
             heeds_shell_gpus=heeds_shell_gpus,
         )
-    except ParameterError as error:
-        refuse(list(error.problems), Exit.USAGE)
-    except ResolveError as error:
-        refuse_unresolved(error)
 
 
 def resolve_on_target(
@@ -116,10 +124,8 @@ def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, s
     """The target of ``--on`` with a job's options; ends the command with a line per problem."""
     from gputui.profiles.targets import TargetNotFoundError, TargetOptionError, find_target, with_job_options
 
-    try:
+    with exit_on(TargetNotFoundError, TargetOptionError, ProfileError, code=Exit.USAGE):
         return with_job_options(find_target(name, profile.form.targets, session.workspace), job or {})
-    except (TargetNotFoundError, TargetOptionError, ProfileError) as error:
-        refuse(str(error).splitlines(), Exit.USAGE)
 
 
 def resolve_without_gpus(
@@ -128,21 +134,11 @@ def resolve_without_gpus(
     """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are
     requested all the same, with one line per problem."""
     try:
-        overrides = split_assignments(changes)
-        spec = resolve(
-            profile,
-            overrides=overrides,
-            gpus_override=gpus,
-            inventory=None if situation is None else situation.facts,
-            excluded=() if situation is None else situation.excluded,
-        )
+        return _resolved(profile, changes, gpus, situation), []
     except ResolveError as error:
         if not error.is_refusal:
-            refuse(list(error.problems), Exit.USAGE)
+            refuse_unresolved(error)
         return resolve_spec(profile, changes, gpus, None, heeds_shell_gpus=False), list(error.problems)
-    except ParameterError as error:
-        refuse(list(error.problems), Exit.USAGE)
-    return spec, []
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:
@@ -172,13 +168,4 @@ def refuse_failed(results: Iterable[CheckResult]) -> None:
 
 def refuse_unresolved(error: ResolveError) -> NoReturn:
     """Print why there is no specification, and exit."""
-    if error.is_refusal:
-        refuse(list(error.problems), Exit.REFUSED)
-    refuse(list(error.problems), Exit.USAGE)
-
-
-def refuse(problems: list[str], code: int) -> NoReturn:
-    """Print one line per problem, and exit."""
-    for problem in problems:
-        click.echo(f"gputui: {clean(problem)}", err=True)
-    sys.exit(code)
+    refuse(error.problems, Exit.REFUSED if error.is_refusal else Exit.USAGE)

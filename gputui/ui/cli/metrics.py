@@ -22,7 +22,7 @@ from gputui.store.metrics import intake, queries
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, print_json_list, print_table, say, verb
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json_list, print_table, say, verb
 from gputui.ui.tui.layout.panels import by_interest
 
 PLOT_HEIGHT = 20
@@ -122,13 +122,9 @@ def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
 
 def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
     """Write the curves to a file in the format of its suffix."""
-    try:
+    with exit_on(files.ChartExportError, code=Exit.USAGE):
         content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
-    except files.ChartExportError as error:
-        fail(str(error), Exit.USAGE)
-    try:
+    with exit_on(OSError, code=Exit.REFUSED, before=f"{file} cannot be written: "):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror}", Exit.REFUSED)
     say(f"wrote {file}")

@@ -11,8 +11,7 @@ from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
 from gputui.runs.notices import Owed, Recipient
-from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
-from gputui.ui.cli.launch_spec import refuse
+from gputui.ui.cli.context import Exit, JsonGroup, Session, exit_on, fail, json_option, print_json, print_table, say
 
 
 @click.group("notify", cls=JsonGroup, invoke_without_command=True)
@@ -63,10 +62,8 @@ def recipients_of(session: Session) -> tuple[Recipient, ...]:
     """The recipients in notify.yaml; ends the command without any, or with one line per problem."""
     session.need_own_settings()
     path = session.workspace.notify
-    try:
+    with exit_on(ProfileError, code=Exit.USAGE):
         recipients = load_recipients(path)
-    except ProfileError as error:
-        refuse(str(error).splitlines(), Exit.USAGE)
     if not recipients:
         fail(f"nobody is told of anything: write {shown_path(path)}, such as - to: ntfy://my-topic", Exit.REFUSED)
     return recipients

@@ -41,7 +41,8 @@ def once(session: Session, *, at: str | None, as_json: bool) -> int:
     Without ``at`` an agent is started if none runs, so that the values are current; it ends by
     itself. A read-only view starts none and prints the age of the values.
     """
-    moment = None if at is None else Moment(typed_moment(at))
+    moment_at = typed_moment(at)
+    moment = None if moment_at is None else Moment(moment_at)
     notice = None
     if moment is None and not session.is_readonly:
         try:

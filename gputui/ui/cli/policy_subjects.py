@@ -23,7 +23,7 @@ from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import RunLookupError, find_run
 from gputui.ui.cli import launch_spec
-from gputui.ui.cli.context import Exit, Session, fail
+from gputui.ui.cli.context import Exit, Session, exit_on, fail
 
 
 class PolicySubject(Struct, frozen=True):
@@ -87,10 +87,9 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
     """A new run like an existing one, with the parameters that that one has now."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, wanted)
-    try:
+    before = f"{view.run_id}: its stored specification cannot be read ("
+    with exit_on(SpecError, code=Exit.REFUSED, before=before, after=")"):
         spec = replace(spec_of(view), params=dict(view.params))
-    except SpecError as error:
-        fail(f"{view.run_id}: its stored specification cannot be read ({error})", Exit.REFUSED)
     return PolicySubject(_policy(spec, view.run_id), policy_simulation.fresh(spec), run=view.run_id)
 
 
@@ -117,10 +116,8 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
 
 
 def _policy(spec: RunSpec, name: str) -> Policy:
-    try:
+    with exit_on(PolicyError, code=Exit.USAGE, before=f"{name}: "):
         return policy_from(spec.recovery)
-    except PolicyError as error:
-        launch_spec.refuse([f"{name}: {error}"], Exit.USAGE)
 
 
 def _is_run(session: Session, wanted: str) -> bool:

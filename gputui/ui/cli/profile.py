@@ -11,7 +11,7 @@ import click
 from gputui.core.files import write_new
 from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import ProfileEntry
@@ -75,11 +75,9 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         history = SavedHistory.read(connection, view.run_id)
-    try:
+    with exit_on(SpecError, code=Exit.REFUSED, before=f"{view.run_id} has no specification that can be read: "):
         title = name or spec_of(view).name
         text = saved_profile(view, title, history)
-    except SpecError as error:
-        fail(f"{view.run_id} has no specification that can be read: {error}", Exit.REFUSED)
     path = out or session.workspace.profiles / f"{title}.yaml"
     try:
         read_profile(text, path)
@@ -121,10 +119,8 @@ def export(
 
     found = launch_spec.load_profile(session, profile)
     spec = launch_spec.resolve_spec(found, changes, gpus, None, heeds_shell_gpus=False)
-    try:
+    with exit_on(ManifestError, code=Exit.USAGE):
         text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
-    except ManifestError as error:
-        fail(str(error), Exit.USAGE)
     if out is None:
         for line in text.splitlines():
             say(line)

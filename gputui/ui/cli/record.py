@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputui.ui.cli.context import Exit, Session, fail
+from gputui.ui.cli.context import Exit, Session, exit_on, fail
 
 if TYPE_CHECKING:
     from gputui.agent.recording.output import FileOutput, Format
@@ -32,7 +32,7 @@ def record(
     from gputui.agent.startup import RecordError
     from gputui.agent.startup import record as run_recorder
 
-    try:
+    with exit_on(RecordError, code=Exit.UNREACHABLE):
         code = run_recorder(
             session.workspace,
             interval_seconds=interval_seconds,
@@ -41,8 +41,6 @@ def record(
             output=sys.stdout,
             samples=samples,
         )
-    except RecordError as error:
-        fail(str(error), Exit.UNREACHABLE)
     if code == 0 and sys.stderr.isatty():
         # The terminal has printed ^C, and the prompt must not follow on the same line.
         print("\ngputui: recording ended", file=sys.stderr)  # noqa: T201
@@ -74,20 +72,16 @@ def address_of(text: str) -> Address:
     """The address of ``--prometheus``; ends the command if it is none."""
     from gputui.reports.prometheus.server import AddressError, parse_address
 
-    try:
+    with exit_on(AddressError, code=Exit.USAGE, before="--prometheus: "):
         return parse_address(text)
-    except AddressError as error:
-        fail(f"--prometheus: {error}", Exit.USAGE)
 
 
 def _expose(session: Session, address: Address) -> None:
     """Serve metrics, and print the address on standard error."""
     from gputui.reports.prometheus.server import AddressError, serve
 
-    try:
+    with exit_on(AddressError, code=Exit.REFUSED, before="--prometheus: ", after="; choose another port"):
         actual = serve(session.workspace.database, address)
-    except AddressError as error:
-        fail(f"--prometheus: {error}; choose another port", Exit.REFUSED)
     if not actual.is_loopback:
         words = f"anyone who can reach {actual.host} can read the recorded data; 127.0.0.1 keeps it on this machine"
         print(f"gputui: {words}", file=sys.stderr)  # noqa: T201

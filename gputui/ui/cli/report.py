@@ -19,7 +19,7 @@ from gputui.reports.summary.stored_facts import active_since, read_facts, siblin
 from gputui.reports.summary.story import verdict, verdict_on_all
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, print_json, say, verb
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json, say, verb
 from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
 
@@ -61,10 +61,8 @@ def command(
     made = report.make(f"Report of {whose}", now, facts, others, prices, thresholds)
     folder = out or Path(f"report-{'since' if since is not None else runs[0].run_id}")
     if not as_json or out is not None:
-        try:
+        with exit_on(ReportError, code=Exit.REFUSED):
             write_files(folder, report.contents(made))
-        except ReportError as error:
-            fail(str(error), Exit.REFUSED)
     failed = [
         f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})"
         for run_id, verdicts in made.verdicts.items()
@@ -86,11 +84,9 @@ def _runs(
     if since is None:
         named = [session.find_run(connection, name) for name in names]
         return list({run.run_id: run for run in named}.values())
-    try:
+    with exit_on(TypedTimeError, code=Exit.USAGE, before="--since: "):
         # A bare span counts back from now.
         moment = parse_moment(since if parse_duration(since) is None else f"-{since}", now)
-    except TypedTimeError as error:
-        fail(f"--since: {error}", Exit.USAGE)
     found = active_since(connection, moment)
     if not found:
         fail(f"no run was active since {since}; gputui ps lists them all", Exit.REFUSED)

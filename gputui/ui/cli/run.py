@@ -21,7 +21,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
-from gputui.ui.cli.context import Exit, RunName, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, RunName, Session, exit_on, fail, json_option, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
 from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_begin
 
@@ -122,7 +122,10 @@ def command(
         if not seconds:
             fail(f"--time: expected a time such as 30min, 1h30m or 2d, found {shorten(time_limit)}", Exit.USAGE)
         limit["time_limit_seconds"] = seconds
-    begin_at = None if begin is None else begin_moment(begin)
+    begin_at = None
+    if begin is not None:
+        with exit_on(TypedTimeError, code=Exit.USAGE, before="--begin: "):
+            begin_at = parse_begin(begin, time.time())
     if target is not None:
         place = launch_spec.target_of(session, chosen, target, job)
         spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, place)
@@ -194,14 +197,6 @@ def _following(session: Session, spec: RunSpec, predecessors: Sequence[str]) -> 
             run = session.find_run(connection, name.removesuffix(ANY_END), only=True)
             ids[name.endswith(ANY_END)].append(run.run_id)
     return replace(spec, after=tuple(ids[False]), after_any=tuple(ids[True]))
-
-
-def begin_moment(text: str) -> float:
-    """The moment of ``--begin`` in UTC unix seconds; ends the command if it is invalid."""
-    try:
-        return parse_begin(text, time.time())
-    except TypedTimeError as error:
-        fail(f"--begin: {error}", Exit.USAGE)
 
 
 def first_state(session: Session, run_id: str) -> str:

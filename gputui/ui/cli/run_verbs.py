@@ -17,7 +17,7 @@ from gputui.runs.submission import ticket_to_renew
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
+from gputui.ui.cli.context import CommandRefusedError, Exit, Session, exit_on, fail, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.layout.run_words import stop_words
@@ -83,12 +83,10 @@ def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[
     from gputui.profiles.targets import TargetOptionError, with_job_options
 
     try:
-        with session.writing():
+        with exit_on(TargetOptionError, code=Exit.USAGE), session.writing():
             return ticket_to_renew(session.workspace, run.run_id, lambda target: with_job_options(target, job))
     except SpecError as error:
         raise CommandRefusedError(str(error)) from error
-    except TargetOptionError as error:
-        fail(str(error), Exit.USAGE)
 
 
 @verb("restart", changes=is_no_rehearsal)

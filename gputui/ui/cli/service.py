@@ -15,7 +15,7 @@ from gputui.core.config import Workspace, locate
 from gputui.core.files import replaced
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
 from gputui.runs.identity import actor
-from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, json_option, print_json, say
 from gputui.ui.cli.record import address_of, output_file
 
 SYSTEMCTL_SECONDS = 30.0
@@ -65,12 +65,10 @@ def install(
     click.echo(text)
     if not yes and not click.confirm("Write it, and start recording now?"):
         fail("nothing was changed", Exit.REFUSED)
-    try:
+    with exit_on(OSError, code=Exit.REFUSED, before=f"cannot write {path}: "):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as file:
             file.write(text.encode())
-    except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}", Exit.REFUSED)
     for words in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
         problem = _systemctl(*words)[1]
         if problem is not None:
@@ -100,10 +98,8 @@ def uninstall(_session: Session, yes: bool) -> None:
     if not yes and not click.confirm(f"Stop the recorder and remove {path}?"):
         fail("nothing was changed", Exit.REFUSED)
     _, problem = _systemctl("disable", "--now", NAME)
-    try:
+    with exit_on(OSError, code=Exit.REFUSED, before=f"cannot remove {path}: "):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        fail(f"cannot remove {path}: {error.strerror}", Exit.REFUSED)
     _systemctl("daemon-reload")
     if problem is not None:
         fail(f"{path} is removed, but systemctl --user disable failed: {problem}", Exit.UNREACHABLE)
@@ -165,10 +161,8 @@ def _refuse_foreign_unit(path: Path) -> None:
 
 
 def _read(path: Path) -> str:
-    try:
+    with exit_on(OSError, code=Exit.REFUSED, before=f"cannot read {path}: "):
         return path.read_text("utf-8", "replace")
-    except OSError as error:
-        fail(f"cannot read {path}: {error.strerror}", Exit.REFUSED)
 
 
 def _lingers() -> bool:

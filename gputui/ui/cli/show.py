@@ -38,7 +38,18 @@ from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import LONGEST_CELLS, Exit, Session, fail, json_option, print_json, print_table, say, verb
+from gputui.ui.cli.context import (
+    LONGEST_CELLS,
+    Exit,
+    Session,
+    exit_on,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    say,
+    verb,
+)
 from gputui.ui.cli.selection import sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
@@ -263,7 +274,7 @@ def print_diff(session: Session, view: Run, other: Run | None) -> None:
     """Print the diff of the code from its commit or from another run, without secrets."""
     from gputui.runs.code_diff import CodeUnknownError, run_code_diff
 
-    try:
+    with exit_on(CodeUnknownError, SpecError, code=Exit.REFUSED):
         if other is not None:
             lines = list(run_code_diff(session.workspace.runs, other.run_id, view.run_id))
         else:
@@ -272,7 +283,5 @@ def print_diff(session: Session, view: Run, other: Run | None) -> None:
                 fail(f"{view.run_id} did not run in a git checkout", Exit.REFUSED)
             hide = Redactor(secrets_of(spec))
             lines = [hide.text(line) for line in str(spec.code.get("diff") or "").splitlines()]
-    except (CodeUnknownError, SpecError) as error:
-        fail(str(error), Exit.REFUSED)
     for line in lines:
         say(line)

@@ -21,6 +21,7 @@ from gputui.ui.cli.context import (
     Exit,
     Group,
     Session,
+    exit_on,
     fail,
     json_option,
     print_json,
@@ -121,13 +122,6 @@ def run(
     raise SystemExit(launch(session, study.spec, study.profile, study.source, wait=wait, as_json=as_json))
 
 
-def _typed_moment(at: str | None) -> float | None:
-    """The moment of ``--at``; None for now."""
-    if at is None:
-        return None
-    return typed_moment(at)
-
-
 @command.command("check", changes=False)
 @click.argument("file", shell_complete=completers.study_files)
 @click.option("--dry-run", is_flag=True, help="Show the first ten trials, and the time expected from earlier runs.")
@@ -155,7 +149,7 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
 @click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The studies, newest first."""
-    moment = _typed_moment(at)
+    moment = typed_moment(at)
     connection = session.reader_or_none()
     studies: list[StudyRecord] = []
     if connection is not None:
@@ -182,7 +176,7 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
 @click.pass_obj
 def show(session: Session, study: str | None, source: bool, at: str | None, as_json: bool) -> None:
     """One study with its trials, the newest where none is named."""
-    moment = _typed_moment(at)
+    moment = typed_moment(at)
     with closing(session.reader()) as connection:
         record = _find(connection, study, moment)
         if source:
@@ -269,12 +263,9 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     """Add a point by hand; it is the next trial. What is not given is as in the best trial."""
     from gputui.core.yaml_forms.document import plain_value
     from gputui.profiles.params import ParameterError, split_assignments
-    from gputui.ui.cli.launch_spec import refuse
 
-    try:
+    with exit_on(ParameterError, code=Exit.USAGE):
         given = {name: plain_value(text) for name, text in split_assignments(values).items()}
-    except ParameterError as error:
-        refuse(list(error.problems), Exit.USAGE)
     _act(session, "study_enqueue", study, as_json, set=given)
 
 
@@ -315,7 +306,7 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
     with closing(session.reader()) as connection:
         found = _find(connection, study)
         study_id, folder = found.study_id, session.workspace.studies / found.study_id
-        try:
+        with exit_on(StudyExportError, code=Exit.REFUSED):
             if lineage:
                 number, phases = export_lineage(connection, folder, found, file, trial)
                 shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}
@@ -325,8 +316,6 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
                 count = export_storage(connection, folder, found, file)
                 shape = {"id": study_id, "file": str(file), "trials": count}
                 text = f"{units.count_of(count, 'trial')} of {study_id} written; optuna-dashboard sqlite:///{file}"
-        except StudyExportError as error:
-            fail(str(error), Exit.REFUSED)
     print_result(shape, text, as_json)
 
 
@@ -344,15 +333,13 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
     from gputui.reports.pages import ReportError, write_files
     from gputui.studies.report import contents, markdown, read_findings
 
-    moment = _typed_moment(at)
+    moment = typed_moment(at)
     with closing(session.reader()) as connection:
         found = _find(connection, study, moment)
         findings = read_findings(connection, session.workspace, found, time.time(), moment)
     if out is not None:
-        try:
+        with exit_on(ReportError, code=Exit.REFUSED):
             write_files(out, contents(findings))
-        except ReportError as error:
-            fail(str(error), Exit.REFUSED)
     if as_json:
         print_json(report_shape(findings))
     elif out is not None:
@@ -366,10 +353,8 @@ def _find(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
     """The named study, the newest for None; ends the command if it is not there."""
-    try:
+    with exit_on(StudyLookupError, code=Exit.REFUSED):
         return find_study(connection, wanted, at, only=only)
-    except StudyLookupError as error:
-        fail(str(error), Exit.REFUSED)
 
 
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:

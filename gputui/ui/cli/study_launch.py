@@ -38,7 +38,7 @@ from gputui.studies.study_file import (
     read_study,
 )
 from gputui.ui.cli import launch_spec
-from gputui.ui.cli.context import Exit, Session, fail, print_json, print_result, say
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json, print_result, refuse, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 POLL_SECONDS = 0.2
@@ -47,11 +47,9 @@ AGENT_SECONDS = 5.0
 
 def load_file(session: Session, wanted: str, target: str | None = None) -> StudyFile:
     """The study of a path or name, on a target; ends the command with one line per problem."""
-    try:
+    with exit_on(StudyFileNotFoundError, ProfileError, code=Exit.USAGE):
         path = find_study_file(wanted, session.workspace, Path.cwd())
         return load_study(path, session.workspace, Path.cwd(), target)
-    except (StudyFileNotFoundError, ProfileError) as error:
-        launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
 
 
 def load_grid(
@@ -80,11 +78,11 @@ def load_grid(
         harmless = replace(profile, typed=redact_argv(profile.typed))
         return replace(study, source=grid_source(harmless, values, fixed, settings))
     except ParameterError as error:
-        launch_spec.refuse(list(error.problems), Exit.USAGE)
+        refuse(error.problems, Exit.USAGE)
     except ProfileError as error:
         # The file is not the person's own: its lines say nothing.
         problems = [replace(problem, file=_parameter(problem.key), line=None, key="") for problem in error.problems]
-        launch_spec.refuse([str(problem).removeprefix(": ") for problem in problems], Exit.USAGE)
+        refuse([str(problem).removeprefix(": ") for problem in problems], Exit.USAGE)
 
 
 def _parameter(key: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from gputui.ui.cli import completers, launch_spec
+from gputui.ui.cli import completers
 from gputui.ui.cli.check import result_line
-from gputui.ui.cli.context import Exit, Group, Session, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, json_option, print_json, print_table, say
 
 
 @click.group("target", cls=Group)
@@ -23,10 +23,8 @@ def list_(session: Session, as_json: bool) -> None:
     from gputui.profiles.targets import load_targets
 
     session.need_own_settings()
-    try:
+    with exit_on(ProfileError, code=Exit.USAGE):
         found = load_targets(session.workspace.targets)
-    except ProfileError as error:
-        launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
     if as_json:
         print_json(list(found.values()))
     elif not found:
@@ -57,10 +55,8 @@ def check(session: Session, name: str, as_json: bool) -> None:
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import TargetNotFoundError, find_target, survey
 
-    try:
+    with exit_on(TargetNotFoundError, ProfileError, code=Exit.USAGE):
         target = find_target(name, {}, session.workspace)
-    except (TargetNotFoundError, ProfileError) as error:
-        launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
     results = []
     for result in survey(target):
         results.append(result)
