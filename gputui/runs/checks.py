@@ -18,6 +18,13 @@ class CheckResult(Struct, frozen=True):
     detail: str
     remedy: str | None = None
 
+    @property
+    def line(self) -> str:
+        """``✗ gpus: 1 of 2 can be used; choose others with --gpus``: with the remedy unless it passed."""
+        mark = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}[self.status]
+        remedy = f"; {self.remedy}" if self.remedy and self.status in ("warn", "fail") else ""
+        return f"{mark} {self.name}: {self.detail}{remedy}"
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
 
 GPUS_CHECK = "gpus"
-_MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 
 
 @verb("check", changes=False)
@@ -66,19 +65,13 @@ def command(
         print_plan(session, spec, situation, as_json=False)
         say("")
         for result in results:
-            say(result_line(result))
+            say(result.line)
         say("")
         set_words = [word for change in changes for word in ("--set", change)]
         gpu_words = [] if gpus is None else ["--gpus", gpus]
         say(verdict(results, shlex.join(["gputui", "run", profile, *set_words, *gpu_words])))
     if any(result.status == "fail" for result in results):
         raise SystemExit(Exit.REFUSED if missing else Exit.USAGE)
-
-
-def result_line(result: CheckResult) -> str:
-    """A check for a person, such as ``✗ gpus: 1 of 2 can be used; choose others with --gpus``."""
-    remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
-    return f"{_MARKS[result.status]} {result.name}: {result.detail}{remedy}"
 
 
 def verdict(results: Sequence[CheckResult], launch: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from gputui.ui.cli import completers
-from gputui.ui.cli.check import result_line
 from gputui.ui.cli.context import Exit, Group, Session, exit_on, json_option, print_json, print_table, say
 
 
@@ -61,7 +60,7 @@ def check(session: Session, name: str, as_json: bool) -> None:
     for result in survey(target):
         results.append(result)
         if not as_json:
-            say(result_line(result))
+            say(result.line)
     if as_json:
         print_json([result.to_json() for result in results])
     if any(result.status == "fail" for result in results):

@@ -25,6 +25,7 @@ from gputui.store.series import HostSample
 
 if TYPE_CHECKING:
     # Imported when a page needs them.
+    from gputui.profiles.gpu_checks import GpuSituation
     from gputui.recovery.costs import Cost
     from gputui.runs.processes import HostProcess
     from gputui.store.metrics.intake import Intake
@@ -369,6 +370,14 @@ class Snapshot(Struct, frozen=True):
     trouble: str | None = None
     unsent: str | None = None
     past: Past | None = None
+
+    @property
+    def situation(self) -> GpuSituation | None:
+        """The GPUs as a launch sees them; None if no agent has read them yet."""
+        from gputui.profiles.situation import situation_of
+
+        machine = self.machine
+        return situation_of(self.agent, self.gpus, machine.quarantined, self.alerts.last, machine.waiting)
 
     def run_of(self, run_id: str | None) -> Run | None:
         """The run with this id; None if it is not in the table."""

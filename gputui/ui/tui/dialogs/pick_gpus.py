@@ -28,13 +28,7 @@ class PickGpusScreen(Dialog):
     ) -> None:
         super().__init__()
         self._gpu_count, self._memory_bytes, self._take = max(1, count), memory_bytes, take
-        self._chosen = set(chosen) or self._recommended(self._situation())
-
-    def _situation(self) -> GpuSituation | None:
-        from gputui.profiles.situation import situation_of
-
-        now, machine = self.shell.snapshot, self.shell.snapshot.machine
-        return situation_of(now.agent, now.gpus, machine.quarantined, now.alerts.last, machine.waiting)
+        self._chosen = set(chosen) or self._recommended(self.shell.snapshot.situation)
 
     def _recommended(self, situation: GpuSituation | None) -> set[str]:
         from gputui.profiles.recommend import recommend
@@ -63,7 +57,7 @@ class PickGpusScreen(Dialog):
         if key == "space":
             self.choose()
         elif key == "r":
-            self._chosen = self._recommended(self._situation())
+            self._chosen = self._recommended(self.shell.snapshot.situation)
         elif key == "enter":
             indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
             self.dismiss(None)
@@ -74,7 +68,7 @@ class PickGpusScreen(Dialog):
 
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
-        gpus, situation = self.shell.snapshot.gpus, self._situation()
+        gpus, situation = self.shell.snapshot.gpus, self.shell.snapshot.situation
         recommended = self._recommended(situation)
         head = (
             f"{'#':>9}{'free GiB':>13}{'util':>7}{'temp':>7}  used by"

@@ -142,7 +142,9 @@ class LaunchScreen(ListingPage[Field]):
         newest = self._newest_run(entry)
         last = {} if newest is None else launched_params(newest)
         last = last if prefill.run_id is None else prefill.params
-        self._change(Form.of(entry, last, targets, plans.gpu_inventory(self.snapshot)).prefilled(prefill))
+        situation = self.snapshot.situation
+        inventory = None if situation is None else situation.facts
+        self._change(Form.of(entry, last, targets, inventory).prefilled(prefill))
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
         """The newest run of a profile; a study chose the parameters of its trials."""
@@ -261,7 +263,7 @@ class LaunchScreen(ListingPage[Field]):
         if plan is None:
             self.shell.say("Still checking; a moment.")
             return
-        lines = (*plan.problems, *plan.description, "", *map(plans.check_line, plan.checks))
+        lines = (*plan.problems, *plan.description, "", *(clean(check.line) for check in plan.checks))
         self.app.push_screen(SheetScreen("What would be started", lines))
 
     def do_ask_target(self) -> None:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
-from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, SpecError, known_spec
@@ -29,7 +28,6 @@ from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, prior
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
-    from gputui.profiles.gpu_checks import GpuSituation
     from gputui.profiles.profile_file import Profile, ProfileEntry
 
 
@@ -46,7 +44,7 @@ class Plan(Struct, frozen=True):
     @property
     def blocked_by(self) -> str | None:
         """The reason why it cannot be launched, as a sentence; None if it can."""
-        failed = [check_line(check)[2:] for check in self.checks if check.status == "fail"]
+        failed = [clean(check.line)[2:] for check in self.checks if check.status == "fail"]
         return next(iter((*self.problems, *failed)), None)
 
 
@@ -120,14 +118,7 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     except (TargetNotFoundError, ProfileError) as error:
         yield from str(error).splitlines()
         return
-    yield from map(check_line, survey(target, profile))
-
-
-def check_line(check: CheckResult) -> str:
-    """A check with its mark and, unless it passed, the remedy."""
-    mark = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}[check.status]
-    remedy = f"; {check.remedy}" if check.remedy and check.status in ("warn", "fail") else ""
-    return clean(f"{mark} {check.name}: {check.detail}{remedy}")
+    yield from (clean(check.line) for check in survey(target, profile))
 
 
 def profile_path(run: Run) -> str | None:
@@ -139,21 +130,6 @@ def launched_gpu_count(run: Run) -> float | None:
     """The number of GPUs that a run was launched with, or the part of one; None if its specification
     cannot be read."""
     return None if (spec := known_spec(run)) is None else spec.gpus.count * spec.gpus.share
-
-
-def gpu_inventory(snapshot: Snapshot) -> Sequence[GpuFacts] | None:
-    """The GPUs of this machine; None if no agent has read them."""
-    situation = _situation(snapshot)
-    if situation is None:
-        return None
-    return situation.facts
-
-
-def _situation(snapshot: Snapshot) -> GpuSituation | None:
-    from gputui.profiles.situation import situation_of
-
-    machine = snapshot.machine
-    return situation_of(snapshot.agent, snapshot.gpus, machine.quarantined, snapshot.alerts.last, machine.waiting)
 
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
@@ -184,7 +160,7 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
 
     name = form.target
     target = None if name is None else find_target(name, profile.form.targets, workspace)
-    situation = _situation(snapshot)
+    situation = snapshot.situation
     spec = resolve(
         profile,
         overrides=form.overrides(),

@@ -17,7 +17,7 @@ from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, ru
 from gputui.ui.tui.layout.gpu_words import busy_words, is_free
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
-from gputui.ui.tui.pages.launch.plan import Plan, check_line
+from gputui.ui.tui.pages.launch.plan import Plan
 
 _STYLES = {"fail": "bad", "warn": "warn", "pass": "good"}
 _ALL_OF_IT = " … ^d shows all"
@@ -140,7 +140,7 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Key
 
 
 def _checked(check: CheckResult, width: int, style: str, keys: Keys) -> list[Line]:
-    text = keys.in_words(check_line(check), "launch")
+    text = keys.in_words(check.line, "launch")
     return paragraph((f" {text[:2]}", _STYLES[check.status]), text[2:], style, width)
 
 

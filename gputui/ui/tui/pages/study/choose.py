@@ -14,7 +14,6 @@ from msgspec import Struct
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
-from gputui.profiles.situation import situation_of
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
@@ -142,8 +141,7 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     # --- the plan
 
     def _plan(self, path: Path, take: Callable[[StudyPlan], None], *, with_process: bool) -> None:
-        workspace, now, machine = self.shell.workspace, self.snapshot, self.snapshot.machine
-        situation = situation_of(now.agent, now.gpus, machine.quarantined, now.alerts.last, machine.waiting)
+        workspace, situation = self.shell.workspace, self.snapshot.situation
         make = partial(make_plan, path, workspace, Path.cwd(), situation, with_process=with_process)
         self.in_thread(make, take)
 
