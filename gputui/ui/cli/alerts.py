@@ -36,15 +36,12 @@ MOST = 1000
 @click.pass_context
 def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bool) -> None:
     """List what is wrong now, the severest first."""
-    if ctx.invoked_subcommand is None:
-        show(ctx.obj, as_json, with_cleared=with_cleared, run=run)
-    elif with_cleared or run is not None:
-        fail("--all and --run go with gputui alerts alone", Exit.USAGE)
-
-
-def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None) -> None:
-    connection = session.reader_or_none()
-    now = time.time()
+    if ctx.invoked_subcommand is not None:
+        if with_cleared or run is not None:
+            fail("--all and --run go with gputui alerts alone", Exit.USAGE)
+        return
+    session: Session = ctx.obj
+    connection, now = session.reader_or_none(), time.time()
     if connection is None:
         found: list[AlertView] = []
     elif run is not None:

@@ -67,12 +67,10 @@ class Verb(click.Command):
         super().__init__(*args, **settings)
         self.changes = changes
 
-    def does_change(self, options: Mapping[str, Any]) -> bool:
-        return self.changes if isinstance(self.changes, bool) else self.changes(options)
-
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.find_object(Session)
-        if session is not None and session.is_readonly and self.does_change(ctx.params):
+        does_change = self.changes(ctx.params) if callable(self.changes) else self.changes
+        if session is not None and session.is_readonly and does_change:
             fail(
                 f"{ctx.command_path} changes something; this home is only read here (--readonly, or another user's)",
                 Exit.REFUSED,

@@ -44,8 +44,14 @@ def command(session: Session, run: str | None, evidence: bool, as_json: bool) ->
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         kept = evidence_folders(session.workspace.run_dir(view.run_id))
+        if evidence and as_json:
+            print_json([str(folder) for folder in kept])
+            return
+        if evidence and not kept:
+            fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", Exit.REFUSED)
         if evidence:
-            _print_folders(view, kept, as_json)
+            for folder in kept:
+                say(str(folder))
             return
         story = [*story_of(connection, view), *_remarks(connection, view)]
         raised = alerts.of_run(connection, view.run_id)
@@ -58,16 +64,6 @@ def command(session: Session, run: str | None, evidence: bool, as_json: bool) ->
         attempts_word = "attempt " if len(kept) == 1 else "attempts "
         story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
     print_paragraphs(story)
-
-
-def _print_folders(view: Run, kept: Sequence[Path], as_json: bool) -> None:
-    if as_json:
-        print_json([str(folder) for folder in kept])
-        return
-    if not kept:
-        fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", Exit.REFUSED)
-    for folder in kept:
-        say(str(folder))
 
 
 def _remarks(connection: sqlite3.Connection, view: Run) -> Iterator[str]:

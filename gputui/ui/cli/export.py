@@ -37,7 +37,9 @@ def command(
         fail("--force replaces and --follow continues; give one of them", Exit.USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        where = out or _default_target(name, view.run_id)
+        where = out or f"{view.run_id}{'-' if FORMATS[name].is_folder else '.'}{name}"
+        if out is None and FORMATS[name].is_address:
+            where = f"sqlite:///{name}.db"
         target = absolute_target(name, where, Path.cwd())
         if not follow:
             written = _once(connection, view, names, name, target, force)
@@ -45,12 +47,6 @@ def command(
         written = _follow(session, view, names, name, target)
     noun = FORMATS[name].unit + ("" if written == 1 else "s")
     say(f"{written} {noun} of {view.run_id} in {redact_text(where)}")
-
-
-def _default_target(name: Format, run_id: str) -> str:
-    if FORMATS[name].is_address:
-        return f"sqlite:///{name}.db"
-    return f"{run_id}-{name}" if FORMATS[name].is_folder else f"{run_id}.{name}"
 
 
 def _once(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import click
 
+from gputui.core.redaction import redact_params
 from gputui.core.units import duration, parameter
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.recovery import policies, policy_simulation, policy_words
@@ -15,9 +16,6 @@ from gputui.recovery.kinds import KINDS
 from gputui.recovery.policy_simulation import SimulatedAttempt
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
-
-if TYPE_CHECKING:
-    from gputui.ui.cli.policy_subjects import PolicySubject
 
 
 @click.group("policy", cls=JsonGroup, invoke_without_command=True)
@@ -64,7 +62,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
             "run": subject.run,
         }
         if not subject.is_example:
-            shape["params"] = subject.shown(subject.situation.params)
+            shape["params"] = redact_params(subject.situation.params)
             shape["actions"] = [
                 {"argument": action.argument, **result.to_json(), "action": action.name} for action, result in effects
             ]
@@ -116,7 +114,8 @@ def try_(
     if profile is not None and run is not None:
         fail("choose --profile or --run, not both", Exit.USAGE)
     if kind not in KINDS:
-        unknown_kind(kind)
+        hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
+        fail(f"unknown kind of incident {kind!r}; {hint}", Exit.USAGE)
     policy = None if policy_name is None else policy_subjects.ready(policy_name)
     if run is not None:
         subject = policy_subjects.of_run(session, run)
@@ -134,24 +133,18 @@ def try_(
     is_stopped = rounds[-1].plan.verdict == "stop"
     if as_json:
         shape = {"policy": chosen.name, "incident": kind, "profile": subject.profile, "run": subject.run}
-        attempts = [_round_json(one, subject) for one in rounds]
+        attempts = [_round_json(one) for one in rounds]
         print_json({**shape, "progress": progress, "assumed": assumed, "attempts": attempts, "stopped": is_stopped})
         return
     say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_words.own_name(chosen)}")
     for sentence in assumed:
         say(f"assumed: {sentence}")
-    ladder = chosen.ladder(kind)
     for one in rounds:
         say("")
-        _say_round(one, kind, subject, len(ladder))
+        _say_round(one, kind, len(chosen.ladder(kind)))
     if not is_stopped:
         say("")
         say(f"… and so on; --times {len(rounds)} ends here")
-
-
-def unknown_kind(kind: str) -> NoReturn:
-    hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
-    fail(f"unknown kind of incident {kind!r}; {hint}", Exit.USAGE)
 
 
 def _effect(result: Result) -> tuple[str, str]:
@@ -160,7 +153,7 @@ def _effect(result: Result) -> tuple[str, str]:
     return "skipped", result.why
 
 
-def _say_round(attempt: SimulatedAttempt, kind: str, subject: PolicySubject, rungs: int) -> None:
+def _say_round(attempt: SimulatedAttempt, kind: str, rungs: int) -> None:
     plan = attempt.plan
     where = "" if attempt.step is None else f" at step {attempt.step}"
     if attempt.kind != kind:
@@ -171,15 +164,15 @@ def _say_round(attempt: SimulatedAttempt, kind: str, subject: PolicySubject, run
         return
     say(f"attempt {attempt.attempt} fails{where}: rung {plan.rung + 1} of {rungs}")
     say(f"  {plan.reason}")
-    before = subject.shown(attempt.before)
-    for name, value in subject.shown(plan.changed).items():
+    before = redact_params(attempt.before)
+    for name, value in redact_params(plan.changed).items():
         say(f"  {name}  {parameter(before.get(name))} → {parameter(value)}")
     when = f"after {duration(plan.delay_seconds)}" if plan.delay_seconds else "at once"
     start = "the beginning" if plan.resume_from is None else Path(plan.resume_from).name
     say(f"  next: {when}, from {start}")
 
 
-def _round_json(attempt: SimulatedAttempt, subject: PolicySubject) -> dict[str, Any]:
+def _round_json(attempt: SimulatedAttempt) -> dict[str, Any]:
     plan = attempt.plan
     return {
         "attempt": attempt.attempt,
@@ -190,9 +183,9 @@ def _round_json(attempt: SimulatedAttempt, subject: PolicySubject) -> dict[str, 
         "because": plan.because,
         "reason": plan.reason,
         "actions": plan.actions_json(),
-        "params_before": subject.shown(attempt.before),
-        "params_after": subject.shown(plan.params),
-        "changed": subject.shown(plan.changed),
+        "params_before": redact_params(attempt.before),
+        "params_after": redact_params(plan.params),
+        "changed": redact_params(plan.changed),
         "resume_from": plan.resume_from,
         "delay_seconds": plan.delay_seconds,
     }

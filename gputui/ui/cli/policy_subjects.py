@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.redaction import redact_params
 from gputui.core.units import count_of
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.profiles.profile_file import ProfileNotFoundError
@@ -19,7 +17,7 @@ from gputui.recovery.effects import Result
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
 from gputui.recovery.policy_simulation import Situation
 from gputui.recovery.policy_words import actions_in
-from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
+from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import RunLookupError, find_run
 from gputui.ui.cli import launch_spec
@@ -44,13 +42,9 @@ class PolicySubject(Struct, frozen=True):
             return f"a new run like {self.run}"
         return "an example run with every usual parameter" if self.profile is None else f"a new run of {self.profile}"
 
-    def shown(self, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Parameters without secrets."""
-        return redact_params(params)
 
-
-def example() -> PolicySubject:
-    return PolicySubject(POLICIES["standard"], policy_simulation.fresh(policy_simulation.EXAMPLE))
+def example(policy: Policy = POLICIES["standard"]) -> PolicySubject:
+    return PolicySubject(policy, policy_simulation.fresh(policy_simulation.EXAMPLE))
 
 
 def ready(name: str) -> Policy:
@@ -64,7 +58,7 @@ def ready(name: str) -> Policy:
 def find(session: Session, what: str) -> PolicySubject:
     """A built-in policy by name, else a profile, else a run; ends the command for anything else."""
     if what in POLICIES:
-        return PolicySubject(POLICIES[what], policy_simulation.fresh(policy_simulation.EXAMPLE))
+        return example(POLICIES[what])
     try:
         find_profile(what, session.workspace, Path.cwd())
     except ProfileNotFoundError:

@@ -35,13 +35,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
     A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs
     holds back those behind it from every GPU that it could use itself.
     """
-    if ctx.invoked_subcommand is None:
-        show(ctx.obj, as_json)
-
-
-def show(session: Session, as_json: bool) -> None:
-    """Print the waiting runs, and whether the queue is paused."""
-    pause, waiting = _read(session)
+    if ctx.invoked_subcommand is not None:
+        return
+    pause, waiting = _read(ctx.obj)
     if as_json:
         print_json(
             {

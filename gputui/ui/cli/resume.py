@@ -52,12 +52,17 @@ def command(
         choice.single(used)
 
     def resume_one(run: Run) -> Answer:
-        if not (changes or named or force):
-            _refuse_complete(run)
+        if not (changes or named or force) and run.state is RunState.SUCCEEDED:
+            raise CommandRefusedError(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}")
+        if not (changes or named or force) and run.study_id is not None and run.state.is_over:
+            raise CommandRefusedError(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}")
         job = {} if time_limit is None else {"time": time_limit}
         args: dict[str, Any] = {"set": _changed_params(run, changes), **again_on_target(session, run, job)}
         if named is not None:
-            args["from"] = _path_of(session, run, named)
+            spec = known_spec(run)
+            with closing(session.reader()) as connection:
+                rows = checkpoints.of_run(connection, run.run_id)
+            args["from"] = named_path(named, rows, None if spec is None else spec.target)
         answer = answer_of(session, "resume", run, **args)
         if wait:
             from gputui.ui.cli.wait import wait_until_over
@@ -67,21 +72,6 @@ def command(
 
     variant = resume_variant(names_checkpoint=named is not None, is_forced=bool(changes) or force)
     for_each(session, choice, variant, resume_one)
-
-
-def _refuse_complete(run: Run) -> None:
-    """Raise CommandRefusedError for a run whose resume would do nothing, or not count."""
-    if run.state is RunState.SUCCEEDED:
-        raise CommandRefusedError(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}")
-    if run.study_id is not None and run.state.is_over:
-        raise CommandRefusedError(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}")
-
-
-def _path_of(session: Session, run: Run, named: str) -> str:
-    spec = known_spec(run)
-    with closing(session.reader()) as connection:
-        rows = checkpoints.of_run(connection, run.run_id)
-    return named_path(named, rows, None if spec is None else spec.target)
 
 
 def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:

@@ -13,7 +13,7 @@ import click
 from gputui.core import units
 from gputui.core.text import clean, clip
 from gputui.store.database import data_version
-from gputui.store.events import EventView, read_events
+from gputui.store.events import read_events
 from gputui.store.run_history import read_incidents
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
@@ -21,14 +21,12 @@ from gputui.ui.cli.context import Exit, Session, print_json, say
 from gputui.ui.tui.data.progress import RunTracker
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import activity, time_left
-from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, dated_clock
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5
 AGENT_SECONDS = 5.0
 """How often an agent is started if none supervises the run."""
-
-MARKS = {"error": "✗", "warning": "▲"}
 
 
 class StatusLine:
@@ -89,7 +87,8 @@ def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is
                 for event in read_events(connection, run_id, after_id=event_id):
                     event_id = event.event_id
                     line.clear()
-                    say(event_line(event))
+                    mark = SEVERITY_GLYPHS.get(event.severity, " ")
+                    say(f"{dated_clock(event.at, time.time())} {mark} {event.message}")
             view = find_run(connection, run_id)
             if view.state.is_over:
                 return view
@@ -108,12 +107,6 @@ def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is
             time.sleep(POLL_SECONDS)
     finally:
         line.clear()
-
-
-def event_line(event: EventView) -> str:
-    """``15:30:12 ✗ rank 0 ran out of GPU memory``, in local time."""
-    mark = MARKS.get(event.severity, " ")
-    return f"{dated_clock(event.at, time.time())} {mark} {event.message}"
 
 
 def status_words(run: Run, progress: Progress, now: float) -> str:
