@@ -33,7 +33,7 @@ FIRST_PID = 31_400
 def make_still_demo(workspace: Workspace, now: float) -> None:
     """Fill an empty home with the demo as it is at ``now`` (UTC unix seconds). Raises OSError, sqlite3.Error."""
     past = fill_home(workspace, now, 5, HOST)
-    past.clock.at = now
+    past.at = now
     _write_agent(past)
     _write_processes(past)
     _write_waits(past)

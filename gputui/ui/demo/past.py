@@ -89,18 +89,9 @@ Play = Iterator[float]
 """Writes a part of the past, piece by piece: each value is the time (UTC) of the next piece."""
 
 
-class Clock:
-    """The clock of the agent's code, in UTC unix seconds."""
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def now(self) -> float:
-        return self.at
-
-
 class DemoPast:
-    """Makes the history of a home with a simulated machine; ``host`` is this one if None."""
+    """Makes the history of a home with a simulated machine; ``host`` is this one if None. ``at`` is the time of the
+    agent's code, in UTC unix seconds."""
 
     def __init__(
         self, workspace: Workspace, source: SimulatedSource, now: float, host: HostSample | None = None
@@ -109,32 +100,32 @@ class DemoPast:
         self._host = host or HostSampler(workspace.state).sample(now, now)
         self.source = source
         self.until = now
-        self.clock = Clock(now)
+        self.at = now
         self.connection = open_writer(workspace.database)
         self.context = AgentContext.of(
-            self.connection, workspace, wake=lambda: None, now=self.clock.now, monotonic=time.monotonic
+            self.connection, workspace, wake=lambda: None, now=lambda: self.at, monotonic=time.monotonic
         )
         self.gpus: tuple[GpuFacts, ...] = ()
         self.busy: list[Occupation] = []
 
     def make(self, stories: Sequence[Story] = STORIES) -> None:
         """Write it. Raises sqlite3.Error, OSError."""
-        self.clock.at = self.until - 7 * DAY
-        write_profiles(self.workspace, self.clock.at)
-        inventory = self.source.inventory(self.clock.at)
+        self.at = self.until - 7 * DAY
+        write_profiles(self.workspace, self.at)
+        inventory = self.source.inventory(self.at)
         self.gpus = inventory.gpus
         self.context.recorder.take([inventory])
         self.context.recorder.flush()
         plays = [
-            (self.until - STUDY_AGO, 0, self._play_study()),
-            (self.until - CHANGED_AGO, 1, self._change_script()),
+            (self.until - STUDY_AGO, 0, play_study(self, self.workspace.study_files / f"{STUDY}.yaml")),
+            (self.until - CHANGED_AGO, 1, change_script(self.workspace.profiles, self.until - CHANGED_AGO)),
             (self.until - SAMPLED_SECONDS, 2, self._sample()),
             *((self.until - story.began_ago, number, self._play(story)) for number, story in enumerate(stories, 3)),
         ]
         # Events are shown in the order in which they were written.
         heapq.heapify(plays)
         while plays:
-            self.clock.at, number, play = heapq.heappop(plays)
+            self.at, number, play = heapq.heappop(plays)
             following = next(play, None)
             if following is not None:
                 heapq.heappush(plays, (following, number, play))
@@ -144,14 +135,6 @@ class DemoPast:
         self.connection.close()
 
     # --- runs
-
-    def _change_script(self) -> Play:
-        change_script(self.workspace.profiles, self.clock.at)
-        yield from ()
-
-    def _play_study(self) -> Play:
-        play_study(self, self.workspace.study_files / f"{STUDY}.yaml", self.clock.at)
-        yield from ()
 
     def _play(self, story: Story) -> Play:
         profile = load(self.workspace.profiles / f"{story.profile}.yaml")
@@ -175,7 +158,7 @@ class DemoPast:
 
     def begin_run(self, spec: RunSpec, actor: str, name: str | None = None) -> str:
         """Queue a run now; returns its id."""
-        clock, connection, workspace = self.clock, self.connection, self.workspace
+        connection, workspace = self.connection, self.workspace
         name = name or spec.name
         run_id, sequence = repository.next_run_id(connection, name, set())
         folder = workspace.run_dir(run_id)
@@ -184,29 +167,29 @@ class DemoPast:
         with transaction(connection):
             repository.insert_run(
                 connection, run_id=run_id, sequence=sequence, name=name, spec=redact_spec(spec),
-                params=spec.params, now=clock.at, actor=actor,
+                params=spec.params, now=self.at, actor=actor,
             )  # fmt: skip
             open_metrics(self.context.ingest, run_id, spec, folder)
-            add_event(connection, "launched", f"launched by {actor}", now=clock.at, run_id=run_id)
+            add_event(connection, "launched", f"launched by {actor}", now=self.at, run_id=run_id)
         return run_id
 
     def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> Play:
         """Write the start of an attempt and all that it does, then its end."""
-        clock, connection, workspace = self.clock, self.connection, self.workspace
+        connection, workspace = self.connection, self.workspace
         run = self._run(run_id)
         if run.state is RunState.RECOVERING:
-            clock.at += 12.0
+            self.at += 12.0
             with transaction(connection):
-                repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
+                repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=self.at)
             run = self._run(run_id)
         if run.state is RunState.STOPPED:
             run = self._resume(run, act, actor)
         uuids = [self.gpus[index].uuid for index in gpus]
         executor = self.context.executors.of(None)
         attempt = prepare_attempt(self.context, Start(run, tuple(uuids)), Grant(executor, gpus))
-        began_at = clock.at
+        began_at = self.at
         with transaction(connection):
-            repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
+            repository.set_attempt_started(connection, run_id, attempt.number, self.at)
         printed = self._train(run_id, attempt, act, len(gpus), step_seconds)
         peak = MODELS[run.profile].peak_bytes(int(str(attempt.params["batch_size"])))
         log = attempt_dir(workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
@@ -215,22 +198,22 @@ class DemoPast:
             read_rest(self.context, run_id, 60.0)
             self.busy.append(Occupation(began_at, math.inf, run_id, gpus, peak))
             return
-        self.busy.append(Occupation(began_at, clock.at, run_id, gpus, peak))
-        yield clock.at
+        self.busy.append(Occupation(began_at, self.at, run_id, gpus, peak))
+        yield self.at
         if act.is_stopped:
             with transaction(connection):
                 repository.request_stop(connection, run_id, attempt.number, "stop")
                 run, cause = self._run(run_id), act.pruned or "stop"
-                repository.move(connection, run, RunState.STOPPING, cause=cause, actor=actor, now=clock.at)
+                repository.move(connection, run, RunState.STOPPING, cause=cause, actor=actor, now=self.at)
         if act.xid is not None:
-            event = GpuEvent(clock.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
+            event = GpuEvent(self.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
             self.context.recorder.take([event])
             self.context.recorder.flush()
         self._end(run_id, attempt, act, began_at, tuple(uuids))
 
     def _resume(self, run: Run, act: Act, actor: str) -> Run:
         """Queue a stopped run again from its last checkpoint."""
-        self.clock.at += 3.0
+        self.at += 3.0
         newest = max((self.workspace.run_dir(run.run_id) / "checkpoints").iterdir())
         with transaction(self.connection):
             repository.replace_next_attempt(
@@ -239,14 +222,14 @@ class DemoPast:
                 params={**run.params, "batch_size": act.batch_size},
                 resume_from=str(newest),
             )
-            repository.move(self.connection, run, RunState.QUEUED, cause="resume", actor=actor, now=self.clock.at)
+            repository.move(self.connection, run, RunState.QUEUED, cause="resume", actor=actor, now=self.at)
             self.context.note("requeued", f"resumed by {actor} from {newest.name}", run.run_id, key="resume")
         return self._run(run.run_id)
 
     def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> list[str]:
         """Write metrics and checkpoints, and move the clock; returns what was printed."""
-        clock, folder = self.clock, self.workspace.run_dir(run_id)
-        first_step, first_at = attempt.resumed_step or 0, clock.at + act.start_seconds
+        folder = self.workspace.run_dir(run_id)
+        first_step, first_at = attempt.resumed_step or 0, self.at + act.start_seconds
         if act.is_live:
             act = replace(act, last_step=first_step + int((self.until - first_at) / step_seconds))
         saved = _saved_steps(act, first_step)
@@ -277,9 +260,9 @@ class DemoPast:
         for step in saved:
             at = first_at + (step - first_step) * step_seconds + 0.1
             os.utime(save(folder / "checkpoints", step, model.checkpoint_bytes), (at, at))
-        clock.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
+        self.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
         if act.is_live:
-            clock.at = self.until
+            self.at = self.until
             fails_at = None if act.fails_after is None else act.last_step + act.fails_after
             Continuation(act.last_step, fails_at).write(folder)
         return printed
@@ -290,7 +273,7 @@ class DemoPast:
         fresh = get_attempt(self.connection, run_id, attempt.number)
         assert fresh is not None
         record = {
-            "code": act.code, "signal": None, "started_at": began_at, "ended_at": self.clock.at,
+            "code": act.code, "signal": None, "started_at": began_at, "ended_at": self.at,
             "stop_requested": act.is_stopped,
         }  # fmt: skip
         resolved = resolved_run(context.workspace, self._run(run_id))
@@ -317,7 +300,7 @@ class DemoPast:
         recorder = self.context.recorder
         recorder.reported.clear()
         # Durations of alerts are those of the history.
-        alerts = AlertEvaluation(replace(self.context, monotonic=self.clock.now), lambda: ())
+        alerts = AlertEvaluation(replace(self.context, monotonic=lambda: self.at), lambda: ())
         pid = os.getpid()
         for number, at in enumerate(times):
             yield at

@@ -4,6 +4,7 @@ with, which are in a git checkout."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -136,10 +137,12 @@ def write_profiles(workspace: Workspace, at: float) -> None:
     _commit(folder, "Train the four models", at)
 
 
-def change_script(folder: Path, at: float) -> None:
-    """Let the script validate as often as now, which compare shows as a difference of the code."""
+def change_script(folder: Path, at: float) -> Iterator[float]:
+    """Let the script validate as often as now, which compare shows as a difference of the code; nothing of it is left
+    for later."""
     _write_script(folder, VALIDATION_STEPS)
     _commit(folder, f"Validate every {VALIDATION_STEPS} steps", at)
+    yield from ()
 
 
 def _write_script(folder: Path, validation_steps: int) -> None:

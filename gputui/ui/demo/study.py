@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from gputui.profiles.resolve import resolve
 from gputui.runs.code_version import read_code
 from gputui.runs.repository import transaction
 from gputui.runs.submission import write_spec
-from gputui.store.rows import insert
+from gputui.store.rows import insert, update
 from gputui.store.studies import StudyState, TrialState, get_study, read_trials
 from gputui.studies import decide, pbt, rows
 from gputui.studies.importances import importances
@@ -67,9 +67,10 @@ class _Course(Struct, frozen=True):
         return min(self.values[:rung])
 
 
-def play_study(past: DemoPast, file: Path, began_at: float) -> None:
-    """Write the study with its runs. Raises sqlite3.Error, OSError."""
-    connection, clock, workspace = past.connection, past.clock, past.workspace
+def play_study(past: DemoPast, file: Path) -> Iterator[float]:
+    """Write the study with its runs, which begins now; nothing of it is left for later. Raises sqlite3.Error,
+    OSError."""
+    connection, workspace, began_at = past.connection, past.workspace, past.at
     found = load_study(file, workspace, file.parent)
     spec, study_id = found.spec, f"{STUDY}-1"
     base = resolve(found.profile, overrides=dict(spec.params), inventory=past.gpus)
@@ -77,7 +78,6 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
     folder = workspace.studies / study_id
     folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True)
     write_spec(folder / rows.SPEC_FILE, base)
-    clock.at = began_at
     with transaction(connection):
         rows.begin_study(connection, study_id, spec, source=found.source, now=began_at, actor=ACTOR)
     slots = [(began_at + 3.0 + pair, (2 * pair, 2 * pair + 1)) for pair in range(spec.parallel or 1)]
@@ -88,7 +88,7 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
         trial = decide.trial_spec(base, spec, study_id, number, params)
         course = _course(spec, trial.params, begin, courses)
         courses.append(course)
-        clock.at = begin
+        past.at = begin
         with transaction(connection):
             insert(
                 connection, "trials", study_id=study_id, number=number, state=TrialState.RUNNING, origin="sampled",
@@ -98,14 +98,15 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
         steps = len(course.values) * VALIDATION_STEPS
         past.train_trial(run_id, gpus, STEP_SECONDS, steps, course.reason, f"study {study_id}")
         _write_result(past, study_id, number, run_id, course)
-        slots = sorted([*slots, (clock.at + 2.0, gpus)])
-    clock.at = max(at for at, _ in slots)
+        slots = sorted([*slots, (past.at + 2.0, gpus)])
+    past.at = max(at for at, _ in slots)
     with transaction(connection):
         study = get_study(connection, study_id)
         assert study is not None
         cause = f"its {len(courses)} trials have ended"
-        rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=clock.at)
+        rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=past.at)
         rows.set_importances(connection, study_id, importances(read_trials(connection, study_id), spec))
+    yield from ()
 
 
 def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
@@ -129,18 +130,13 @@ def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, cours
     value = None if course.reason is not None else course.best(rungs)
     state = TrialState.COMPLETE if course.reason is None else TrialState.PRUNED
     with transaction(past.connection):
-        past.connection.executemany(
-            "INSERT INTO trial_rungs (study_id, number, rung, step, value, attempt, at) VALUES (?, ?, ?, ?, ?, 1, ?)",
-            [
-                (study_id, number, rung, rung * VALIDATION_STEPS, course.best(rung), course.at(rung))
-                for rung in range(1, rungs + 1)
-            ],
-        )
-        past.connection.execute(
-            "UPDATE trials SET run_id = ?, state = ?, rung = ?, value = ?, objective_values = ?, reason = ?, "
-            "starts = 1, ended_at = ? WHERE study_id = ? AND number = ?",
-            (
-                run_id, state, rungs, value, None if value is None else json.dumps([value]), course.reason,
-                past.clock.at, study_id, number,
-            ),
+        for rung in range(1, rungs + 1):
+            insert(
+                past.connection, "trial_rungs", study_id=study_id, number=number, rung=rung,
+                step=rung * VALIDATION_STEPS, value=course.best(rung), attempt=1, at=course.at(rung),
+            )  # fmt: skip
+        update(
+            past.connection, "trials", {"study_id": study_id, "number": number}, run_id=run_id, state=state, rung=rungs,
+            value=value, objective_values=None if value is None else json.dumps([value]), reason=course.reason,
+            starts=1, ended_at=past.at,
         )  # fmt: skip
