@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 from textual import events
-from textual.app import ComposeResult
 
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
@@ -179,14 +178,11 @@ class ListingPage(ListPage, Generic[Row]):
 
     def __init__(self, table: ListState) -> None:
         super().__init__()
-        self.head, self.list, self.detail = Pane(id="head"), Pane(id="list"), Pane(id="detail")
+        self.list, self.detail = Pane(id="list"), Pane(id="detail")
+        self.body = (self.list, self.detail)
         self.table = table
         self._made: tuple[Snapshot, ListState, Listing[Row]] | None = None
         self._place = 0
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.list, self.detail, self.message, self.footer)
 
     @abstractmethod
     def make_listing(self) -> Listing[Row]:

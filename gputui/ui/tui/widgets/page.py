@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from textual import events, on
+from textual.app import ComposeResult
 from textual.errors import NoWidget
 from textual.geometry import Size
 from textual.screen import Screen
@@ -67,14 +68,21 @@ class ActionScreen(Screen[None]):
     SCOPE: ClassVar[Scope]
     parts: tuple[object, ...] = ()
     """Objects that carry out actions beside the page."""
+    body: Sequence[Widget] = ()
+    """The widgets between the head with its notices and the footer with its message."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.head = Pane(id="head")
         self.notice = Pane(id="notice")
         self.message = Pane(id="message")
         self.footer = Pane(id="footer")
         self._opened_with: tuple[int, Size] | None = None
         """The snapshot and the size that it was drawn for before it was shown."""
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield from (self.head, self.notice, *self.body, self.message, self.footer)
 
     @property
     def shell(self) -> Shell:
@@ -271,7 +279,10 @@ class ActionScreen(Screen[None]):
             self._opened_with = (id(self.snapshot), self.app.size)
         with self.app.batch_update():
             if is_too_small(width, height):
-                self._draw_too_small(width, height)
+                for pane in self.query(Pane):
+                    pane.clear()
+                text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_SIZE[0]}×{LEAST_SIZE[1]}."
+                self.notice.show([fit_line([(part, "warn")], width) for part in wrap(text, width)][:height])
                 return
             try:
                 self.draw(width, height)
@@ -280,12 +291,6 @@ class ActionScreen(Screen[None]):
                     pane.clear()
                 self.notice.show([self.shell.drawing_failed(type(self).__name__, error)])
                 self.footer.draw(lambda: [footer_line(self.context(), width)], height=1)
-
-    def _draw_too_small(self, width: int, height: int) -> None:
-        for pane in self.query(Pane):
-            pane.clear()
-        text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_SIZE[0]}×{LEAST_SIZE[1]}."
-        self.notice.show([fit_line([(part, "warn")], width) for part in wrap(text, width)][:height])
 
     def draw(self, width: int, height: int) -> None:
         """Give every pane its lines for a terminal of this size."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 from textual import events
-from textual.app import ComposeResult
 from textual.widget import Widget
 
 from gputui.core.units import count_of
@@ -55,12 +54,9 @@ class CompareScreen(ListingPage[ComparedRun]):
         self.charts = Charts(view, lambda _: None, lambda text: self.shell.say(text))
         self.parts = (self.charts,)
         self.list = Pane(id="runs")
+        self.body = (self.charts.pane, self.list)
         self.comparison = Comparison.of(run_ids)
         self._has_colours = False
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.charts.pane, self.list, self.message, self.footer)
 
     def interest(self) -> Interest:
         return Interest(compared=self.comparison.run_ids, charts=self.charts.request)

@@ -7,7 +7,6 @@ from functools import partialmethod
 from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
-from textual.app import ComposeResult
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
@@ -46,11 +45,8 @@ class GpuScreen(ActionScreen):
         self.uuid = uuid
         self.span_seconds = GPU_SPANS_SECONDS[0]
         self.top = 0
-        self.head, self.body = Pane(id="head"), Pane(id="body")
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.body, self.message, self.footer)
+        self.lines = Pane(id="body")
+        self.body = (self.lines,)
 
     def interest(self) -> Interest:
         return Interest(gpu_uuid=self.uuid, gpu_span_seconds=self.span_seconds)
@@ -69,7 +65,7 @@ class GpuScreen(ActionScreen):
             lines = (self._wide if is_boxed(width, height) else self._narrow)(gpu, width, room)
         end = right_end(snapshot.at, snapshot.past)
         self.head.show([self.with_trail(lambda cells: between(words, end, cells), width)])
-        self.body.show(lines, height=room)
+        self.lines.show(lines, height=room)
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
@@ -157,7 +153,7 @@ class GpuScreen(ActionScreen):
     do_span_longer, do_span_shorter = partialmethod(_step_span, 1), partialmethod(_step_span, -1)
 
     def _scroll(self, lines: int = 0, pages: int = 0) -> None:
-        self.top += lines + pages * max(1, self.body.size.height - 2)
+        self.top += lines + pages * max(1, self.lines.size.height - 2)
         self.changed()
 
     do_up, do_down = partialmethod(_scroll, -1), partialmethod(_scroll, 1)

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 from textual import events
-from textual.app import ComposeResult
 from textual.widget import Widget
 
 from gputui.ui.tui.actions import Scope
@@ -39,7 +38,6 @@ class OverviewScreen(OverviewCursor):
 
     def __init__(self, *, is_folded: bool = False, order: str = "") -> None:
         super().__init__()
-        self.head = Pane(id="head")
         self.alerts = Pane(id="alerts")
         self.gpus = Pane(id="gpus")
         self.runs = Pane(id="runs")
@@ -47,6 +45,7 @@ class OverviewScreen(OverviewCursor):
         self.processes = Pane(id="processes")
         self.events = Pane(id="events")
         self.lower = Area(self.processes, self.events, id="lower")
+        self.body = (self.alerts, self.gpus, self.runs, self.charts, self.lower)
         self.is_folded = is_folded
         self._panels = ChartPanels()
         self.table = RunsState(order=order_named(ORDERS, order).name)
@@ -56,11 +55,6 @@ class OverviewScreen(OverviewCursor):
     @property
     def crumb(self) -> str:
         return "gputui"
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.alerts, self.gpus, self.runs, self.charts, self.lower)
-        yield from (self.message, self.footer)
 
     # --- drawing
 

@@ -58,7 +58,6 @@ class RunScreen(ActionScreen):
         self.charts = Charts(memory.of(run_id), self._keep_view, lambda text: self.shell.say(text))
         self.log_part = RunLog(lambda text: self.shell.say(text), self.do_section_log)
         self.parts = (self.charts, self.log_part)
-        self.head = Pane(id="head")
         self.labels = Pane(id="run-labels")
         self.banner = Pane(id="banner")
         self.tabs = Pane(id="tabs")
