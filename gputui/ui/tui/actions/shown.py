@@ -15,7 +15,8 @@ from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.actions.context import Context, marked_count, refusal
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
-from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
+from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap
+from gputui.ui.tui.layout.words import SIGNS
 
 _FILTERS = ("filter", "find")
 _LAST = ("palette", "help", "leave", "cancel")
@@ -29,7 +30,6 @@ Density = tuple[str, bool]
 
 _WIDE, _NARROWER, _NARROWEST = ("  ", True), ("  ", False), (" ", False)
 
-_MESSAGE_STYLES = {"info": ("·", "accent"), "warning": ("▲", "warn"), "error": ("✗", "bad")}
 
 TWO_COLUMNS = 60
 """Least width of a help in two columns."""
@@ -59,7 +59,7 @@ def footer_line(context: Context, width: int) -> Line:
 def footer_action(context: Context, width: int, x: int) -> str | None:
     """The name of the action in the footer's cell ``x``."""
     for name, spans in _parts(context, width):
-        x -= _size(spans)
+        x -= cells_in(spans)
         if x < 1:
             return name
     return None
@@ -67,11 +67,11 @@ def footer_action(context: Context, width: int, x: int) -> str | None:
 
 def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
-    room = width - 1 - _size(_connection_spans(context))
+    room = width - 1 - cells_in(_connection_spans(context))
     parts: list[tuple[str, list[Span]]] = []
     for actions, density in _ever_narrower(_shown_actions(context)):
         parts = _packed(actions, context, density)
-        if sum(_size(spans) for _, spans in parts) <= room:
+        if sum(cells_in(spans) for _, spans in parts) <= room:
             break
     return parts
 
@@ -104,10 +104,6 @@ def _packed(actions: Sequence[Action], context: Context, density: Density) -> li
     return parts
 
 
-def _size(spans: Sequence[Span]) -> int:
-    return sum(cell_width(text) for text, _ in spans)
-
-
 def _shown_actions(context: Context) -> list[Action]:
     """The page's actions in the footer's order, but those that this view always refuses."""
     here = [one for one in actions_in(context.scope) if one.keys_in(context) and one.is_shown(context)]
@@ -115,13 +111,11 @@ def _shown_actions(context: Context) -> list[Action]:
         here = [replace(one, label="search") if one.name == "find" else one for one in here]
     refused = refusal("change", context)
     offered = [one for one in here if one.is_offered(context) and (refused is None or one.why_not(context) != refused)]
-    shown = [_with_count(one, context) if one.is_of_marked(context) else one for one in offered]
+    shown = [
+        replace(one, label=f"{one.label} {marked_count(one.name, context)}") if one.is_of_marked(context) else one
+        for one in offered
+    ]
     return sorted(shown, key=lambda one: (_group(one), _LAST.index(one.name) if one.name in _LAST else -1))
-
-
-def _with_count(action: Action, context: Context) -> Action:
-    """The action with the number of marked runs that it can be done with behind its label."""
-    return replace(action, label=f"{action.label} {marked_count(action.name, context)}")
 
 
 def _group(action: Action) -> int:
@@ -146,7 +140,7 @@ def _connection_spans(context: Context) -> list[Span]:
 
 def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]:
     """A message above the footer, in at most ``most`` lines. ``kind``: info, warning or error."""
-    mark, style = _MESSAGE_STYLES[kind]
+    mark, style = SIGNS[kind]
     return [
         fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
         for number, part in enumerate(wrap(clean(text), width - 4)[:most])

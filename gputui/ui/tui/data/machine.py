@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import count_of
@@ -98,18 +97,12 @@ class GpuPageReader:
         )
 
 
-class _Known(Struct, frozen=True):
-    """A run's cost, and the values that it was computed from."""
-
-    basis: tuple[object, ...]
-    cost: Cost | None
-
-
 class CostReader:
     """Computes the costs of each run's failures, again when the run changes."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, tuple[tuple[object, ...], Cost | None]] = {}
+        """The cost of each run, behind the values that it was computed from."""
 
     def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
         """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
@@ -131,13 +124,13 @@ class CostReader:
                 known = self._known.get(run.run_id)
                 # The cost of an incident is final with the next attempt's first step.
                 basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
-                if known is None or known.basis != basis:
+                if known is None or known[0] != basis:
                     if left:
                         left -= 1
-                        known = self._known[run.run_id] = _Known(basis, _cost(connection, run))
+                        known = self._known[run.run_id] = basis, _cost(connection, run)
                     else:
                         is_behind = True
-            rows.append(RunRow(run, progress, known.cost if known else None))
+            rows.append(RunRow(run, progress, known[1] if known else None))
         return rows, is_behind
 
 

@@ -179,9 +179,8 @@ def stop_words(row: RunRow, now: float) -> Span:
     if is_seen and (lost := unsaved_words(row.progress.step, stop)):
         parts.append(lost)
     style = "text"
-    newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
-    silent = 0.0 if newest is None else row.run.seen_until(now) - newest
-    if usual and silent > max(SILENT_SECONDS, SILENT_STEPS * usual):
+    silent = _silence(row, now)
+    if silent is not None:
         parts.append(f"no step for {_since(silent)}")
         style = "warn"
     if stop.grace_seconds is not None:
@@ -245,8 +244,12 @@ def placement_words(run: Run, now: float) -> Span:
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
     """Seconds without a step, if that is unusually long for a training run; else None."""
+    return _silence(row, now) if row.run.state == "running" else None
+
+
+def _silence(row: RunRow, now: float) -> float | None:
     newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
-    if row.run.state != "running" or newest is None or usual is None:
+    if newest is None or usual is None:
         return None
     silent = row.run.seen_until(now) - newest
     return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None

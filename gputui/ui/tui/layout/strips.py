@@ -18,7 +18,7 @@ from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import past_notices, right_end
 from gputui.ui.tui.layout.sparklines import mean_history, spark
-from gputui.ui.tui.layout.words import clock, dated_clock, is_hot, run_sign
+from gputui.ui.tui.layout.words import SIGNS, clock, dated_clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
 """The demo names a moment by its time of day, so it must lie within the last day."""
@@ -238,8 +238,6 @@ def _load_style(value: float | None, limit: float) -> str:
 
 # --- alerts
 
-SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "accent")}
-"""Glyph and style of each severity."""
 
 SEVEREST_FIRST = ("error", "warning", "info")
 

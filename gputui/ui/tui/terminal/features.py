@@ -83,7 +83,8 @@ class TerminalFeatures:
 
     def _ring(self, events: Sequence[EventView], now: float) -> None:
         newest = max((event.event_id for event in events), default=0)
-        is_bad = bool(self._heard_event) and sequences.bad_news(events, self._heard_event)
+        unheard = [event for event in events if self._heard_event and event.event_id > self._heard_event]
+        is_bad = any(event.severity in ("warning", "error") for event in unheard)
         # The first snapshot never rings, an empty one neither; events after it do.
         self._heard_event = newest or self._heard_event or -1
         if is_bad and self._has_bell and now - self._rang_at >= BELL_SECONDS:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from gputui.core.text import clean, clip
 from gputui.metrics.draw.glyphs import ascii_line
-from gputui.store.events import EventView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.words import RUN_SIGNS
 
@@ -59,11 +58,6 @@ def title_words(snapshot: Snapshot, host_name: str, *, is_ascii: bool) -> str:
     parts += [counted or "no runs", f"gputui {host_name}"]
     text = " · ".join(parts)
     return ascii_line(text) if is_ascii else text
-
-
-def bad_news(events: Sequence[EventView], after: int) -> bool:
-    """Return whether there is a warning or an error newer than the event of this id."""
-    return any(event.event_id > after and event.severity in ("warning", "error") for event in events)
 
 
 def copy_sequence(text: str) -> str:

@@ -18,8 +18,8 @@ from gputui.ui.tui.data.snapshot import Interest, Moment
 from gputui.ui.tui.dialogs.questions import silence_form
 from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching
-from gputui.ui.tui.layout.strips import SEVEREST_FIRST, SIGNS
-from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.layout.strips import SEVEREST_FIRST
+from gputui.ui.tui.layout.words import SIGNS, dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 
@@ -77,8 +77,7 @@ class AlertsScreen(ListingPage[AlertView]):
 
     # --- actions
 
-    def do_alert_run(self) -> None:
-        self.open_run()
+    do_alert_run = ListingPage.open_run
 
     def do_alert_moment(self) -> None:
         assert self.current is not None

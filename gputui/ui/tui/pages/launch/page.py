@@ -19,7 +19,6 @@ from gputui.core.units import ago, count_of
 from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest
 from gputui.store.runs import Run
 from gputui.ui.tui import commands
@@ -29,7 +28,7 @@ from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.layout.columns import Column, clip_words, filled, paragraph, rule
+from gputui.ui.tui.layout.columns import Column, clip_words, filled, fit_line, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
@@ -119,7 +118,9 @@ class LaunchScreen(ListingPage[Field]):
                 break
         shown = self.list_lines(width, min(wanted, most))
         if width < view.WHOLE_HINTS:
-            shown.append(view.help_line(self.current, width))
+            field = self.current
+            words = f"  {field.label}: {field.hint}" if field is not None and field.hint else ""
+            shown.append(fit_line([(words, "dim")], width))
         gpus = view.gpu_words(self.snapshot.gpus, self.snapshot.machine)
         shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame, self.shell.keys), width)
         self.list.show([*shown, *command], height=rows)
@@ -171,18 +172,17 @@ class LaunchScreen(ListingPage[Field]):
             make = partial(plans.make_plan, form, self.snapshot, self.shell.workspace)
             self.in_thread(make, partial(self._take_plan, form))
 
-    def _in_keys(self, check: CheckResult) -> CheckResult:
-        """The check with keys of the overview in place of commands for a shell."""
-        overview = Context("overview", is_ascii=self.shell.is_ascii, keys=self.shell.keys.on("overview"))
-        return replace(check, detail=in_keys(check.detail, overview, " on the overview"))
-
     def _take_plan(self, form: Form, plan: plans.Plan) -> None:
         workspace = self.shell.workspace
         if form.fields is not self.form.fields:
             self._is_planning = False
             self._make_plan()
             return
-        self.plan = replace(plan, checks=tuple(map(self._in_keys, plan.checks)))
+        # With keys of the overview in place of commands for a shell.
+        overview = Context("overview", is_ascii=self.shell.is_ascii, keys=self.shell.keys.on("overview"))
+        details = [in_keys(check.detail, overview, " on the overview") for check in plan.checks]
+        checks = [replace(check, detail=detail) for check, detail in zip(plan.checks, details, strict=True)]
+        self.plan = replace(plan, checks=tuple(checks))
         self._is_planning = not plan.is_whole and plan.blocked_by is None
         if self._is_planning:
             self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form))

@@ -85,12 +85,6 @@ def _note(form: Form, field: Field) -> Span:
     return f"{last}{field.hint}", "dim"
 
 
-def help_line(field: Field | None, width: int) -> Line:
-    """The hint of a field, where it may not fit behind the value."""
-    words = f"  {field.label}: {field.hint}" if field is not None and field.hint else ""
-    return fit_line([(words, "dim")], width)
-
-
 def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
     """The free GPUs, and who has the others: ``GPU 4: free, 80 GiB or more · GPUs 0–3: vit-1``."""
     held: dict[str, list[int]] = {"free": []}
@@ -140,7 +134,7 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Key
 
 
 def _checked(check: CheckResult, width: int, style: str, keys: Keys) -> list[Line]:
-    text = keys.in_words(check.line, "launch")
+    text = keys.in_words(clean(check.line), "launch")
     return paragraph((f" {text[:2]}", _STYLES[check.status]), text[2:], style, width)
 
 

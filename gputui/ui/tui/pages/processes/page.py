@@ -95,8 +95,7 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
             texts = [f"{name:<12} {text}" for name, text in view.facts(row)]
             self.app.push_screen(SheetScreen(f"Process {row.pid}", texts))
 
-    def do_process_run(self) -> None:
-        self.open_run()
+    do_process_run = ListingPage.open_run
 
     def do_environment(self) -> None:
         if (row := self.current) is not None:

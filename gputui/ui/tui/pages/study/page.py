@@ -127,8 +127,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     # --- actions
 
-    def do_open(self) -> None:
-        self.open_run()
+    do_open = ListingPage.open_run
 
     def _turn(self, by: int) -> None:
         ids = [row.study_id for row in self.study.known] if self.study is not None else []
