@@ -6,12 +6,14 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.database import one_moment
+from gputui.store.database import StoreError, one_moment, open_reader
 from gputui.store.rollups import bounds, span_seconds
 from gputui.store.rows import json_items, json_mapping, named_rows
 
@@ -126,6 +128,13 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
             changed = {"params": json_mapping(row["params"]), "ran_out": bool(row["ran_out"])}
             peaks.append(PastPeak(**row | changed, peak_bytes=peak))
     return peaks
+
+
+def known_peaks(database: Path, profile: str) -> list[PastPeak]:
+    """`past_peaks` of a database; none where nothing is recorded that can be read."""
+    with suppress(StoreError, sqlite3.Error), closing(open_reader(database)) as connection:
+        return past_peaks(connection, profile)
+    return []
 
 
 def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:

@@ -13,6 +13,7 @@ from gputui.core.redaction import Redactor
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
+from gputui.store.gpu_use import known_peaks
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, print_json, say, verb
 
@@ -54,7 +55,7 @@ def command(
         return
     situation = launch_spec.gpu_situation(session)
     spec, missing = launch_spec.resolve_without_gpus(chosen, changes, gpus, situation)
-    past = launch_spec.earlier_peaks(session, spec)
+    past = known_peaks(session.workspace.database, spec.name)
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
     if missing:
         problem = "; ".join(missing).removeprefix("gpus: ")

@@ -21,7 +21,6 @@ from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
-from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES
 from gputui.ui.cli.context import Exit, Session, exit_on, fail, refuse
 
@@ -148,15 +147,6 @@ def gpu_situation(session: Session) -> GpuSituation | None:
             return read_situation(connection, time.time())
     except StoreError:
         return None
-
-
-def earlier_peaks(session: Session, spec: RunSpec) -> list[PastPeak]:
-    """The GPU memory of earlier runs of the profile; none if nothing was recorded."""
-    try:
-        with closing(open_reader(session.workspace.database)) as connection:
-            return past_peaks(connection, spec.name)
-    except StoreError:
-        return []
 
 
 def refuse_failed(results: Iterable[CheckResult]) -> None:

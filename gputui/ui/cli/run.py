@@ -17,6 +17,7 @@ from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
+from gputui.store.gpu_use import known_peaks
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.ui.cli import completers
@@ -184,7 +185,7 @@ def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], 
             wait_for_gpus(connection)
     situation = launch_spec.gpu_situation(session)
     spec = launch_spec.resolve_spec(profile, changes, gpus, situation)
-    past = launch_spec.earlier_peaks(session, spec)
+    past = known_peaks(session.workspace.database, spec.name)
     launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
     return spec
 

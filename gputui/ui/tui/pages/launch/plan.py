@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +18,7 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
-from gputui.store.database import StoreError, open_reader
-from gputui.store.gpu_use import PastPeak, past_peaks
+from gputui.store.gpu_use import known_peaks
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, priority_of
@@ -177,14 +174,9 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
         lines = tuple(map(clean, Executors().of(target).preview(spec, shown).splitlines()))
         checks = check_elsewhere(spec, workspace.state)
         return Plan(spec, (), command_line(spec, launch), lines, tuple(checks))
-    past: list[PastPeak] = []
-    try:
-        with closing(open_reader(workspace.database)) as connection:
-            past = past_peaks(connection, spec.name)
-    except (StoreError, sqlite3.Error):
-        pass  # the checks then say what is known
     taken = () if situation is None else likely_gpus(spec, situation)
     launch = preview_launch(spec, runs=workspace.runs, gpus=taken)
+    past = known_peaks(workspace.database, spec.name)
     checks = quick_checks(spec, state=workspace.state, gpus=situation, past=past)
     description = tuple(describe(spec, launch, situation))
     return Plan(spec, (), command_line(spec, launch), description, tuple(checks), is_whole=False)
