@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from textual.screen import Screen
 
 from gputui.core.text import clean
-from gputui.core.units import count
+from gputui.core.units import count, duration
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.context import refusal
 from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
+from gputui.ui.tui.layout.moments import day_and_clock
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -195,12 +196,16 @@ class Navigation(Commands):
         self.push_screen(MenuScreen(clean(title), items))
 
     def _extend(self, study_id: str) -> None:
-        from gputui.ui.tui.dialogs.questions import extend_form
+        from gputui.ui.tui.dialogs.questions import FormScreen
+
+        def check(form: FormScreen[int]) -> tuple[int | None, str]:
+            number = int(form.typed[0]) if form.typed[0].isdecimal() else 0
+            return number if 0 < number < 100_000 else None, f"{study_id} gets that many more trials."
 
         def extend(trials: int) -> None:
             self.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
 
-        self.push_screen(extend_form(study_id, extend))
+        self.push_screen(FormScreen("Extend the study", "extend", {"trials": ""}, check, extend))
 
     def do_label(self) -> None:
         from gputui.ui.tui.dialogs.questions import LabelChanges, labels_form, tags_form
@@ -217,15 +222,19 @@ class Navigation(Commands):
         self.push_screen(labels_form(run, save))
 
     def do_quarantine_gpu(self) -> None:
-        from gputui.ui.tui.dialogs.questions import quarantine_form
+        from gputui.ui.tui.dialogs.questions import FormScreen
 
         gpu = self.page.gpu_in_question
         assert gpu is not None
 
+        def check(form: FormScreen[str]) -> tuple[str | None, str]:
+            return form.typed[0] or None, "No new run gets it until it is cleared."
+
         def quarantine(why: str) -> None:
             self.ask(f"Quarantine GPU {gpu.index}", "quarantine_gpu", None, {"uuid": gpu.uuid, "why": why})
 
-        self.push_screen(quarantine_form(gpu, quarantine))
+        title = f"Quarantine GPU {gpu.index}"
+        self.push_screen(FormScreen(title, "quarantine", {"why": ""}, check, quarantine))
 
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
@@ -244,9 +253,19 @@ class Navigation(Commands):
 
     def do_time_type(self) -> None:
         """Ask for the moment to show."""
-        from gputui.ui.tui.dialogs.questions import moment_form
+        from gputui.ui.tui.dialogs.questions import FormScreen
+        from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 
-        self.push_screen(moment_form(self._present, lambda at: self.look_back(Moment(at))))
+        def check(form: FormScreen[float]) -> tuple[float | None, str]:
+            if not form.typed[0]:
+                return None, f"for example {EXAMPLES}"
+            try:
+                at = parse_moment(form.typed[0], self._present)
+            except TypedTimeError as error:
+                return None, str(error)
+            return at, f"{day_and_clock(at)}, {duration(self._present - at)} ago"
+
+        self.push_screen(FormScreen("Go to time", "go", {"time": ""}, check, lambda at: self.look_back(Moment(at))))
 
     # --- time travel
 

@@ -12,11 +12,8 @@ from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.labels import LabelError, checked_labels, checked_tag
 from gputui.store.alerts import AlertView
-from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
-from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.ui.tui.layout.columns import wrap
-from gputui.ui.tui.layout.moments import day_and_clock
 from gputui.ui.tui.layout.run_words import several_tag_words
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.dialog import Content, Dialog
@@ -142,40 +139,6 @@ class FormScreen(Dialog, Generic[Answer]):
         answer, words = self._check(self)
         style = "dim" if answer is not None or not any(self.typed) else "warn"
         return Content(self._title, lines, rows, [[], *([(part, style)] for part in wrap(words, width))])
-
-
-def moment_form(now: float, take: Callable[[float], object]) -> FormScreen[float]:
-    """Ask for a moment, in UTC unix seconds."""
-
-    def check(form: FormScreen[float]) -> tuple[float | None, str]:
-        if not form.typed[0]:
-            return None, f"for example {EXAMPLES}"
-        try:
-            at = parse_moment(form.typed[0], now)
-        except TypedTimeError as error:
-            return None, str(error)
-        return at, f"{day_and_clock(at)}, {duration(now - at)} ago"
-
-    return FormScreen("Go to time", "go", {"time": ""}, check, take)
-
-
-def extend_form(study_id: str, take: Callable[[int], object]) -> FormScreen[int]:
-    """Ask for the number of trials that a study gets."""
-
-    def check(form: FormScreen[int]) -> tuple[int | None, str]:
-        number = int(form.typed[0]) if form.typed[0].isdecimal() else 0
-        return number if 0 < number < 100_000 else None, f"{study_id} gets that many more trials."
-
-    return FormScreen("Extend the study", "extend", {"trials": ""}, check, take)
-
-
-def quarantine_form(gpu: GpuView, take: Callable[[str], object]) -> FormScreen[str]:
-    """Ask why a GPU is set aside."""
-
-    def check(form: FormScreen[str]) -> tuple[str | None, str]:
-        return form.typed[0] or None, "No new run gets it until it is cleared."
-
-    return FormScreen(f"Quarantine GPU {gpu.index}", "quarantine", {"why": ""}, check, take)
 
 
 LabelChanges = dict[str, str | list[str]]
