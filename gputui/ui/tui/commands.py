@@ -89,14 +89,11 @@ class Commands(Shell):
 
         return write
 
-    def ask_by(self, words: str, write: Callable[[], int]) -> None:
-        """`ask` by ``write``, which returns the id; without an answer in time it is withdrawn."""
-        self.ask_in_order([(words, write)])
-
     def ask_in_order(
         self, questions: Sequence[tuple[str, Callable[[], int]]], patience: float = ANSWER_SECONDS
     ) -> None:
-        """`ask_by` for several commands."""
+        """`ask` several commands, each by a function that writes it and returns its id; without an answer in time it is
+        withdrawn."""
         earlier, written = self._newest_write, threading.Event()
         self._newest_write, self._refusals = written, []
 

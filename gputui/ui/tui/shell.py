@@ -52,7 +52,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
     # Methods of `Commands`.
     ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
-    ask_by: Callable[[str, Callable[[], int]], None]
+    ask_in_order: Callable[[Sequence[tuple[str, Callable[[], int]]]], None]
     # Methods of `Navigation`.
     confirmed: Callable[[str, str, Callable[[], object]], None]
     look_back: Callable[[Moment], None]

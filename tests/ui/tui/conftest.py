@@ -117,8 +117,8 @@ class StillFeed(Feed):
                     self._tell(answer)
 
     def _turn_to(self, interest: Interest) -> None:
-        if interest != self._interest:
-            self._interest = interest
+        if interest != self.interest:
+            self.interest = interest
             self.refresh()
 
     def use_processes(self, reader: ProcessReader) -> None:

@@ -44,9 +44,9 @@ def test_commands_are_written_in_the_order_of_their_keys(monkeypatch: pytest.Mon
         written.append("label")
         raise OSError("full")
 
-    desk.ask_by("Start", slowly)
-    desk.ask_by("Label", not_at_all)
-    desk.ask_by("Stop", lambda: written.append("stop") or 2)
+    desk.ask_in_order([("Start", slowly)])
+    desk.ask_in_order([("Label", not_at_all)])
+    desk.ask_in_order([("Stop", lambda: written.append("stop") or 2)])
     may_write.set()
     with desk.is_told:
         assert desk.is_told.wait_for(lambda: len(desk.told) == 3, 10)

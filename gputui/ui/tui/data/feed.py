@@ -71,7 +71,8 @@ class Feed:
         self._read_at = float("-inf")
         self._past_read_at = float("-inf")
         self._is_due = False
-        self._interest = Interest()
+        self.interest = Interest()
+        """What is read, and at which moment."""
         self._interest_read = Interest()
         self._watched: set[int] = set()
         self._newest = Snapshot(at=wall())
@@ -105,20 +106,15 @@ class Feed:
 
     def look_at(self, interest: Interest) -> None:
         """Set what to read from now on, at the current moment."""
-        self._turn_to(replace(interest, moment=self._interest.moment))
+        self._turn_to(replace(interest, moment=self.interest.moment))
 
     def look_back(self, moment: Moment | None) -> None:
         """Set the past moment to read from now on; None returns to the present."""
-        self._turn_to(replace(self._interest, moment=moment))
-
-    @property
-    def interest(self) -> Interest:
-        """The current interest."""
-        return self._interest
+        self._turn_to(replace(self.interest, moment=moment))
 
     def _turn_to(self, interest: Interest) -> None:
-        if interest != self._interest:
-            self._interest = interest
+        if interest != self.interest:
+            self.interest = interest
             self._wake.set()
 
     def watch(self, command_id: int) -> None:
@@ -134,20 +130,18 @@ class Feed:
             self._has_looked.set()
             if is_new and self._show is not None:
                 self._show(self._newest)
-            self._wake.wait(self._pause())
+            pause = LOOK_SECONDS
+            if self._is_due:
+                # A commit came too soon after the last snapshot.
+                pause = min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
+            self._wake.wait(pause)
             self._wake.clear()
         self._close()
-
-    def _pause(self) -> float:
-        """Seconds to sleep; shorter if a commit came too soon after the last snapshot."""
-        if not self._is_due:
-            return LOOK_SECONDS
-        return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
 
     def _turn(self) -> bool:
         """Check the store once; returns whether there is a new snapshot."""
         now, clock = self._wall(), self._clock()
-        interest = self._interest
+        interest = self.interest
         self._is_due = False
         try:
             connection = self._open(clock)
@@ -175,7 +169,10 @@ class Feed:
         except Exception as error:
             # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
             self._close()
-            return self._pass_time(now, clock, _unexpected(error))
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+            words = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
+            return self._pass_time(now, clock, words)
 
     def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
         """Update clock and ages of the old snapshot, once a second or if the trouble changed."""
@@ -225,13 +222,6 @@ def _identity(workspace: Workspace) -> tuple[int, int, bool] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino, is_fixed(workspace.database)
-
-
-def _unexpected(error: Exception) -> str:
-    """A sentence with the place of an unexpected error."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
-    return f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
 
 
 def _trouble(error: Exception) -> str:

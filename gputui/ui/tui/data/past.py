@@ -22,19 +22,12 @@ TOO_LONG_AGO = "What had been written by then lies further back; gputui logs has
 def past_of(connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
     """The actual moment for a request (UTC unix seconds), and the time line around it. Raises sqlite3.Error."""
     at = timeline.resolve(connection, moment.at, moment.ticks, moment.direction, now)
-    return at, Past(
-        asked=moment,
-        now=now,
-        timeline=timeline.timeline(connection, shown_from(at, timeline.began_at(connection), now), now),
-        gap=timeline.gap_at(connection, at),
-    )
-
-
-def shown_from(at: float, began: float | None, now: float) -> float:
-    """The beginning of the time line for a moment ``at``; ``began`` is that of the record."""
+    began = timeline.began_at(connection)
     span = next((span for span in SPANS_SECONDS if now - at <= span * HELD_WELL), SPANS_SECONDS[-1])
     start = min(now - span, at)
-    return start if began is None or at < began else max(start, min(began, now - SPANS_SECONDS[0] / 4))
+    if began is not None and at >= began:
+        start = max(start, min(began, now - SPANS_SECONDS[0] / 4))
+    return at, Past(moment, now, timeline.timeline(connection, start, now), timeline.gap_at(connection, at))
 
 
 def past_tail(tail: LogTail, at: float, ended_at: float | None) -> LogTail:

@@ -298,7 +298,7 @@ class LaunchScreen(ListingPage[Field]):
         if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
             self.app.pop_screen()
         words = f"Launch {name or spec.name}"
-        self.shell.ask_by(words, lambda: commands.launch(workspace, spec, name))
+        self.shell.ask_in_order([(words, lambda: commands.launch(workspace, spec, name))])
 
 
 # --- the list of profiles

@@ -196,4 +196,4 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         self.pop_until_active()
         self.app.pop_screen()
         words = f"Start the study {clean(spec.name)}"
-        self.shell.ask_by(words, lambda: commands.start_study(workspace, base, spec, plan.source))
+        self.shell.ask_in_order([(words, lambda: commands.start_study(workspace, base, spec, plan.source))])
