@@ -39,21 +39,6 @@ HOST_FROM_HEIGHT = 6
 """Least height of a panel with a line for the host although not all GPUs fit."""
 
 
-class GpuCursor(NamedTuple):
-    """State of the panel beyond the snapshot.
-
-    Attributes:
-        uuid: the GPU under the cursor; None while the cursor is in another panel.
-        top: index of the first GPU shown where not all fit.
-    """
-
-    uuid: str | None = None
-    top: int = 0
-
-
-NO_CURSOR = GpuCursor()
-
-
 class GpuGrid(NamedTuple):
     """The place of each GPU shown: ``down`` rows in each of ``across`` columns, from index ``top`` on."""
 
@@ -90,17 +75,13 @@ def _has_host(gpus: int, height: int) -> bool:
 
 
 def gpu_panel(
-    snapshot: Snapshot,
-    width: int,
-    height: int,
-    cursor: GpuCursor = NO_CURSOR,
-    *,
-    is_framed: bool = False,
+    snapshot: Snapshot, width: int, height: int, cursor: str | None = None, top: int = 0, *, is_framed: bool = False
 ) -> list[Line]:
-    """The panel in ``height`` lines. Without a GPU, a sentence that says why."""
+    """The panel in ``height`` lines, with the GPU of the UUID ``cursor`` marked; where not all fit, from the index
+    ``top`` on. Without a GPU, a sentence that says why."""
     inner = width - 2 if is_framed else width
     if snapshot.gpus:
-        grid = gpu_grid(snapshot, inner, height, cursor.top, cursor.uuid)
+        grid = gpu_grid(snapshot, inner, height, top, cursor)
         rows = _rows(snapshot, grid, inner, cursor)
         hidden = len(snapshot.gpus) - grid.across * grid.down
         figures = gpu_figures(snapshot)
@@ -120,14 +101,14 @@ def gpu_panel(
     return [*lines, fitting(spans, width)][:height]
 
 
-def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: GpuCursor) -> list[Line]:
+def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> list[Line]:
     """The columns' heads and the rows of the GPUs shown."""
     half = width if grid.across == 1 else (width - 2) // 2
     rows = [gpu_row(snapshot, gpu) for gpu in snapshot.gpus]
     listed = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(rows, width)
     placed = place(telling(listed, rows), half - 1)
     shown = rows[grid.top : grid.top + grid.across * grid.down]
-    cells = [_gpu_line(placed, row, snapshot.at, half, cursor.uuid) for row in shown]
+    cells = [_gpu_line(placed, row, snapshot.at, half, cursor) for row in shown]
     head = _indented(head_line(placed, half - 1))
     if grid.across == 1:
         return [head, *cells]

@@ -16,7 +16,7 @@ from gputui.ui.tui.layout.strips import alert_strip, demo_line, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import ChartPanels
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
-from gputui.ui.tui.pages.overview.gpus import GpuCursor, GpuGrid, gpu_grid, gpu_height, gpu_panel
+from gputui.ui.tui.pages.overview.gpus import GpuGrid, gpu_grid, gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import ORDERS, entry_id
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
@@ -108,9 +108,9 @@ class OverviewScreen(OverviewCursor):
             return
         cursor = focus.gpu if focus.section == "gpus" else None
         self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)
-        self.focus_at = replace(focus, gpu_top=self._grid.top)
-        shown = GpuCursor(cursor, self._grid.top)
-        self.gpus.draw(lambda: gpu_panel(snapshot, width, height, shown, is_framed=is_framed), height=height)
+        top = self._grid.top
+        self.focus_at = replace(focus, gpu_top=top)
+        self.gpus.draw(lambda: gpu_panel(snapshot, width, height, cursor, top, is_framed=is_framed), height=height)
 
     def _draw_lower(self, width: int, rows: Rows, is_framed: bool) -> None:
         """Processes and events, below each other or side by side."""
