@@ -23,7 +23,7 @@ from gputui.store.events import read_data_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
-from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
+from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
 from gputui.ui.tui.data.curves import CurveReader
@@ -69,6 +69,16 @@ class RunPageReader:
                 for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run_id, at)
             ]
             listed = listed and listed.at(at, gone)
+        paid: Mapping[int, Cost] = {}
+        if incidents:
+            # Among a million lines that is slow, and done when one of these has changed.
+            moves = [(each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts]
+            basis = (run_id, moves, incidents, decisions)
+            if basis != self._costs[0]:
+                steps, is_chosen_there = StepTimes(connection, run_id), chooses_start(known_spec(run))
+                paid = costs(attempts, incidents, decisions, steps, start_is_chosen_there=is_chosen_there)
+                self._costs = (basis, paid)
+            paid = self._costs[1]
         return RunPage(
             run=run,
             launched=launched_params(run),
@@ -79,7 +89,7 @@ class RunPageReader:
             decisions=tuple(decisions),
             log=log,
             charts=None if request is None else self._curves.read(connection, run_id, request, now, at),
-            costs=self._costs_of(connection, run, attempts, incidents, decisions) if incidents else {},
+            costs=paid,
             checkpoints=listed,
             intake=intake.intake(connection, run_id) if at is None else None,
             sinks=tuple(sinks_of(run, Path())),
@@ -89,23 +99,6 @@ class RunPageReader:
     def later(self, page: RunPage, interest: Interest) -> RunPage:
         """The page with a new log and new checkpoints, which are not in the store."""
         return replace(page, log=self._tail(page.run, interest), checkpoints=self._checkpoints(page.run, interest))
-
-    def _costs_of(
-        self,
-        connection: sqlite3.Connection,
-        run: Run,
-        attempts: Sequence[Attempt],
-        incidents: Sequence[IncidentView],
-        decisions: Sequence[DecisionView],
-    ) -> Mapping[int, Cost]:
-        """The cost of each incident; among a million lines that is slow, and done when one of these has changed."""
-        moves = [(each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts]
-        basis = (run.run_id, moves, incidents, decisions)
-        if basis != self._costs[0]:
-            steps, is_chosen_there = StepTimes(connection, run.run_id), chooses_start(known_spec(run))
-            found = costs(attempts, incidents, decisions, steps, start_is_chosen_there=is_chosen_there)
-            self._costs = (basis, found)
-        return self._costs[1]
 
     def _checkpoints(self, run: Run, interest: Interest) -> CheckpointList | None:
         """The known checkpoints; None if the run's profile names no place for them, and none was found."""

@@ -106,7 +106,7 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
     for number, (column, room) in enumerate(placed):
         if number:
             line.append((" " * column.gap, "text"))
-        line += pad(column.cell(row, room), room, column.align)
+        line += fit_line(column.cell(row, room), room, column.align)
     if base is not None:
         line = [("".join(text for text, _ in line), base)]
     spare = width - sum(room for _, room in placed) - sum(column.gap for column, _ in placed[1:])
@@ -115,8 +115,8 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
     return [*line, (" " * spare, "text")] if spare else line
 
 
-def pad(spans: Sequence[Span], width: int, align: str = "<") -> Line:
-    """Spans in exactly ``width`` cells."""
+def fit_line(spans: Sequence[Span], width: int, align: str = "<") -> Line:
+    """Spans in exactly ``width`` cells, padded on the right, or with ``>`` on the left."""
     line, room = _cut_line(spans, width)
     if room > 0:
         line.insert(0 if align == ">" else len(line), (" " * room, "text"))
@@ -142,11 +142,6 @@ def without_left(spans: Sequence[Span], cells: int) -> Line:
         if start < len(text):
             line.append((text[start:], style))
     return line
-
-
-def fit_line(spans: Sequence[Span], width: int) -> Line:
-    """Spans in exactly ``width`` cells, padded on the right."""
-    return pad(spans, width)
 
 
 def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
@@ -203,7 +198,7 @@ def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
     right_width = cells_in(right)
     if right_width >= width:
         return fit_line(right, width)
-    return [*pad(left, width - right_width), *right]
+    return [*fit_line(left, width - right_width), *right]
 
 
 def rule(

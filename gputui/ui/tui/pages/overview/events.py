@@ -9,7 +9,7 @@ from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import box, clip_line, filled, fit_line, pad, rule, selected
+from gputui.ui.tui.layout.columns import box, filled, fit_line, rule, selected
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
@@ -51,11 +51,11 @@ def events_panel(
                 ("▸" if is_current else " ", "cursor"),
                 (f"{time} ", "dim"),
                 (SEVERITY_GLYPHS.get(row.severity, " ") + " ", SEVERITY_STYLES.get(row.severity, "text")),
-                *pad([(names[row.event_id], "label")], name_width),
+                *fit_line([(names[row.event_id], "label")], name_width),
                 ("  ", "text"),
                 (clean(with_indices(row.message, snapshot.gpus)) or UNKNOWN, "text"),
             ]
-            line = fit_line(clip_line(spans, width), width)
+            line = fit_line(spans, width)
             lines.append(selected(line) if is_current else line)
     return lines[:height]
 

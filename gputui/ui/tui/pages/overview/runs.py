@@ -23,7 +23,6 @@ from gputui.ui.tui.layout.columns import (
     clip_facts,
     filled,
     fit_line,
-    pad,
     place,
     row_line,
     rule,
@@ -180,7 +179,7 @@ def _short_row(
     for number, (spans, room, column) in enumerate(head, 1):
         if number == len(head):
             room = max(room, sum(cell_width(text) for text, _ in spans))
-        cell = pad(spans, room, column.align)
+        cell = fit_line(spans, room, column.align)
         line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
     line.append(("  ", "text"))
     for text, style in tail:
