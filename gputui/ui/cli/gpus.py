@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import click
 
 from gputui.core import units
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of
-from gputui.store import json_shapes
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
+from gputui.store.json_shapes import Shape
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
+from gputui.ui.tui.data.machine import XID_SECONDS
+from gputui.ui.tui.data.progress import rank_rows
+from gputui.ui.tui.data.snapshot_json import gpu_shapes
 from gputui.ui.tui.layout.process_words import process_words
 
 FIRST_SAMPLE_SECONDS = 10.0
-XID_SECONDS = 86_400.0
 
 
 @verb("gpus", changes=lambda options: options["clear"] is not None or options["quarantine"] is not None)
@@ -110,38 +111,12 @@ def command(
         say(f"{error.problems[0]}; the choice of GPUs stays as it was")
 
 
-def shapes(
-    connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]
-) -> list[json_shapes.Shape]:
+def shapes(connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]) -> list[Shape]:
     """The JSON of the GPUs."""
-    now = time.time()
-    xids = xid_counts(connection, now - XID_SECONDS, now)
-    paces: dict[tuple[str | None, int | None], tuple[float | None, float | None]] = {}
-    for run_id in {gpu.run_id for gpu in gpus if gpu.run_id is not None}:
-        for line in queries.ranks(connection, run_id, find_run(connection, run_id).attempt):
-            paces[run_id, line.rank or 0] = _pace(line.values)
-    found = []
-    for gpu in gpus:
-        # On a shared GPU no run has its pace alone.
-        step_seconds, wait = paces.get((None if gpu.shared_with else gpu.run_id, gpu.rank), (None, None))
-        found.append(
-            json_shapes.gpu_shape(
-                gpu,
-                failed.get(gpu.uuid),
-                xids=xids.get(gpu.uuid, 0),
-                step_seconds=step_seconds,
-                data_wait_fraction=wait,
-            )
-        )
-    return found
-
-
-def _pace(values: Mapping[str, float | None]) -> tuple[float | None, float | None]:
-    """The seconds of a step, and the fraction of them that it waits for data."""
-    finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-    step_seconds, data_seconds = finite.get("step_time"), finite.get("data_time")
-    wait = data_seconds / step_seconds if step_seconds and data_seconds is not None else None
-    return step_seconds, wait
+    now, run_ids = time.time(), {gpu.run_id for gpu in gpus if gpu.run_id is not None}
+    attempts = {run_id: find_run(connection, run_id).attempt for run_id in run_ids}
+    ranks = {run_id: rank_rows(queries.ranks(connection, run_id, attempts[run_id])) for run_id in run_ids}
+    return gpu_shapes(gpus, ranks, failed, xid_counts(connection, now - XID_SECONDS, now))
 
 
 def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:

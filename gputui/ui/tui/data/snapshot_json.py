@@ -4,12 +4,14 @@ one object. Fields are only ever added; unknown is null."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import asdict
 
 from gputui.store import json_shapes
+from gputui.store.hardware import GpuView, Quarantined
 from gputui.store.json_shapes import Shape, iso, number_or_word
-from gputui.ui.tui.data.snapshot import RunRow, Snapshot
+from gputui.ui.tui.data.snapshot import RankRow, RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
@@ -19,19 +21,6 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
     ``running``: whether an agent runs now."""
     gap = snapshot.past.gap if snapshot.past is not None else None
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
-    gpus = []
-    for gpu in snapshot.gpus:
-        is_one = gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with
-        rank = None if not is_one else ranks.get(gpu.run_id or "", {}).get(gpu.rank or 0)
-        gpus.append(
-            json_shapes.gpu_shape(
-                gpu,
-                snapshot.machine.quarantined.get(gpu.uuid),
-                xids=snapshot.machine.xids.get(gpu.uuid, 0),
-                step_seconds=_finite_or_none(rank.step_seconds) if rank else None,
-                data_wait_fraction=_finite_or_none(rank.waiting_fraction) if rank else None,
-            )
-        )
     return {
         "at": iso(snapshot.at),
         "is_past": snapshot.past is not None,
@@ -39,7 +28,7 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
         "trouble": snapshot.trouble,
         "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
         "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
-        "gpus": gpus,
+        "gpus": gpu_shapes(snapshot.gpus, ranks, snapshot.machine.quarantined, snapshot.machine.xids),
         "host": None if snapshot.host is None else {**asdict(snapshot.host), "at": iso(snapshot.host.at)},
         "runs": [row_shape(row) for row in snapshot.runs],
         "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
@@ -48,6 +37,30 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
             for event in snapshot.events
         ],
     }
+
+
+def gpu_shapes(
+    gpus: Sequence[GpuView],
+    ranks: Mapping[str, Mapping[int, RankRow]],
+    failed: Mapping[str, Quarantined],
+    xids: Mapping[str, int],
+) -> list[Shape]:
+    """The GPUs of ``gputui gpus --json`` and ``gputui --once --json``; ``ranks`` are those of each run."""
+    shapes = []
+    for gpu in gpus:
+        # On a shared GPU no run has its pace alone.
+        is_alone = gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with
+        rank = None if not is_alone else ranks.get(gpu.run_id or "", {}).get(gpu.rank or 0)
+        shapes.append(
+            json_shapes.gpu_shape(
+                gpu,
+                failed.get(gpu.uuid),
+                xids=xids.get(gpu.uuid, 0),
+                step_seconds=_finite_or_none(rank.step_seconds) if rank else None,
+                data_wait_fraction=_finite_or_none(rank.waiting_fraction) if rank else None,
+            )
+        )
+    return shapes
 
 
 def row_shape(row: RunRow) -> Shape:
