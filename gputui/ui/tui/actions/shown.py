@@ -138,12 +138,12 @@ def _connection_spans(context: Context) -> list[Span]:
     return [] if context.connection_lag is None else [(f"▲ {context.connection_lag} ", "warn")]
 
 
-def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]:
-    """A message above the footer, in at most ``most`` lines. ``kind``: info, warning or error."""
+def message_lines(text: str, kind: str, width: int) -> list[Line]:
+    """A message above the footer, in at most three lines. ``kind``: info, warning or error."""
     mark, style = SIGNS[kind]
     return [
         fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
-        for number, part in enumerate(wrap(clean(text), width - 4)[:most])
+        for number, part in enumerate(wrap(clean(text), width - 4)[:3])
     ]
 
 

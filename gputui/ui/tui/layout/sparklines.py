@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from gputui.metrics.draw.envelope import Bin
@@ -15,26 +15,14 @@ from gputui.metrics.draw.glyphs import sparkline
 History = Sequence[float | None]
 
 
-def mean_history(histories: Sequence[History]) -> list[float | None]:
-    """The mean of several histories per bucket, over the known values."""
-    return [sum(known) / len(known) if known else None for known in _known(histories)]
+def combined(histories: Sequence[History], combine: Callable[[list[float]], float]) -> list[float | None]:
+    """Several histories as one: what ``combine`` makes of the known values of each bucket."""
+    buckets = [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
+    return [combine(known) if known else None for known in buckets]
 
 
-def sum_history(histories: Sequence[History]) -> list[float | None]:
-    """The sum of several histories per bucket; an unknown value counts as the last known one."""
-    return [sum(known) if known else None for known in _known([_held(history) for history in histories])]
-
-
-def peak_history(histories: Sequence[History]) -> list[float | None]:
-    """The highest value of several histories per bucket."""
-    return [max(known) if known else None for known in _known(histories)]
-
-
-def _known(histories: Sequence[History]) -> list[list[float]]:
-    return [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
-
-
-def _held(history: History) -> list[float | None]:
+def held(history: History) -> list[float | None]:
+    """A history in which an unknown value counts as the last known one."""
     held: list[float | None] = []
     last: float | None = None
     for value in history:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, byte_rate, celsius, count_of, duration, gibibytes, percent
@@ -17,7 +18,7 @@ from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, AlertsState, Snapshot
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import past_notices, right_end
-from gputui.ui.tui.layout.sparklines import mean_history, spark
+from gputui.ui.tui.layout.sparklines import combined, spark
 from gputui.ui.tui.layout.words import SIGNS, clock, dated_clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
@@ -137,7 +138,7 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
     """All GPUs together: utilisation now and in the last minutes, memory, power, the hottest, and how many are free;
     the most important first."""
     total = gpu_totals(snapshot.gpus)
-    history = tuple(mean_history([each.utilization_percent for each in snapshot.gpu_history.values()]))
+    history = tuple(combined([each.utilization_percent for each in snapshot.gpu_history.values()], fmean))
     base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
     memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
     unified = " unified" if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus) else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from gputui.core.units import UNKNOWN, celsius, percent
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
@@ -9,7 +11,7 @@ from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.tui.layout.columns import box, rule
-from gputui.ui.tui.layout.sparklines import History, mean_history, peak_history, shares, sum_history, time_bins
+from gputui.ui.tui.layout.sparklines import History, combined, held, shares, time_bins
 from gputui.ui.tui.layout.strips import gpu_totals, no_samples, power_unit
 
 _AXIS = XAxis("min", -HISTORY_SECONDS / 60, 0.0, "count")
@@ -69,13 +71,13 @@ def _curves(snapshot: Snapshot) -> tuple[list[tuple[Curve, YAxis]], tuple[float,
     """The curve and the scale of each chart, and the unit of power."""
     histories = list(snapshot.gpu_history.values())
     total = gpu_totals(snapshot.gpus)
-    memory = sum_history([each.memory_used_bytes for each in histories])
+    memory = combined([held(each.memory_used_bytes) for each in histories], sum)
     full = shares([*memory, total.memory_used_bytes], total.memory_total_bytes)
-    power = [*sum_history([each.power_watts for each in histories]), total.power_watts]
+    power = [*combined([held(each.power_watts) for each in histories], sum), total.power_watts]
     size, unit = power_unit(power)
     drawn = [None if value is None else value / size for value in power]
-    busy = [*mean_history([each.utilization_percent for each in histories]), total.utilization_percent]
-    warm = [*peak_history([each.temperature_celsius for each in histories]), total.hottest_celsius]
+    busy = [*combined([each.utilization_percent for each in histories], fmean), total.utilization_percent]
+    warm = [*combined([each.temperature_celsius for each in histories], max), total.hottest_celsius]
     whole = YAxis(low=0.0, high=100.0)
     curves = [
         (_curve(busy, "bar"), whole),
