@@ -243,9 +243,12 @@ def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Li
     ]
 
 
-def framed(title: Line, lines: Sequence[Line], width: int, height: int) -> list[Line]:
-    """A panel in a frame, filled up with blank lines; title and lines have ``width - 2`` cells."""
-    return box([title, *filled(lines, width - 2, height - 2)], width)
+def as_panel(draw: Callable[[int, int], list[Line]], width: int, height: int, *, is_framed: bool) -> list[Line]:
+    """A panel in ``height`` lines: those that ``draw`` makes for the width and height within its frame, if it has one;
+    the first is its heading."""
+    if not is_framed:
+        return draw(width, height)[:height]
+    return box(filled(draw(width - 2, height - 1), width - 2, height - 1), width)
 
 
 def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:

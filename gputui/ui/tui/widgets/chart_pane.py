@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView, after
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
-from gputui.ui.tui.layout.columns import cells_in, clip_line, clip_words, fit_line, framed, rule
+from gputui.ui.tui.layout.columns import as_panel, cells_in, clip_line, clip_words, fit_line, rule
 from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
@@ -105,7 +105,7 @@ class Charts:
             (size, is_framed, is_focused, self.edit, self._visible, replace(look, runs=()), runs),
             [notes, *(part for one in data
                       for part in (one.markers, one.hardware, *one.curves.values(), *one.ranked.values()))],
-            lambda: self._lines(look, size, notes),
+            lambda: as_panel(partial(self._lines, look, notes), *size, is_framed=is_framed),
             height=size[1],
         )  # fmt: skip
 
@@ -137,15 +137,14 @@ class Charts:
             cursor=view.cursor,
         )
 
-    def _lines(self, look: ChartLook, size: tuple[int, int], notes: Sequence[Span]) -> list[Line]:
-        width, height = (size[0] - 2, size[1] - 1) if self._is_framed else size
+    def _lines(self, look: ChartLook, notes: Sequence[Span], width: int, height: int) -> list[Line]:
         head = self._head(look, width, notes)
         if self._visible:
             lines = charts.grid_lines(self._visible, self._places, look, width, height - 1)
         else:
             text = "No metric matches the filter; esc clears it." if look.view.filter_text else "No metric yet."
             lines = [fit_line([("  " + text, "dim")], width)]
-        return framed(head, lines, *size) if self._is_framed else [head, *lines][:height]
+        return [head, *lines]
 
     def _head(self, look: ChartLook, width: int, notes: Sequence[Span]) -> Line:
         """The filter being typed; or with a crosshair, what happened there; or the settings."""

@@ -9,7 +9,7 @@ from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import box, filled, fit_line, rule, selected
+from gputui.ui.tui.layout.columns import fit_line, rule, selected
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
@@ -20,13 +20,8 @@ NAMED_DAYS = 4
 """Least lines, with the heading, in which days have rows of their own; in fewer each event has its day."""
 
 
-def events_panel(
-    snapshot: Snapshot, width: int, height: int, cursor: int | None = None, *, is_framed: bool = False
-) -> list[Line]:
+def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None = None) -> list[Line]:
     """A heading and the newest events; with a cursor, those around the event of that id."""
-    if is_framed:
-        lines = events_panel(snapshot, width - 2, height - 1, cursor)
-        return box(filled(lines, width - 2, height - 1), width)
     events, now = snapshot.events, snapshot.at
     shown = event_rows(events, now, height, cursor)
     numbers = [number for number, event in enumerate(events, 1) if event in shown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from textual.widget import Widget
 
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.columns import is_boxed
+from gputui.ui.tui.layout.columns import as_panel, is_boxed
 from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import alert_strip, demo_line, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
@@ -85,11 +86,9 @@ class OverviewScreen(OverviewCursor):
         frame = 2 if is_framed else 1
         self.scroll_to_cursor(rows.runs - frame)
         self.page_rows = rows.runs - frame - 1
+        runs = partial(runs_panel, self.entries, self.table, snapshot)
         self.runs.draw(
-            lambda: self.with_filter(
-                runs_panel(self.entries, self.table, snapshot, width, rows.runs, is_framed=is_framed), width
-            ),
-            height=rows.runs,
+            lambda: self.with_filter(as_panel(runs, width, rows.runs, is_framed=is_framed), width), height=rows.runs
         )
         self.charts.draw(
             lambda: self._panels.lines(snapshot, width, rows.charts, is_framed=is_framed), height=rows.charts
@@ -124,15 +123,13 @@ class OverviewScreen(OverviewCursor):
             styles.layout = "horizontal" if rows.is_beside else "vertical"
         styles.height = rows.events if rows.is_beside else rows.events + rows.processes
         self.processes.styles.width, self.events.styles.width = left, right
+        processes = partial(process_panel, snapshot)
+        events = partial(events_panel, snapshot, cursor=self._current_event)
+        has_frame = is_framed and rows.events > 2
         self.processes.draw(
-            lambda: process_panel(snapshot, left, rows.processes, is_framed=is_framed), height=rows.processes
+            lambda: as_panel(processes, left, rows.processes, is_framed=is_framed), height=rows.processes
         )
-        self.events.draw(
-            lambda: events_panel(
-                snapshot, right, rows.events, self._current_event, is_framed=is_framed and rows.events > 2
-            ),
-            height=rows.events,
-        )
+        self.events.draw(lambda: as_panel(events, right, rows.events, is_framed=has_frame), height=rows.events)
 
     @property
     def _current_event(self) -> int | None:

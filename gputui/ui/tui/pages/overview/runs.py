@@ -18,10 +18,8 @@ from gputui.ui.tui.layout.columns import (
     Column,
     Placed,
     bar_spans,
-    box,
     cells_in,
     clip_facts,
-    filled,
     fit_line,
     place,
     row_line,
@@ -50,24 +48,19 @@ class _Shown(NamedTuple):
 
 
 def runs_panel(
-    entries: Sequence[Entry], state: RunsState, snapshot: Snapshot, width: int, height: int, *,
-    is_framed: bool = False, has_keys: bool = True,
-) -> list[Line]:  # fmt: skip
+    entries: Sequence[Entry], state: RunsState, snapshot: Snapshot, width: int, height: int, *, has_keys: bool = True
+) -> list[Line]:
     """A heading, then a row per run or study. ``entries`` are filtered and sorted; without ``has_keys`` the panel is
     printed, and names no key."""
-    inner, room = (width - 2, height - 2) if is_framed else (width, height - 1)
-    shown = entries[state.top : state.top + max(0, room)]
-    placed = place(_columns(entries, inner), inner)
+    shown = entries[state.top : state.top + max(0, height - 1)]
+    placed = place(_columns(entries, width), width)
     notes: list[Span] = [(f"{len(state.marked)} marked", "accent")] if state.marked else []
     if len(entries) > len(shown) > 0:
         notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}", "dim"))
-    lines = [_heading(placed if entries else [], state, notes, inner)]
+    lines = [_heading(placed if entries else [], state, notes, width)]
     if not entries:
-        lines.append(fit_line([("  " + _empty_text(snapshot, state, has_keys=has_keys), "dim")], inner))
-    lines += [_row(placed, entry, snapshot, state, inner) for entry in shown]
-    if not is_framed:
-        return lines[:height]
-    return box(filled(lines, inner, room + 1), width)
+        lines.append(fit_line([("  " + _empty_text(snapshot, state, has_keys=has_keys), "dim")], width))
+    return [*lines, *(_row(placed, entry, snapshot, state, width) for entry in shown)][:height]
 
 
 def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:

@@ -15,7 +15,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import Column, box, filled, paragraph, rule, telling
+from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule, telling
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.process_words import script_words
 from gputui.ui.tui.layout.run_words import run_style
@@ -185,10 +185,8 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
     return shown
 
 
-def process_panel(snapshot: Snapshot, width: int, height: int, *, is_framed: bool = False) -> list[Line]:
+def process_panel(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     """The processes on the GPUs in exactly ``height`` lines: those of no run, then those with the most memory first."""
-    if is_framed and height > 2:
-        return box(process_panel(snapshot, width - 2, height - 1), width)
     state = ProcessesState(order="")
     listing = process_listing(snapshot, process_rows(snapshot), state)
     # The rows of the GPUs tell of those of runs.

@@ -22,7 +22,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
-from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
+from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, as_panel, box, filled, fit_line, is_boxed, rule
 from gputui.ui.tui.layout.panels import HARDWARE
 from gputui.ui.tui.pages.run.chart_files import chart_drawing, file_name, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
@@ -166,7 +166,8 @@ class RunScreen(ActionScreen):
             if name == "charts":
                 self._draw_charts(page, size, is_framed=is_framed)
             elif name == "log":
-                self.panes[name].draw(partial(self._log_lines, page, size, is_framed=is_framed), height=size[1])
+                log = partial(self._log_lines, page)
+                self.panes[name].draw(partial(as_panel, log, *size, is_framed=is_framed), height=size[1])
             else:
                 drawing = partial(self._section_lines, name, sections[name], size, frame)
                 self.panes[name].draw(drawing, height=size[1])
@@ -245,17 +246,15 @@ class RunScreen(ActionScreen):
         charts.choose(data.names or page.metric_names, hardware, run.roles)
         charts.draw(look, size, notes, is_focused=self.section == "charts", is_framed=is_framed)
 
-    def _log_lines(self, page: RunPage, size: Size, *, is_framed: bool) -> list[Line]:
-        width, height = (size[0] - 2, size[1] - 1) if is_framed else size
+    def _log_lines(self, page: RunPage, width: int, height: int) -> list[Line]:
         log, stopped = self.log_part, [attempt.number for attempt in page.attempts if attempt.state == "stopped"]
         log.update(page.log, width, height - 1)
-        lines = log.lines(
+        return log.lines(
             width,
             style="tab" if self.section == "log" else "title",
             is_live=not page.run.state.is_over and self.snapshot.past is None,
             was_stopped=any(f"/attempts/{number}/" in page.log.source for number in stopped),
-        )[:height]
-        return framed(lines[0], lines[1:], *size) if is_framed else lines
+        )
 
     def _section_lines(self, name: Section, section: SideSection, size: Size, frame: int) -> list[Line]:
         """A section in a frame, behind a line at its left, or in a narrow terminal alone."""
@@ -263,7 +262,7 @@ class RunScreen(ActionScreen):
         title = rule(section.title, width, style="tab" if name == self.section else "title")
         lines = [fit_line(line, width) for line in self.beside[name].shown(section, width, room)]
         if frame == 2:
-            return framed(title, lines, *size)
+            return box(filled([title, *lines], width, size[1] - 1), size[0])
         if frame:
             edge: Line = [("│ ", "rule")]
             return [[*edge, *line] for line in (title, *lines)][: size[1]]
