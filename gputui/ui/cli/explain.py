@@ -16,7 +16,7 @@ from gputui.core import units
 from gputui.store import alerts, checkpoints
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import read_attempts
-from gputui.store.events import SINK_KINDS, EventView, read_data_events
+from gputui.store.events import SINK_KINDS, read_data_events
 from gputui.store.json_shapes import alert_shape
 from gputui.store.metrics import intake
 from gputui.store.metrics.intake import intake_words
@@ -79,8 +79,10 @@ def _remarks(connection: sqlite3.Connection, view: Run) -> Iterator[str]:
         else:
             spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
             yield checkpoints_sentence(rows, spans)
-    for event in data_events(connection, view.run_id):
-        yield f"{event.message[:1].upper()}{event.message[1:]}."
+    for event in read_data_events(connection, view.run_id):
+        # The state of sinks is shown elsewhere.
+        if event.kind not in SINK_KINDS:
+            yield f"{event.message[:1].upper()}{event.message[1:]}."
     if trouble := intake_words(intake.intake(connection, view.run_id)):
         yield f"{trouble}."
 
@@ -127,11 +129,6 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
         costs=costs(attempts, incidents, decisions, clock, start_is_chosen_there=chooses_start(known_spec(view))),
         went_on=resumptions(attempts, clock, checkpoints.of_run(connection, view.run_id)),
     )
-
-
-def data_events(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
-    """A run's events of DATA_KINDS, except about sinks, whose state is shown elsewhere."""
-    return [event for event in read_data_events(connection, run_id) if event.kind not in SINK_KINDS]
 
 
 def print_paragraphs(paragraphs: Sequence[str]) -> None:

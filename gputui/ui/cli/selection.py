@@ -61,29 +61,13 @@ def filter_options(tag: str = "--tag") -> Decorator:
         click.option(
             "--state", "states", multiple=True, type=click.Choice(_STATES), metavar="STATE", help="Only runs in it."
         ),
-        click.option(
-            tag,
-            "tags",
-            multiple=True,
-            metavar="TAG",
-            shell_complete=completers.tags,
-            help="Only runs with this tag.",
-        ),
-        click.option(
-            "--profile",
-            "profiles",
-            multiple=True,
-            metavar="NAME",
-            shell_complete=completers.profiles_of_runs,
-            help="Only runs of this profile.",
-        ),
-        click.option(
-            "--study",
-            "studies",
-            multiple=True,
-            metavar="ID",
-            shell_complete=completers.studies,
-            help="Only trials of this study.",
+        *(
+            click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete, help=words)
+            for flag, name, metavar, complete, words in (
+                (tag, "tags", "TAG", completers.tags, "Only runs with this tag."),
+                ("--profile", "profiles", "NAME", completers.profiles_of_runs, "Only runs of this profile."),
+                ("--study", "studies", "ID", completers.studies, "Only trials of this study."),
+            )
         ),
         click.option(
             "--older",

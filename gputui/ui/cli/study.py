@@ -208,31 +208,20 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         print_table(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows)
 
 
-@command.command("pause", changes=True)
-@click.argument("study", shell_complete=completers.studies)
-@json_option
-@click.pass_obj
-def pause(session: Session, study: str, as_json: bool) -> None:
-    """Begin no more trials; those that run go on."""
-    _act(session, "study_pause", study, as_json)
+def _add_verb(name: str, effect: str) -> None:
+    """Add a command that only names a study."""
+
+    @command.command(name, changes=True, help=effect)
+    @click.argument("study", shell_complete=completers.studies)
+    @json_option
+    @click.pass_obj
+    def act(session: Session, study: str, as_json: bool) -> None:
+        _act(session, f"study_{name}", study, as_json)
 
 
-@command.command("resume", changes=True)
-@click.argument("study", shell_complete=completers.studies)
-@json_option
-@click.pass_obj
-def resume(session: Session, study: str, as_json: bool) -> None:
-    """Go on with a study that is paused or was stopped."""
-    _act(session, "study_resume", study, as_json)
-
-
-@command.command("stop", changes=True)
-@click.argument("study", shell_complete=completers.studies)
-@json_option
-@click.pass_obj
-def stop(session: Session, study: str, as_json: bool) -> None:
-    """Stop all of its trials and end it."""
-    _act(session, "study_stop", study, as_json)
+_add_verb("pause", "Begin no more trials; those that run go on.")
+_add_verb("resume", "Go on with a study that is paused or was stopped.")
+_add_verb("stop", "Stop all of its trials and end it.")
 
 
 @command.command("extend", changes=True)
