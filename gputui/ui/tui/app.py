@@ -38,6 +38,7 @@ from gputui.runs.agent_process import (
 )
 from gputui.runs.identity import is_stopped
 from gputui.ui.tui.actions import find
+from gputui.ui.tui.actions.context import OF_MARKED
 from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.snapshot import Snapshot
@@ -217,13 +218,17 @@ class GputuiApp(Navigation, inherit_bindings=False):
     def perform(self, name: str) -> None:
         self.message = ("", "info")
         page = self.page
-        why_not = find(name, page.SCOPE).why_not(page.context())
+        action, context = find(name, page.SCOPE), page.context()
+        why_not = action.why_not(context)
         if why_not is not None:
             self.say(why_not, "warning")
             return
-        method = next(found for owner in (page, *page.parts, self) if (found := getattr(owner, f"do_{name}", None)))
         with self.one_paint():
-            method()
+            if action.is_of_marked(context) and name in OF_MARKED and OF_MARKED[name].effect:
+                self.ask_marked(name)
+                return
+            owners = (page, *page.parts, self)
+            next(found for owner in owners if (found := getattr(owner, f"do_{name}", None)))()
 
     def do_suspend(self) -> None:
         self.action_suspend_process()

@@ -160,7 +160,8 @@ class Commands(Shell):
         """Do with all marked runs that can be acted on what the action ``name`` does, once the person confirms it."""
         deed, marked = OF_MARKED[name], self.page.marked_runs
         runs = deed.runs_of(marked)
-        questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, args or {})) for run in runs]
+        told = deed.args if args is None else args
+        questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, told)) for run in runs]
         self.confirmed(
             f"{deed.word} {count_of(len(runs), 'run')}?",
             several_words(runs, deed.refused(marked), deed.effect, with_sizes=name == "remove"),
@@ -170,9 +171,6 @@ class Commands(Shell):
     # --- a run
 
     def do_stop(self) -> None:
-        if self.page.marked_runs:
-            self.ask_marked("stop", {"now": False})
-            return
         if (run := self.page.run_in_question) is None:
             self.do_study_stop()
             return
@@ -187,18 +185,12 @@ class Commands(Shell):
         self._ask_first(f"Stop {run.run_id}", effect, "stop", run.run_id, {"now": False})
 
     def do_restart(self) -> None:
-        if self.page.marked_runs:
-            self.ask_marked("restart")
-            return
         run = self.run_asked
         now = "" if run.state.is_over else " Its processes are stopped first."
         effect = f"It begins at step 0, with the parameters of its launch.{now}"
         self._ask_first(f"Restart {run.run_id}", effect, "restart", run.run_id)
 
     def do_resume(self) -> None:
-        if self.page.marked_runs:
-            self.ask_marked("resume", {"set": {}})
-            return
         run = self.run_asked
         words, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
         if run.state == "succeeded":
@@ -214,9 +206,6 @@ class Commands(Shell):
         self._ask_first(words, effect, "resume", run.run_id, args)
 
     def do_remove(self) -> None:
-        if self.page.marked_runs:
-            self.ask_marked("remove")
-            return
         run = self.run_asked
         size = "" if run.size_bytes is None else f": {bytes_text(run.size_bytes)}"
         effect = f"Its metrics, logs and checkpoints are removed, too{size}. This cannot be undone."

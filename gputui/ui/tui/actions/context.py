@@ -55,11 +55,13 @@ class Context(Struct, frozen=True):
 
 
 class OfMarked(NamedTuple):
-    """What an action does with all marked runs: the agent's verb, a word, and the effect as a sentence."""
+    """What an action does with all marked runs: the agent's verb with its arguments, a word, and the effect as a
+    sentence. One without an effect asks for its arguments first."""
 
     verb: str
     word: str
     effect: str
+    args: Mapping[str, object] = {}
 
     def runs_of(self, marked: Iterable[Run]) -> list[Run]:
         """Those of the marked runs that it can be done with."""
@@ -71,8 +73,8 @@ class OfMarked(NamedTuple):
 
 
 OF_MARKED: Mapping[str, OfMarked] = {
-    "stop": OfMarked("stop", "Stop", "Processes get the time to write a checkpoint, then they end."),
-    "resume": OfMarked("resume", "Resume", "Each goes on from its newest valid checkpoint."),
+    "stop": OfMarked("stop", "Stop", "Processes get the time to write a checkpoint, then they end.", {"now": False}),
+    "resume": OfMarked("resume", "Resume", "Each goes on from its newest valid checkpoint.", {"set": {}}),
     "restart": OfMarked("restart", "Restart", "Each begins at step 0, with the parameters of its launch."),
     "remove": OfMarked("rm", "Remove", "Metrics, logs and checkpoints are removed, too. This cannot be undone."),
     "label": OfMarked("label", "Label", ""),
