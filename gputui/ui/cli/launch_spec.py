@@ -107,18 +107,6 @@ def _resolved(
         )
 
 
-def resolve_on_target(
-    session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: Mapping[str, Any]
-) -> RunSpec:
-    """The specification of a run on a target; ends the command with one line per problem. The
-    target itself is not asked, so that nothing waits for a network."""
-    from gputui.profiles.preflight import check_elsewhere
-
-    spec = resolve_spec(profile, changes, gpus, None, target)
-    refuse_failed(check_elsewhere(spec, session.workspace.state))
-    return spec
-
-
 def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The target of ``--on`` with a job's options; ends the command with a line per problem."""
     from gputui.profiles.targets import TargetNotFoundError, TargetOptionError, find_target, with_job_options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -54,9 +53,13 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         ended = get_attempt(connection, view.run_id, number)
         if ended is None or ended.state != "stopped":
             return
-        if name := stop_traceback(chosen(attempts / str(number), rank)):
-            # On standard error, so that a pipe gets only lines of the log.
-            click.echo(f"(attempt {number} was stopped: the {name} above is how its launcher reports that)", err=True)
+        for log in chosen(attempts / str(number), rank):
+            report = stop_report(tail_text(log.path, STOP_BYTES).splitlines())
+            if report is not None:
+                text = f"(attempt {number} was stopped: the {report.exception} above is how its launcher reports that)"
+                # On standard error, so that a pipe gets only lines of the log.
+                click.echo(text, err=True)
+                return
 
 
 def _follow(
@@ -79,12 +82,6 @@ def _follow(
             return number
         else:
             time.sleep(FOLLOW_SECONDS)
-
-
-def stop_traceback(files: Sequence[RankLog]) -> str | None:
-    """The exception by which a launcher reports its stop, if one of these logs ends with it."""
-    reports = (stop_report(tail_text(log.path, STOP_BYTES).splitlines()) for log in files)
-    return next((report.exception for report in reports if report is not None), None)
 
 
 def chosen(folder: Path, rank: int | None) -> list[RankLog]:

@@ -128,8 +128,12 @@ def command(
         with exit_on(TypedTimeError, code=Exit.USAGE, before="--begin: "):
             begin_at = parse_begin(begin, time.time())
     if target is not None:
+        from gputui.profiles.preflight import check_elsewhere
+
         place = launch_spec.target_of(session, chosen, target, job)
-        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, place)
+        # The target itself is not asked, so that nothing waits for a network.
+        spec = launch_spec.resolve_spec(chosen, changes, gpus, None, place)
+        launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))
         if dry_run:
             print_preview(session, spec)
             return

@@ -16,6 +16,7 @@ from textual.screen import Screen
 
 from gputui.core.text import clean
 from gputui.core.units import count, duration
+from gputui.runs.spec import known_spec
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.context import refusal
@@ -150,11 +151,13 @@ class Navigation(Commands):
         from gputui.ui.tui.data.run_details import launched_params
         from gputui.ui.tui.pages.launch.form import Prefill
         from gputui.ui.tui.pages.launch.page import LaunchScreen
-        from gputui.ui.tui.pages.launch.plan import launched_gpu_count, profile_path
+        from gputui.ui.tui.pages.launch.plan import profile_path
 
-        run = self.run_asked
-        params, count, path = launched_params(run), launched_gpu_count(run), profile_path(run)
-        self.push_screen(LaunchScreen(Prefill(run.profile, params, count, path, run.run_id, run.target)))
+        run, count = self.run_asked, None
+        if (spec := known_spec(run)) is not None:
+            count = spec.gpus.count * spec.gpus.share
+        prefill = Prefill(run.profile, launched_params(run), count, profile_path(run), run.run_id, run.target)
+        self.push_screen(LaunchScreen(prefill))
 
     # --- dialogs
 

@@ -291,13 +291,6 @@ def clip_words(text: str, width: int) -> str:
     return f"{wrap(text, width - 2)[0]} …" if len(lines) > 1 else text
 
 
-def clip_facts(text: str, width: int) -> str:
-    """A text of facts joined by " · ", without the last ones that do not fit."""
-    while cell_width(text) > width and " · " in text:
-        text = text.rpartition(" · ")[0]
-    return text
-
-
 def _cut(word: str, room: int) -> tuple[str, int]:
     """The longest prefix of a word in at most ``room`` cells, and its width."""
     taken = 0

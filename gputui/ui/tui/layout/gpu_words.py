@@ -138,13 +138,6 @@ def is_free(gpu: GpuView) -> bool:
     return condition_of(gpu).is_free
 
 
-def busy_words(gpu: GpuView) -> str:
-    """The user of a GPU that no run of this home leases: ``train.py of bob``, ``held by vit-1 of alice``."""
-    condition = condition_of(gpu)
-    reason = condition.broken or condition.occupied or condition.desktop or "no visible process"
-    return clean(reason).removeprefix("is used by ").removeprefix("is ")
-
-
 def held_back(row: GpuRow, width: int = 0) -> list[Span]:
     """The reasons of throttled clocks, in words."""
     reasons = row.gpu.throttle_reasons

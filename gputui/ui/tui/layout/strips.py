@@ -14,7 +14,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample
-from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, AlertsState, Snapshot
+from gputui.ui.tui.data.snapshot import AlertsState, Snapshot
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import past_notices, right_end
@@ -175,14 +175,6 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
 def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
     """Totals over all GPUs."""
     return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
-
-
-def no_samples(snapshot: Snapshot) -> str:
-    """The reason why there is no chart of the GPUs yet."""
-    agent = snapshot.agent
-    if agent is not None and snapshot.past is None and snapshot.at - agent.started_at < HISTORY_SECONDS:
-        return "no samples yet"
-    return "no samples in the last ten minutes"
 
 
 def power_unit(values_watts: Iterable[float | None]) -> tuple[float, str]:

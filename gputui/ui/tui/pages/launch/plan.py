@@ -123,12 +123,6 @@ def profile_path(run: Run) -> str | None:
     return None if (spec := known_spec(run)) is None else spec.profile_path
 
 
-def launched_gpu_count(run: Run) -> float | None:
-    """The number of GPUs that a run was launched with, or the part of one; None if its specification
-    cannot be read."""
-    return None if (spec := known_spec(run)) is None else spec.gpus.count * spec.gpus.share
-
-
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
     """Resolve the form, and do all checks that need neither a process nor a network."""
     from gputui.core.yaml_forms.problems import ProfileError

@@ -10,11 +10,12 @@ from gputui.core.units import count_of, gibibytes, index_ranges
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.checks import CheckResult
+from gputui.runs.gpu_conditions import condition_of
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import MachineState
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
-from gputui.ui.tui.layout.gpu_words import busy_words, is_free
+from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
 from gputui.ui.tui.pages.launch.plan import Plan
@@ -99,7 +100,9 @@ def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
             words = "free"
             least = min(least, (gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0))
         elif words == "ok":
-            words = ", ".join(gpu.run_ids) or busy_words(gpu)
+            condition = condition_of(gpu)
+            user = condition.broken or condition.occupied or condition.desktop or "no visible process"
+            words = ", ".join(gpu.run_ids) or clean(user).removeprefix("is used by ").removeprefix("is ")
         held.setdefault(words, []).append(gpu.index)
     return " · ".join(
         f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}: {words}"

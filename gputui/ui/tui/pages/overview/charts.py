@@ -12,7 +12,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.tui.layout.columns import box, rule
 from gputui.ui.tui.layout.sparklines import History, combined, held, shares, time_bins
-from gputui.ui.tui.layout.strips import gpu_totals, no_samples, power_unit
+from gputui.ui.tui.layout.strips import gpu_totals, power_unit
 
 _AXIS = XAxis("min", -HISTORY_SECONDS / 60, 0.0, "count")
 
@@ -35,7 +35,9 @@ class ChartPanels:
         """The charts in ``height`` lines."""
         across, frame = 4 if width >= FOUR_WIDTH else 2, 2 if is_framed else 0
         widths = [width * (number + 1) // across - width * number // across for number in range(across)]
-        empty = no_samples(snapshot)
+        agent, empty = snapshot.agent, "no samples in the last ten minutes"
+        if agent is not None and snapshot.past is None and snapshot.at - agent.started_at < HISTORY_SECONDS:
+            empty = "no samples yet"
         moment = snapshot.at // REDRAW_SECONDS if snapshot.past is None else snapshot.past.asked
         drawn_for = (width, height, is_framed, empty, len(snapshot.gpu_history), moment)
         if drawn_for != self._drawn_for:

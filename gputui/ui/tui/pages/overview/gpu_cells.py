@@ -110,12 +110,12 @@ def _power(row: GpuRow, width: int) -> list[Span]:
 
 
 def _step_rate(row: GpuRow, width: int) -> list[Span]:
-    seconds = row.rank.step_seconds if row.rank else None
+    seconds = _step_seconds(row)
     return [(rate(1 / seconds), "text")] if seconds else []
 
 
 def _wait(row: GpuRow, width: int) -> list[Span]:
-    share = row.rank.waiting_fraction if row.rank else None
+    share = _waiting(row)
     if share is None:
         return []
     return [(percent(min(share, 1.0) * 100), "warn" if share >= WAITING_FRACTION else "text")]

@@ -19,7 +19,6 @@ from gputui.ui.tui.layout.columns import (
     Placed,
     bar_spans,
     cells_in,
-    clip_facts,
     fit_line,
     place,
     row_line,
@@ -176,7 +175,9 @@ def _short_row(
         line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
     line.append(("  ", "text"))
     for text, style in tail:
-        line.append((clip_facts(text, width - cells_in(line)) if style == "dim" else text, style))
+        while style == "dim" and cell_width(text) > width - cells_in(line) and " · " in text:
+            text = text.rpartition(" · ")[0]
+        line.append((text, style))
     return tuple(fit_line(line, width))
 
 

@@ -132,7 +132,7 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     }
     changed, same = [], []
     for name in dict.fromkeys([*launched, *current]):
-        before, after = (_value(params, name) for params in (launched, current))
+        before, after = (clean(parameter(params.get(name, UNKNOWN))) for params in (launched, current))
         if launched.get(name) == current.get(name):
             same.append((clean(name), after, "text", ""))
         else:
@@ -147,10 +147,6 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
         fit_line([(" " + fit(clip_middle(name, room - 2), room), "dim"), (value, style), (f"  {reason}", "dim")], width)
         for name, value, style, reason in items
     ]
-
-
-def _value(params: Mapping[str, object], name: str) -> str:
-    return clean(parameter(params.get(name, UNKNOWN)))
 
 
 # --- checkpoints
