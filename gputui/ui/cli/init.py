@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -52,8 +51,13 @@ def command(ctx: click.Context, words: tuple[str, ...], preset: str | None, out:
         trial = try_log(read_log(log), LearnedLines())
     with exit_on(DraftError, SurveyError, code=Exit.USAGE):
         profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
-    if not ctx.meta[IS_COMMAND]:
-        _refuse_misplaced(profile.undeclared, words, ctx.command)
+    options = [option for parameter in ctx.command.params for option in parameter.opts]
+    for flag in () if ctx.meta[IS_COMMAND] else profile.undeclared:
+        if (meant := meant_option(flag, options)) is not None:
+            # It is hardly the script's, and was probably meant for init.
+            typed = ["python", *words] if words[0].endswith(".py") else [*words]
+            remedy = f"for a command with its arguments: gputui init -- {shlex.join(typed)}"
+            fail(f"{flag}: did you mean {meant}? Or {remedy}", Exit.USAGE)
     path = here / (out or f"{profile.name}.yaml")
     try:
         read_profile(profile.text, path)
@@ -73,15 +77,3 @@ def command(ctx: click.Context, words: tuple[str, ...], preset: str | None, out:
             say(f"{mark} {line}")
     named = f"./{shown_path(path)}"
     say(f"wrote {named}; look through it, then: gputui check {named}, gputui run {named}")
-
-
-def _refuse_misplaced(undeclared: Sequence[str], words: Sequence[str], init: click.Command) -> None:
-    """End the command if an option that is hardly the script's was probably meant for init."""
-    for flag in undeclared:
-        meant = meant_option(flag, [option for parameter in init.params for option in parameter.opts])
-        if meant is not None:
-            line = [*words]
-            if line[0].endswith(".py"):
-                line.insert(0, "python")
-            remedy = f"for a command with its arguments: gputui init -- {shlex.join(line)}"
-            fail(f"{flag}: did you mean {meant}? Or {remedy}", Exit.USAGE)

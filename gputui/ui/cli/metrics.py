@@ -81,7 +81,13 @@ def command(
             request = ChartRequest(names or tuple(known[:1]), chosen, bins=bins, smoothing=smoothing)
             data = read_charts(connection, view.run_id, request)
             if file is not None:
-                write_file(file, data, clean(view.run_id), log_y=log_y)
+                with exit_on(files.ChartExportError, code=Exit.USAGE):
+                    drawn = drawing(data, clean(view.run_id), is_log=log_y)
+                    content = files.export(files.kind_of(file.name), drawn)
+                with exit_on(OSError, code=Exit.REFUSED, before=f"{file} cannot be written: "):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(content)
+                say(f"wrote {file}")
             if plot:
                 draw(data, clean(view.run_id), width, log_y=log_y)
             return
@@ -118,13 +124,3 @@ def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
     series = [(curve.name, curve.smooth or curve.bins) for curve in data.curves.values()]
     label = _AXIS_NAMES[data.request.axis]
     click.echo(plot_text(series, width, PLOT_HEIGHT, title=title, x_label=label, log_y=log_y))
-
-
-def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
-    """Write the curves to a file in the format of its suffix."""
-    with exit_on(files.ChartExportError, code=Exit.USAGE):
-        content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
-    with exit_on(OSError, code=Exit.REFUSED, before=f"{file} cannot be written: "):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    say(f"wrote {file}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -62,8 +62,8 @@ def find(session: Session, what: str) -> PolicySubject:
     try:
         find_profile(what, session.workspace, Path.cwd())
     except ProfileNotFoundError:
-        if _is_run(session, what):
-            return of_run(session, what)
+        with suppress(StoreError, RunLookupError), closing(open_reader(session.workspace.database)) as connection:
+            return of_run(session, find_run(connection, what).run_id)
         hint = did_you_mean(what, POLICIES) or f"built-in policies are {', '.join(POLICIES)}"
         fail(f"no policy, profile or run {what!r}; {hint}; see gputui profile list and gputui ps", Exit.USAGE)
     return of_profile(session, what)
@@ -112,12 +112,3 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
 def _policy(spec: RunSpec, name: str) -> Policy:
     with exit_on(PolicyError, code=Exit.USAGE, before=f"{name}: "):
         return policy_from(spec.recovery)
-
-
-def _is_run(session: Session, wanted: str) -> bool:
-    try:
-        with closing(open_reader(session.workspace.database)) as connection:
-            find_run(connection, wanted)
-    except (StoreError, RunLookupError):
-        return False
-    return True

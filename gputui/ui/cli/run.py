@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -156,7 +155,12 @@ def command(
     if priority is not None:
         spec = replace(spec, priority=priority)
     if predecessors:
-        spec = _following(session, spec, predecessors)
+        ids: dict[bool, list[str]] = {False: [], True: []}
+        with closing(session.reader()) as connection:
+            for predecessor in predecessors:
+                earlier = session.find_run(connection, predecessor.removesuffix(ANY_END), only=True)
+                ids[predecessor.endswith(ANY_END)].append(earlier.run_id)
+        spec = replace(spec, after=tuple(ids[False]), after_any=tuple(ids[True]))
     run_id = submit(session, spec, name)
     if spec.gpus.shell is not None and not as_json:
         count = units.count_of(spec.gpus.count, "GPU") if spec.gpus.count else "no GPU"
@@ -192,16 +196,6 @@ def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], 
     past = known_peaks(session.workspace.database, spec.name)
     launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
     return spec
-
-
-def _following(session: Session, spec: RunSpec, predecessors: Sequence[str]) -> RunSpec:
-    """The specification of a run that follows others: ``RUN``, or ``RUN:any`` however that ends."""
-    ids: dict[bool, list[str]] = {False: [], True: []}
-    with closing(session.reader()) as connection:
-        for name in predecessors:
-            run = session.find_run(connection, name.removesuffix(ANY_END), only=True)
-            ids[name.endswith(ANY_END)].append(run.run_id)
-    return replace(spec, after=tuple(ids[False]), after_any=tuple(ids[True]))
 
 
 def first_state(session: Session, run_id: str) -> str:

@@ -117,15 +117,10 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
 
 def fit_line(spans: Sequence[Span], width: int, align: str = "<") -> Line:
     """Spans in exactly ``width`` cells, padded on the right, or with ``>`` on the left."""
-    line, room = _cut_line(spans, width)
+    line, room = cut_line(spans, width)
     if room > 0:
         line.insert(0 if align == ">" else len(line), (" " * room, "text"))
     return line
-
-
-def clip_line(spans: Sequence[Span], width: int) -> Line:
-    """Spans cut to at most ``width`` cells."""
-    return _cut_line(spans, width)[0]
 
 
 def without_left(spans: Sequence[Span], cells: int) -> Line:
@@ -144,7 +139,7 @@ def without_left(spans: Sequence[Span], cells: int) -> Line:
     return line
 
 
-def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
+def cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
     """Spans cut to at most ``width`` cells, and the number of cells left."""
     line: Line = []
     room = width

@@ -18,7 +18,7 @@ from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView, after
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
-from gputui.ui.tui.layout.columns import as_panel, cells_in, clip_line, clip_words, fit_line, rule
+from gputui.ui.tui.layout.columns import as_panel, cells_in, clip_words, cut_line, fit_line, rule
 from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
@@ -161,8 +161,7 @@ class Charts:
             spans = [(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in enumerate(words)]
             while len(spans) > 1 and cells_in(spans) > width:
                 spans.pop()
-        line = clip_line([*spans, (" ", "text")], width)
-        rest = width - cells_in(line)
+        line, rest = cut_line([*spans, (" ", "text")], width)
         # In a frame, the rest is the frame's upper side.
         return [*line, ("─" * rest, "rule")] if self._is_framed else fit_line(line, width)
 
