@@ -107,14 +107,6 @@ def _resolved(
         )
 
 
-def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The target of ``--on`` with a job's options; ends the command with a line per problem."""
-    from gputui.profiles.targets import TargetNotFoundError, TargetOptionError, find_target, with_job_options
-
-    with exit_on(TargetNotFoundError, TargetOptionError, ProfileError, code=Exit.USAGE):
-        return with_job_options(find_target(name, profile.form.targets, session.workspace), job or {})
-
-
 def resolve_without_gpus(
     profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
 ) -> tuple[RunSpec, list[str]]:

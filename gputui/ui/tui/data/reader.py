@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartData
-from gputui.store.agent import AgentView, read_agent
+from gputui.store.agent import read_agent
 from gputui.store.events import read_news
-from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
+from gputui.store.hardware import aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
@@ -131,14 +131,19 @@ class SnapshotReader:
             runs = self._runs(connection, at)
             gpus = tuple(read_gpus(connection, now, at, None if at is None else holders(runs)))
             of_gpus, of_host = self._histories(reading)
-            agent = read_agent(connection)
+            agent = agent_seen = read_agent(connection)
+            if agent is not None and at is not None:
+                # The store keeps only the newest. `Past.gap` tells whether any ran then; with GPUs recorded, it had no
+                # problem with them.
+                problem = None if gpus else agent.gpu_problem
+                agent_seen = replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=problem)
             has_processes = interest.processes and at is None
             # Most homes have no study, and import nothing for one.
             has_studies = connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None
             studies, study_states = self._studies.overview(connection, at) if has_studies else ((), {})
             return Snapshot(
                 at=reading.seen,
-                agent=agent if at is None else _agent_then(agent, gpus, at),
+                agent=agent_seen,
                 gpus=gpus,
                 gpu_history=of_gpus,
                 host=read_host(connection, at),
@@ -293,11 +298,3 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
     over = [run for run in runs if run.state.is_over]
     over.sort(key=lambda run: -(run.ended_at or 0.0))
     return [*(run for run in runs if run.state != "queued" and not run.state.is_over), *queued, *over]
-
-
-def _agent_then(agent: AgentView | None, gpus: Sequence[GpuView], at: float) -> AgentView | None:
-    """The newest agent as of a past moment: the store keeps only that one. `Past.gap` tells whether any ran then; with
-    GPUs recorded, it had no problem with them."""
-    if agent is None:
-        return None
-    return replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=None if gpus else agent.gpu_problem)
