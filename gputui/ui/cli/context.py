@@ -199,13 +199,10 @@ class Session(Struct, frozen=True):
             return self._answer(connection, command_id, seconds)
 
     def _answer(self, connection: sqlite3.Connection, command_id: int, seconds: float) -> dict[str, Any]:
-        try:
+        before = "the agent does not answer, and the command cannot be taken back ("
+        after = "): it may still be carried out; see gputui ps"
+        with exit_on(commands.NotWithdrawnError, code=Exit.UNREACHABLE, before=before, after=after):
             answer = commands.wait_for_answer(connection, command_id, seconds, is_in_vain=self._is_in_vain)
-        except commands.NotWithdrawnError as error:
-            remedy = "it may still be carried out; see gputui ps"
-            fail(
-                f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", Exit.UNREACHABLE
-            )
         if answer is None:
             if (stopped := stopped_agent(self.workspace)) is not None:
                 fail(str(stopped), Exit.UNREACHABLE)
@@ -231,10 +228,7 @@ class Session(Struct, frozen=True):
         if wanted is None:
             newest = read_runs(connection, limit=1)
             if not newest:
-                fail(
-                    f"no run yet in {self.workspace.state}; gputui profile list shows what can run",
-                    Exit.REFUSED,
-                )
+                fail(f"no run yet in {self.workspace.state}; gputui profile list shows what can run", Exit.REFUSED)
             return newest[0]
         with exit_on(RunLookupError, code=Exit.REFUSED):
             return find_run(connection, wanted, only=only)

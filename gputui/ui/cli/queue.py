@@ -37,7 +37,12 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    pause, waiting = _read(ctx.obj)
+    connection, pause = ctx.obj.reader_or_none(), None
+    waiting: list[queue.QueueEntry] = []
+    if connection is not None:
+        with closing(connection):
+            connection.execute("BEGIN")
+            pause, waiting = queue.pause(connection), queue.entries(connection)
     if as_json:
         print_json(
             {
@@ -74,16 +79,6 @@ def command(ctx: click.Context, as_json: bool) -> None:
         for entry in waiting
     ]
     print_table(("", "RUN", "PRIORITY", "WAITS", ""), rows)
-
-
-def _read(session: Session) -> tuple[queue.QueuePause | None, list[queue.QueueEntry]]:
-    """The pause and the waiting runs at one moment."""
-    connection = session.reader_or_none()
-    if connection is None:
-        return None, []
-    with closing(connection):
-        connection.execute("BEGIN")
-        return queue.pause(connection), queue.entries(connection)
 
 
 def pause_line(pause: queue.QueuePause, now: float) -> str:

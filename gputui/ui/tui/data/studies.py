@@ -25,13 +25,10 @@ class StudyReader:
         self, store: Connection, at: float | None = None
     ) -> tuple[tuple[StudyRow, ...], Mapping[str, StudyState]]:
         """The newest active studies with their progress, and the states of all by their ids. Raises sqlite3.Error."""
-        states = {}
-        active = []
-        for study in studies.read_studies(store, at):
-            states[study.study_id] = study.state
-            if not study.state.is_over:
-                active.append(study)
-        return tuple(self._row(store, study, at) for study in active[:ROWS_KEPT]), states
+        known = studies.read_studies(store, at)
+        active = [study for study in known if not study.state.is_over][:ROWS_KEPT]
+        states = {study.study_id: study.state for study in known}
+        return tuple(self._row(store, study, at) for study in active), states
 
     def page(self, store: Connection, study_id: str | None, now: float, at: float | None = None) -> StudyPage | None:
         """Everything about a study, the newest for None. Raises sqlite3.Error."""
