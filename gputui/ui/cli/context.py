@@ -71,10 +71,8 @@ class Verb(click.Command):
         session = ctx.find_object(Session)
         does_change = self.changes(ctx.params) if callable(self.changes) else self.changes
         if session is not None and session.is_readonly and does_change:
-            fail(
-                f"{ctx.command_path} changes something; this home is only read here (--readonly, or another user's)",
-                Exit.REFUSED,
-            )
+            why = "this home is only read here (--readonly, or another user's)"
+            fail(f"{ctx.command_path} changes something; {why}", Exit.REFUSED)
         return super().invoke(ctx)
 
 

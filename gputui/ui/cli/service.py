@@ -72,11 +72,8 @@ def install(
     for words in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
         problem = _systemctl(*words)[1]
         if problem is not None:
-            fail(
-                f"{path} is written, but systemctl --user {' '.join(words)} failed: {problem}; "
-                f"try systemctl --user enable --now {NAME} when logged in",
-                Exit.UNREACHABLE,
-            )
+            call, remedy = " ".join(words), f"try systemctl --user enable --now {NAME} when logged in"
+            fail(f"{path} is written, but systemctl --user {call} failed: {problem}; {remedy}", Exit.UNREACHABLE)
     say("recording; gputui agent service status shows its state")
     if not _lingers():
         say(

@@ -98,11 +98,8 @@ def run(
         line = shlex.join(words[:1])
         if words[0].endswith(".py"):
             line = f"python {line}"
-        fail(
-            f"{words[0]} is no study's file; for a grid of a command type: "
-            f"gputui study run --grid KEY=A,B -- {line} --KEY A",
-            Exit.USAGE,
-        )
+        grid = f"gputui study run --grid KEY=A,B -- {line} --KEY A"
+        fail(f"{words[0]} is no study's file; for a grid of a command type: {grid}", Exit.USAGE)
     if len(words) > 1 and not is_command:
         fail(f"{words[1]} is no option of a study", Exit.USAGE)
     if options["grid"]:
