@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 from textual import events
 
@@ -20,15 +21,15 @@ from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 
 
-class FileRow(Protocol):
+class FileRow(Struct, frozen=True):
     """A row of the list: its file, a short name, and what else is searched."""
 
+    path: Path
+    name: str
+
     @property
-    def path(self) -> Path: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def searched(self) -> str: ...
+    def searched(self) -> str:
+        return ""
 
 
 Row = TypeVar("Row", bound=FileRow)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial, partialmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 from textual import events
@@ -30,7 +30,7 @@ from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import Column, clip_words, filled, fit_line, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState
-from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
+from gputui.ui.tui.pages.file_list import FileListScreen, FileRow, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
 from gputui.ui.tui.pages.launch import typed, view
 from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form, Prefill
@@ -304,11 +304,9 @@ class LaunchScreen(ListingPage[Field]):
 # --- the list of profiles
 
 
-class ProfileRow(NamedTuple):
+class ProfileRow(FileRow, frozen=True):
     """One profile of the list. ``missing`` names what it lacks on this machine."""
 
-    path: Path
-    name: str
     description: str
     gpus: str
     used_at: float | None

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
@@ -18,7 +19,7 @@ from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.columns import Column, fit_line, paragraph, rule
-from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
+from gputui.ui.tui.pages.file_list import FileListScreen, FileRow, name_cell
 from gputui.ui.tui.pages.study.view import goal_words
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ LEAST_ROWS = 4
 """Rows of files that the plan below leaves."""
 
 
-class StudyFileRow(NamedTuple):
+class StudyFileRow(FileRow, frozen=True):
     """One study file; ``problem`` is the first thing wrong with it."""
 
-    path: Path
-    name: str
     profile: str = ""
     search: str = ""
     problem: str = ""
@@ -68,9 +67,9 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
         try:
             spec = load_study(path, workspace, cwd).spec
             search = f"{spec.method} over {', '.join(spec.tuned)}"
-            rows.append(row._replace(profile=clean(spec.profile), search=clean(search)))
+            rows.append(replace(row, profile=clean(spec.profile), search=clean(search)))
         except ProfileError as error:
-            rows.append(row._replace(problem=clean(str(error).splitlines()[0])))
+            rows.append(replace(row, problem=clean(str(error).splitlines()[0])))
     return sorted(rows, key=lambda row: bool(row.problem))
 
 
