@@ -116,9 +116,6 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.keep(**to_keep(usual)))
         self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)
         self.copy = self.terminal_features.copy
-        # Methods of `ModeKeeper`.
-        self.modes_on, self.modes_off = self.terminal_features.modes_on, self.terminal_features.modes_off
-
         self.theme_name = theme_for(settings.theme, no_color=self.no_color, environ=os.environ).name
         self.use_characters(characters_for(settings.characters, os.environ))
         for theme in THEMES.values():

@@ -10,12 +10,15 @@ import asyncio
 import os
 from codecs import getincrementaldecoder
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from textual import constants, events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
+
+if TYPE_CHECKING:
+    from gputui.ui.tui.terminal.features import TerminalFeatures
 
 _READ_BYTES = 4096
 
@@ -40,16 +43,6 @@ class TerminalGone(Message):
     """The terminal is gone: reading from it failed."""
 
 
-class ModeKeeper(Protocol):
-    """The interface of the app for the driver."""
-
-    def modes_on(self) -> str:
-        """The sequences to write when the screen takes the terminal."""
-
-    def modes_off(self) -> str:
-        """The sequences to write before the screen gives it back."""
-
-
 class TerminalDriver(LinuxDriver):
     """Textual's driver with the app's own modes. The event loop reads keys when there are some; Textual's thread would
     poll ten times a second."""
@@ -62,16 +55,20 @@ class TerminalDriver(LinuxDriver):
         self._marks = ""
         self._is_in_paste = False
 
+    @property
+    def _features(self) -> TerminalFeatures:
+        return cast("TerminalFeatures", cast("Any", self._app).terminal_features)
+
     def start_application_mode(self) -> None:
         super().start_application_mode()  # type: ignore[no-untyped-call]
         # Without a writer thread, the terminal was not available: a background job that was stopped again.
         if self._writer_thread is not None and self._writer_thread.is_alive():
-            self.write(cast("ModeKeeper", self._app).modes_on())
+            self.write(self._features.modes_on())
             self.start_reading()
 
     def stop_application_mode(self) -> None:
         if self._writer_thread is not None and self._writer_thread.is_alive():
-            self.write(cast("ModeKeeper", self._app).modes_off())
+            self.write(self._features.modes_off())
         super().stop_application_mode()
 
     def disable_input(self) -> None:
