@@ -20,7 +20,7 @@ class CheckResult(Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """``✗ gpus: 1 of 2 can be used; choose others with --gpus``: with the remedy unless it passed."""
+        """``✗ gpus: 1 of 2 can be used; choose others``: with the remedy unless it passed."""
         mark = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}[self.status]
         remedy = f"; {self.remedy}" if self.remedy and self.status in ("warn", "fail") else ""
         return f"{mark} {self.name}: {self.detail}{remedy}"
