@@ -25,7 +25,6 @@ class Theme(Struct, frozen=True):
     video."""
 
     name: str
-    title: str
     colours: Mapping[str, str]
     background: str | None = None
     selection: str | None = None
@@ -90,16 +89,15 @@ def _colours(column: int) -> dict[str, str]:
     return {role: colour for role, row in _COLOURS.items() if (colour := row[column]) is not None}
 
 
-ANSI = Theme("ansi", "the terminal's own colours", _colours(0))
-DARK = Theme("dark", "dark background", _colours(1), "#101418", "#243447")
-LIGHT = Theme("light", "light background", _colours(2), "#fafafa", "#d8e6f2", is_dark=False)
+ANSI = Theme("ansi", _colours(0))
+DARK = Theme("dark", _colours(1), "#101418", "#243447")
+LIGHT = Theme("light", _colours(2), "#fafafa", "#d8e6f2", is_dark=False)
 COLOUR_BLIND = Theme(
-    "colour-blind", "safe for colour blindness", _colours(3), DARK.background, DARK.selection,
+    "colour-blind", _colours(3), DARK.background, DARK.selection,
     extra={"bad": Look("bad", bold=True, underline=True)},
 )  # fmt: skip
 MONO = Theme(
     "mono",
-    "no colours",
     {},
     extra={"warn": Look(bold=True), "marker": Look(bold=True), "bad": Look(bold=True, underline=True)},
 )
