@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions.shown import HeldKey, key_spans
-from gputui.ui.tui.layout.columns import box, cells_in, clip_line, fit_line, is_too_small, rule, selected
+from gputui.ui.tui.layout.columns import box, cut_line, fit_line, is_too_small, rule, selected
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.terminal.layer import Overlay
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -157,8 +157,9 @@ class Dialog(Overlay[None]):
         self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))
         shown = [*lines, *map(self._row, range(self.top, self.top + self.room), rows[self.top :]), *below]
         body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in shown]
-        keys = clip_line([(" ", "text"), *key_spans(self.keys, is_ascii=self.shell.is_ascii), (" ", "text")], width - 2)
-        edge = [("─" * (width - 2 - cells_in(keys)), "rule"), *keys]
+        keys = key_spans(self.keys, is_ascii=self.shell.is_ascii)
+        shown_keys, spare = cut_line([(" ", "text"), *keys, (" ", "text")], width - 2)
+        edge = [("─" * spare, "rule"), *shown_keys]
         return box([rule(title, width - 2), *body[: height - 2]], width, edge)
 
     def _row(self, number: int, line: Line) -> Line:
