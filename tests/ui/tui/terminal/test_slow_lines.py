@@ -47,6 +47,8 @@ class SlowTerminal(PtyApp):
 @pytest.fixture
 def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
     filler.overnight()
+    # Without a process of others, the events have as many lines as what is to be too much for the line needs.
+    filler.processes(5)
     with SlowTerminal(["tests.ui.tui.screen_app", str(workspace.state.parent)], size=(120, 44), places=True) as app:
         app.read_until(lambda: "t time" in app.terminal.text and QUESTION in app.output)
         app.read(0.3)
