@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 
-from gputui.ui.tui.layout.sparklines import lower_half, places, spark
+from gputui.ui.tui.layout.sparklines import eased, places, spark
 
 
 def test_a_loss_that_still_falls_differs_from_one_that_does_not() -> None:
     def drawn(losses: tuple[float | None, ...]) -> str:
-        return spark(losses, 10, *lower_half(losses))
+        return spark(eased(losses), 10)
 
     falling = tuple(10 * math.exp(-number) + 3 - 0.1 * number for number in range(10))
     settled = tuple(10 * math.exp(-number) + 3 + 0.1 * (number % 2) for number in range(10))
-    assert drawn(falling) == "▆▆▆▆▆▅▄▃▂▁"
-    assert drawn(settled)[-4:] in ("▁▆▁▆", "▁▄▁▄", "▁▅▁▅")
-    assert drawn((7.0, 3.0, 2.0, 2.0, 40.0, math.nan, None)) == "   ▆▆▁▁▆× "
-    assert drawn(()) == " " * 10
+    assert drawn(falling) == "▆▅▄▃▃▃▂▂▂▁"
+    assert drawn(settled)[-4:] in ("▁▂▁▂", "▂▁▂▁")
+    assert drawn((7.0, 3.0, 2.0, 2.0, 40.0, math.nan, None)) == "   ▄▂▁▁▆× "
+    assert drawn((5.0, 5.0)) == " " * 8 + "▁▁" and drawn(()) == " " * 10
+    assert drawn((1.7e308, -1.7e308)) == " " * 8 + "▆▁"
 
 
 def test_curves_of_trials_differ_where_most_values_are() -> None:

@@ -27,7 +27,7 @@ from gputui.ui.tui.layout.columns import (
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
 from gputui.ui.tui.layout.run_words import awaits_step, outlook, run_style, run_title, silent_seconds, tag_words
-from gputui.ui.tui.layout.sparklines import lower_half, spark
+from gputui.ui.tui.layout.sparklines import eased, spark
 from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text, sign_of
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 
@@ -261,7 +261,7 @@ def _curve(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     # Beside another metric it would be taken for the curve of that one.
     losses = () if progress.has_own_metric and progress.metric_value is not None else progress.losses
-    return [(spark(losses, width, *lower_half(losses)), run_style(shown.row.run))]
+    return [(spark(eased(losses), width), run_style(shown.row.run))]
 
 
 def _time_left(shown: _Shown, width: int) -> list[Span]:
