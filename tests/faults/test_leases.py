@@ -76,7 +76,7 @@ def test_two_runs_share_a_gpu_by_their_parts_of_it(simulated: Machine) -> None:
     assert wait_until(lambda: simulated.rows(waits), what="the reason") == [("queued",)]
     (gpu,) = simulated.json("gpus")
     assert gpu["run_ids"] == ["a-1", "b-1"]
-    assert {line.split()[0]: line.split()[4] for line in simulated.gputui("ps").splitlines()[2:]} == {
+    assert {line.split()[0]: line.split()[3] for line in simulated.gputui("ps").splitlines()[2:]} == {
         "a-1": "0.5", "b-1": "0.5",
     }  # fmt: skip
     # Another agent finds both, and who joins one that stays.

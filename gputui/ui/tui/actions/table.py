@@ -186,7 +186,7 @@ launching | cancel | escape ctrl+c | back | Back without launching
 
 [Go to]
 alerts | alert_moment | t | time | Go to when it was raised | alert
-watched alerts | studies | S | studies | Studies: trials and best values
+watched alerts | studies | S | ~studies | Studies: trials and best values
 overview alerts studies charts gpu | processes | p | proc | Processes on the GPUs and of runs
 overview | gpu_detail | i | GPU | Everything about the GPU | gpu
 overview run | compare | c | compare | Compare with other runs | run

@@ -247,6 +247,13 @@ def silent_seconds(row: RunRow, now: float) -> float | None:
     return _silence(row, now) if row.run.state == "running" else None
 
 
+def stuck_seconds(row: RunRow, now: float) -> float | None:
+    """`silent_seconds` of a run that has steps to make."""
+    progress = row.progress
+    has_all = progress.total_steps is not None and (progress.step or 0) >= progress.total_steps
+    return None if has_all else silent_seconds(row, now)
+
+
 def _silence(row: RunRow, now: float) -> float | None:
     newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
     if newest is None or usual is None:

@@ -18,6 +18,9 @@ _AXIS = XAxis("min", -HISTORY_SECONDS / 60, 0.0, "count")
 
 REDRAW_SECONDS = 5.0
 
+HOTTEST_CELSIUS = 100.0
+"""The upper end of temperatures: no GPU lets itself get hotter, and a fixed scale keeps still."""
+
 FOUR_WIDTH = 110
 """Least width with all four charts; narrower pages have two."""
 
@@ -76,7 +79,8 @@ def _curves(snapshot: Snapshot) -> tuple[list[tuple[Curve, YAxis]], tuple[float,
     memory = combined([held(each.memory_used_bytes) for each in histories], sum)
     full = shares([*memory, total.memory_used_bytes], total.memory_total_bytes)
     power = [*combined([held(each.power_watts) for each in histories], sum), total.power_watts]
-    size, unit = power_unit(power)
+    limit = total.power_limit_watts
+    size, unit = power_unit([limit, *power])
     drawn = [None if value is None else value / size for value in power]
     busy = [*combined([each.utilization_percent for each in histories], fmean), total.utilization_percent]
     warm = [*combined([each.temperature_celsius for each in histories], max), total.hottest_celsius]
@@ -84,8 +88,8 @@ def _curves(snapshot: Snapshot) -> tuple[list[tuple[Curve, YAxis]], tuple[float,
     curves = [
         (_curve(busy, "bar"), whole),
         (_curve(full, "bar2"), whole),
-        (_curve(drawn, "power"), YAxis(low=0.0)),
-        (_curve(warm, "heat"), YAxis(low=20.0)),
+        (_curve(drawn, "power"), YAxis(low=0.0, high=None if limit is None else limit / size)),
+        (_curve(warm, "heat"), YAxis(low=20.0, high=HOTTEST_CELSIUS)),
     ]
     return curves, (size, unit)
 

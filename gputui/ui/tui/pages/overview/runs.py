@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
-from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
+from gputui.core.units import age, ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words
@@ -26,7 +26,15 @@ from gputui.ui.tui.layout.columns import (
     selected,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
-from gputui.ui.tui.layout.run_words import awaits_step, outlook, run_style, run_title, silent_seconds, tag_words
+from gputui.ui.tui.layout.run_words import (
+    awaits_step,
+    outlook,
+    run_style,
+    run_title,
+    silent_seconds,
+    stuck_seconds,
+    tag_words,
+)
 from gputui.ui.tui.layout.sparklines import eased, spark
 from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text, sign_of
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
@@ -109,9 +117,11 @@ def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsSt
 
 
 def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
-    """A run that does not train now: its first columns, then its outlook in the room of the others."""
+    """A run that does not train now: its first columns, then its outlook in the room of the others. What matters of a
+    failed one is the reason, which begins behind its state."""
     run, progress = shown.row.run, shown.row.progress
-    has_step = progress.step is not None and (run.state.is_over or run.state == "stopping" or run.has_exited)
+    has_step = run.state in ("succeeded", "stopping", "stopped") or (run.has_exited and not run.state.is_over)
+    has_step = has_step and progress.step is not None
     shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
     cells = max(number for number, (c, _) in enumerate(placed, 1) if c.head in shown_heads) if has_step else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
@@ -120,7 +130,8 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     words, style = outlook(shown.row, shown.snapshot.at)
     gpus = f" · GPU {_gpu_indices(shown)}" if run.holds_gpus else ""
     more = gpus + cost + (f" · {note}" if note else "")
-    before = _queue_words(shown) + (f"{tags} · " if tags else "")
+    at_step = f"step {count(progress.step)} · " if progress.step is not None and not has_step else ""
+    before = _queue_words(shown) + at_step + (f"{tags} · " if tags else "")
     after = ((words + more, style),) if style == "dim" else ((words, style), (more, "dim"))
     return [*_short_row(head, ((before, "label"), *after), width)]
 
@@ -191,7 +202,10 @@ def _queue_words(shown: _Shown) -> str:
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
     sign = sign_of(shown.row.run)
-    return [*_pointer(shown.row.run.run_id, shown.state), (sign.glyph, sign.style)]
+    glyph = (sign.glyph, sign.style)
+    if stuck_seconds(shown.row, shown.snapshot.at) is not None:
+        glyph = ("▲", "warn")
+    return [*_pointer(shown.row.run.run_id, shown.state), glyph]
 
 
 def _pointer(row_id: str, state: RunsState) -> list[Span]:
@@ -209,7 +223,9 @@ def _name(shown: _Shown, width: int) -> list[Span]:
 
 
 def _state(shown: _Shown, width: int) -> list[Span]:
-    run = shown.row.run
+    run, stuck = shown.row.run, stuck_seconds(shown.row, shown.snapshot.at)
+    if stuck is not None:
+        return [(f"no step {age(stuck)}", "warn")]
     return [(run_state_text(run), sign_of(run).style)]
 
 

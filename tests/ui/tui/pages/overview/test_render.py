@@ -168,7 +168,10 @@ def test_a_run_that_succeeded_is_done(snapshot: Snapshot, state: str, step: int 
     row = replace(row, run=replace(row.run, state=RunState(state)), progress=Progress(step=step, total_steps=600))
     assert row.share_done == share
     percent = "100%" if share == 1.0 else "50%" if share else "%"
-    assert (percent in text_of(runs_panel([row], RunsState(), snapshot, 160, 2))[1]) is (share is not None)
+    line = text_of(runs_panel([row], RunsState(), snapshot, 160, 2))[1]
+    # A failed one has the room for its reason.
+    assert (percent in line) is (share is not None and state != "failed")
+    assert ("step 300 · " in line) is (state == "failed")
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120, 200])
