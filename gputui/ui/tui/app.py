@@ -155,8 +155,8 @@ class GputuiApp(Navigation, inherit_bindings=False):
             self.exit(0)
             return
         # Warnings and errors stay until a key is pressed.
-        is_info = self.message[0] and self.message[1] == "info"
-        if is_info and time.monotonic() - self._said_at > MESSAGE_SECONDS:
+        is_brief = self.message[0] and self.message[1] in ("info", "refusal")
+        if is_brief and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
         if self.is_wanted(message.snapshot):
             self._show(message.snapshot)

@@ -48,7 +48,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     theme_name: str
     agent_notice: str | None = None
     message: tuple[str, str] = ("", "info")
-    """The sentence above the footer and its kind: info, warning or error."""
+    """The sentence above the footer and its kind, one of `SIGNS`."""
 
     # Methods of `Commands`.
     ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
@@ -127,7 +127,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     # --- sentences
 
     def say(self, text: str, kind: str = "info") -> None:
-        """Show a sentence above the footer until the next key; an info for some seconds."""
+        """Show a sentence above the footer until the next key; an info or a refusal for some seconds."""
         self.message = (text, kind)
         self._said_at = time.monotonic()
         self.repaint()

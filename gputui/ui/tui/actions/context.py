@@ -118,7 +118,6 @@ CHECKS: Mapping[str, str | Check] = {
     "run": "no_study some_run",
     "no_study": (lambda c: c.is_study_row, "This row is a study: enter opens it and its trials."),
     "some_run": (lambda c: c.run is None, NO_RUN),
-    "marked": (lambda c: not c.marked, "No run is marked."),
     "queued": (lambda c: c.run and c.run.state != "queued", f"{_NOW}; only a waiting run can move in the queue."),
     "resumable": (lambda c: c.run and REFUSALS["resume --force"](c.run), "{c.run.run_id} has {why}."),
     "ended": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; only an ended run can be resumed."),

@@ -170,7 +170,7 @@ studies | compare | c | compare | Compare the curves of the best trials | run
 tables | filter | slash | filter | Filter the rows
 overview | fold | a | ~charts | Charts of all GPUs, or a row for each
 overview | mark | space | ~mark | Mark the run, to act on all marked | run
-overview | unmark | escape | unmark | Unmark all runs | marked
+overview | unmark | escape | unmark | Unmark all runs
 tables | sort | o | ~sort | Change the sort order
 compare | back | escape backspace | back | Leave the crosshair; then the page
 processes gpu alerts studies | back | escape backspace h left | back | Back

@@ -17,6 +17,9 @@ from gputui.ui.tui.layout.process_words import process_words
 from gputui.ui.tui.layout.run_words import run_style, title_of
 from gputui.ui.tui.layout.words import dated_clock
 
+BOTH_ENDS_WIDTH = 24
+"""Least width of a command that is cut in its middle; a shorter one ends at a word."""
+
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
 
@@ -117,7 +120,10 @@ def who(row: GpuRow, width: int) -> list[Span]:
     more = "" if len(gpu.processes) == 1 else f" +{len(gpu.processes) - 1}"
     words = process_words(first)
     short = " ".join(words.split()[:3])
-    words = clip_words(words, max(cell_width(short), width - len(more))) + more
+    room = max(cell_width(short), width - len(more))
+    # Jobs of one script differ at the end of their commands.
+    shorten = clip_middle if room >= BOTH_ENDS_WIDTH else clip_words
+    words = shorten(words, room) + more
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
     # With its arguments, without them, or only the user.
     for name in (words, short, clean(first.user or words)):

@@ -39,8 +39,8 @@ STUDY_SIGNS = {
     "unknown": UNKNOWN_SIGN,
 }
 
-SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "accent")}
-"""Glyph and style of an alert or a message by its severity."""
+SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "refusal": ("▲", "warn"), "info": ("·", "accent")}
+"""Glyph and style of an alert or a message by its severity; a refusal says why a key does nothing now."""
 SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
 SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
 
