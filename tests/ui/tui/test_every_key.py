@@ -38,11 +38,12 @@ LEAVING = ("leave", "suspend", "mouse")
 """Carried out they would end the test, or its terminal; tests of their own do that."""
 
 RESTING = {
+    "overview": "unmark",
     "run": "grave_only traceback follow beginning",
     "gpu": "up down page_up page_down",
     "launch": "field_next field_previous value_next value_previous",
 }
-"""There is nothing to move: a log of few lines, a page that fits, a form without a profile."""
+"""There is nothing to do: no run is marked; a log has few lines, a page fits, a form has no profile."""
 
 OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,
