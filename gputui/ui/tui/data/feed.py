@@ -31,8 +31,8 @@ from gputui.store.database import (
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 
-LOOK_SECONDS = 0.15
-"""How often the store is checked for commits."""
+LOOK_SECONDS, QUIET_LOOK_SECONDS = 0.15, 0.4
+"""How often the store is checked for commits; the latter while no run is active and no answer is awaited."""
 
 APART_SECONDS = 0.25
 """Least time between two snapshots."""
