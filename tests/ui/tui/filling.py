@@ -233,12 +233,14 @@ class Filler:
             None if resumed_step is None else f"{self.workspace.run_dir(run_id)}/checkpoints/step_{resumed_step}.pt"
         )
         launch = {"argv": ["python", "train.py"], "env": {}, "cwd": "/srv/train", "grace_seconds": 35.0}
+        query = "SELECT spec ->> '$.params' FROM runs WHERE run_id = ?"
+        (launched,) = self.connection.execute(query, (run_id,)).fetchone()
         self.connection.execute(
             "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, "
             "ended_at, exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                run_id, number, state, json.dumps(params or {"batch_size": 512, "lr": 0.001}),
+                run_id, number, state, json.dumps(params) if params else launched,
                 json.dumps([uuid(index) for index in gpus]), json.dumps(launch), started, started, started + 4,
                 None if ended_ago is None else self.now - ended_ago, code, signal,
                 json.dumps({"code": code, "signal": signal}) if ended_ago is not None else None,

@@ -122,21 +122,22 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
 
 
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
-    """Each parameter, those first that recovery changed, with the reason; and the code."""
-    launched, current = page.launched, page.run.params
+    """Each parameter, those first that changed after the launch, with the reason; and the code."""
+    current = page.run.params
     kinds = {incident.incident_id: incident.kind.replace("_", " ") for incident in page.incidents}
-    reasons = {
-        name: clean(f"{kinds.get(each.incident_id, 'recovery')} {dated_clock(each.at, now)}")
-        for each in page.decisions
-        for name in each.params
-    }
+    decisions = {name: decision for decision in page.decisions for name in decision.params}
     changed, same = [], []
-    for name in dict.fromkeys([*launched, *current]):
-        before, after = (clean(parameter(params.get(name, UNKNOWN))) for params in (launched, current))
-        if launched.get(name) == current.get(name):
-            same.append((clean(name), after, "text", ""))
-        else:
-            changed.append((clean(name), f"{before} → {after}", "warn", reasons.get(name, "")))
+    for name in dict.fromkeys([*page.launched, *current]):
+        value = current.get(name, UNKNOWN)
+        before = _value_before(page, name, value)
+        words, reason = clean(parameter(value)), ""
+        if before == value:
+            same.append((clean(name), words, "text", reason))
+            continue
+        decision = decisions.get(name)
+        if decision is not None and decision.params[name] == value:
+            reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
+        changed.append((clean(name), f"{clean(parameter(before))} → {words}", "warn", reason))
     items = [*changed, *same]
     if (code := launched_code(page.run)) is not None:
         items.append(("code", code, "text", ""))
@@ -147,6 +148,14 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
         fit_line([(" " + fit(clip_middle(name, room - 2), room), "dim"), (value, style), (f"  {reason}", "dim")], width)
         for name, value, style, reason in items
     ]
+
+
+def _value_before(page: RunPage, name: str, value: object) -> object:
+    """The value of a parameter before its newest change; if it never changed, ``value``."""
+    for params in (*(attempt.params for attempt in reversed(page.attempts)), page.launched):
+        if params.get(name, UNKNOWN) != value:
+            return params.get(name, UNKNOWN)
+    return value
 
 
 # --- checkpoints
