@@ -187,7 +187,7 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     ages = {one.name: UNKNOWN if one.modified_at is None else age(now - one.modified_at) for one in found.newest}
     columns: list[Column[Checkpoint]] = [
         Column("", where, lambda each, _: [(_where(each), "text")]),
-        Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">", gap=0),
+        Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">"),
         Column("", 6, lambda each, _: [(ages[each.name], "text")], ">"),
         Column("", 8, lambda each, _: _state(each, resumed.get(each.name)), grow=1),
     ]

@@ -188,6 +188,15 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
 
 
+@pytest.mark.parametrize("width", [38, 52, 80, 120])
+def test_a_gap_is_between_the_step_and_the_size_of_a_checkpoint(page: RunPage, width: int) -> None:
+    sizes = {50: 10.8 * 1024, 90_000: 97.3 * 2**20}
+    rows = [Checkpoint(f"step_{step}.pt", step, int(size), NOW - 90) for step, size in sizes.items()]
+    for row, words in zip(rows, ("step 50  10.8 KiB", "step 90 000  97.3 MiB"), strict=True):
+        here = replace(page, checkpoints=CheckpointList((row,), count=1, is_known=True))
+        assert words in text_of(checkpoint_lines(here, NOW, width))[0]
+
+
 def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot: Snapshot) -> None:
     one = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True),), 1, is_known=True)
     told = {
