@@ -15,7 +15,7 @@ from gputui.core.text import clean
 from gputui.recovery.costs import Cost, costs
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
-from gputui.runs.executors import chooses_start
+from gputui.runs.executors import Executors, chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt, read_attempts
@@ -88,6 +88,7 @@ class RunPageReader:
             incidents=tuple(incidents),
             decisions=tuple(decisions),
             log=log,
+            rank_count=_rank_count(run),
             charts=None if request is None else self._curves.read(connection, run_id, request, now, at),
             costs=paid,
             checkpoints=listed,
@@ -126,6 +127,16 @@ def _ledger_facts(connection: sqlite3.Connection, run: Run, attempts: Sequence[A
         row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""), row.seen)
         for row in rows
     }
+
+
+def _rank_count(run: Run) -> int:
+    """The number of ranks of the newest attempt; 0 if its specification cannot be read."""
+    spec = known_spec(run)
+    if spec is None:
+        return 0
+    if spec.target is None:
+        return spec.ranks_on(len(run.gpus))
+    return Executors().of(spec.target).placement(spec).ranks
 
 
 def launched_params(run: Run) -> Mapping[str, object]:

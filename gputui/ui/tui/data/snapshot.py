@@ -252,6 +252,7 @@ class RunPage(Struct, frozen=True):
 
     Attributes:
         charts: the answer to the page's request; None before it.
+        rank_count: the number of ranks of its newest attempt; 0 if that is unknown.
         costs: the cost of each incident by its id.
         checkpoints: None if the profile names no place for them.
         intake: how many metrics lines were used and rejected; None at a past moment.
@@ -267,6 +268,7 @@ class RunPage(Struct, frozen=True):
     incidents: tuple[IncidentView, ...]
     decisions: tuple[DecisionView, ...]
     log: LogTail
+    rank_count: int = 0
     charts: ChartData | None = None
     costs: Mapping[int, Cost] = msgspec.field(default_factory=dict)
     checkpoints: CheckpointList | None = None

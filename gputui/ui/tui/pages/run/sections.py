@@ -99,7 +99,7 @@ def side_sections(
     story = timeline_lines(page, gpus, now, width, with_evidence="story" in opened)
     return {
         "params": SideSection("PARAMETERS", parameters, checkpoints),
-        "ranks": SideSection("RANKS", ranks_lines(page.progress.ranks, width)),
+        "ranks": SideSection("RANKS", ranks_lines(page.progress.ranks, page.rank_count, width)),
         "story": SideSection("TIMELINE", story, cost_lines(page, width), is_from_end=True),
     }
 
@@ -221,13 +221,14 @@ def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
 # --- ranks
 
 
-def ranks_lines(ranks: Mapping[int, RankRow], width: int) -> list[Line]:
-    """A row per rank, slow ones first, without the columns that no rank reports."""
+def ranks_lines(ranks: Mapping[int, RankRow], rank_count: int, width: int) -> list[Line]:
+    """A row per rank of the attempt, slow ones first, without the columns that no rank reports."""
     if not ranks:
         return [fit_line([("  No rank has reported a step.", "dim")], width)]
-    rows = sorted(ranks.values(), key=lambda rank: (not rank.is_slow, rank.rank))
+    silent = [RankRow(rank) for rank in range(rank_count) if rank not in ranks]
+    rows = sorted([*ranks.values(), *silent], key=lambda rank: (not rank.is_slow, rank.rank))
     hidden = set() if any(row.memory_bytes for row in rows) else {"PEAK"}
-    if sum(row.samples_per_second is not None for row in rows) < min(len(rows), 2):
+    if sum(row.samples_per_second is not None for row in rows) < min(len(ranks), 2):
         hidden.add("SAMPLES/S")
     placed = place([column for column in _RANK_COLUMNS if column.head not in hidden], width - 1)
     lines: list[Line] = [[(" ", "text"), *head_line(placed, width - 1)]]
@@ -247,6 +248,14 @@ def _data_wait(rank: RankRow, width: int) -> list[Span]:
     return [(percent(None if share is None else min(share, 1.0) * 100), "warn" if (share or 0) >= 0.2 else "text")]
 
 
+def _rank_note(rank: RankRow, width: int) -> list[Span]:
+    if rank.is_slow:
+        return [(f"▲ slow, {rank.slowdown:.1f}× the median", "warn")]
+    if rank.step is None and rank.at is None:
+        return [("prints no metrics", "dim")]
+    return []
+
+
 _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("RANK", 4, lambda rank, _: [(f"r{rank.rank}", "text")]),
     Column("STEP", 9, lambda rank, _: [(count(rank.step), "text")], ">", gap=1),
@@ -254,7 +263,7 @@ _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("SAMPLES/S", 9, lambda one, _: [(rate(one.samples_per_second), "text")], ">", importance=1),
     Column("DATA", 4, _data_wait, ">"),
     Column("PEAK", 9, lambda rank, _: [(bytes_text(rank.memory_bytes), "text")], ">", importance=2),
-    Column("", 6, lambda one, _: [(f"▲ slow, {one.slowdown:.1f}× the median", "warn")] if one.is_slow else [], grow=1),
+    Column("", 6, _rank_note, grow=1),
 )
 
 

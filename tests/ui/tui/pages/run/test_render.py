@@ -95,13 +95,28 @@ def test_a_parameter_is_compared_with_its_value_before_the_newest_change(page: R
 def test_slow_ranks_are_named_and_come_first() -> None:
     ranks = {n: RankRow(n, 100, NOW, 0.3, 0.006, slowdown=1.0) for n in range(4)}
     ranks[2] = RankRow(2, 100, NOW, 0.45, 0.12, slowdown=1.5)
-    text = text_of(ranks_lines(ranks, 80))
+    text = text_of(ranks_lines(ranks, 4, 80))
     assert text[1].startswith(" r2") and text[1].endswith("▲ slow, 1.5× the median") and "slow" not in text[2]
     assert "PEAK" not in text[0], "nobody reports it"
     one = {0: ranks[0]._replace(samples_per_second=900.0)}
-    heads = [text_of(ranks_lines(rows, 80))[0] for rows in (one, ranks | one)]
+    heads = [text_of(ranks_lines(rows, len(rows), 80))[0] for rows in (one, ranks | one)]
     assert ["SAMPLES/S" in head for head in heads] == [True, False], "rank 0 reports that of all ranks"
-    assert mentions(*text_of(ranks_lines({}, 80)), "No rank")
+    assert mentions(*text_of(ranks_lines({}, 4, 80)), "No rank")
+
+
+def test_ranks_that_print_no_metrics_are_listed_too(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1", gpus=(0, 1, 2))
+    filler.attempt("vit-1", 1, gpus=(0, 1, 2))
+    filler.metrics("vit-1", 1, [{"step": step, "step_time": 0.1} for step in range(3)])
+    with closing(open_reader(workspace.database)) as connection:
+        page = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1")).page
+    assert page is not None and page.rank_count == 3
+    shown = text_of(ranks_lines(page.progress.ranks, page.rank_count, 80))
+    assert [line.split() for line in shown[1:]] == [
+        ["r0", "2", "100", "ms", "–"],
+        ["r1", "–", "–", "–", "prints", "no", "metrics"],
+        ["r2", "–", "–", "–", "prints", "no", "metrics"],
+    ]
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
@@ -109,7 +124,7 @@ def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
     lines = [RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own[rank]}) for rank in range(3)]
     rows = rank_rows(lines)
     assert [rows[rank].is_slow for rank in rows] == [False, False, True]
-    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 80))[1:]]
+    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 3, 80))[1:]]
     assert work == [["900", "ms"], ["500", "ms"], ["500", "ms"]], "the row shows what it is called slow by"
 
 
