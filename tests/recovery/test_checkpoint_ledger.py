@@ -330,3 +330,11 @@ def test_the_files_of_all_ranks_are_one_checkpoint() -> None:
     struck = [replace(row, verdict="struck", why="was bad") if row.name == "step_20_rank1.pt" else row for row in rows]
     assert names(chosen(struck, ONE, 9)) == ["step_10_rank1"]
     assert mentions(whys(struck, ONE)["step_20_rank0.pt"], "step_20_rank1.pt", "was bad")
+
+
+def test_the_newest_that_a_run_wrote_is_none_that_another_run_may_have_written() -> None:
+    own, contested = ledger_row("a.pt", 1), ledger_row("b.pt", 2, origin="contested", why="may be of b-1")
+    assert resumable.newest_own((own, contested)) == own
+    assert resumable.newest_own((contested,)) is None
+    assert "2 seen, the newest a.pt (attempt 1);" in resumable.seen_checkpoints_sentence((own, contested))
+    assert "1 seen, none of its own;" in resumable.seen_checkpoints_sentence((contested,))

@@ -75,6 +75,11 @@ def newest_first(rows: AnyRows) -> list[CheckpointRow]:
     return sorted(there, key=lambda row: (-row.seen, explicit_step(row.name) is None, row.path))
 
 
+def newest_own(rows: AnyRows) -> CheckpointRow | None:
+    """The newest that an attempt of this run wrote, and no other run may have; None if there is none."""
+    return next((row for row in newest_first(rows) if row.is_written), None)
+
+
 def candidates_by_age(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
     """The files that may be resumed from, the one seen last first."""
     course = CheckpointCourse.of(rows, attempts)
@@ -143,11 +148,13 @@ def checkpoints_sentence(rows: AnyRows, attempts: Spans) -> str:
 
 def seen_checkpoints_sentence(rows: AnyRows) -> str:
     """The same of a run whose script is not told which checkpoint to load. ``rows`` are not empty."""
-    newest = newest_first(rows)
-    if not newest:
+    seen = newest_first(rows)
+    if not seen:
         return "Checkpoints: none is there any more."
-    place = f"{newest[0].name} (attempt {newest[0].attempt})" if newest[0].is_written else newest[0].name
-    return clean(f"Checkpoints: {count(len(newest))} seen, the newest {place}; the script is given none.")
+    newest, place = newest_own(rows), "none of its own"
+    if newest is not None:
+        place = f"the newest {newest.name} (attempt {newest.attempt})"
+    return clean(f"Checkpoints: {count(len(seen))} seen, {place}; the script is given none.")
 
 
 def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:

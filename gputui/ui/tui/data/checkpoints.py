@@ -1,5 +1,5 @@
-"""A thread that lists a run's checkpoints and checks the newest one. The folder may be on a slow file system, and a
-check reads the whole file: neither may delay a snapshot."""
+"""A thread that lists a run's checkpoints and checks the newest that the run wrote. The folder may be on a slow file
+system, and a check reads the whole file: neither may delay a snapshot."""
 
 from __future__ import annotations
 
@@ -87,9 +87,11 @@ class CheckpointReader:
                 lying = list_checkpoints(wish.folder, wish.pattern)
         lying.sort(key=lambda one: facts.seen if (facts := wish.facts.get(one.path)) else 1 << 62, reverse=True)
         self._show(wish, lying)
-        for number, one in enumerate(lying[:MOST_LISTED]):
+        written = (one for one in lying if (facts := wish.facts.get(one.path)) and facts.attempt is not None)
+        newest = next(written, None)
+        for one in lying[:MOST_LISTED]:
             is_small = one.size_bytes is not None and one.size_bytes <= CHECKED_UNASKED_BYTES
-            is_wanted = Path(one.path).name == wish.to_check or (number == 0 and is_small)
+            is_wanted = Path(one.path).name == wish.to_check or (one is newest and is_small)
             if is_wanted and one not in self._checked:
                 info = validate(Path(one.path))
                 is_valid = None if info.is_unreadable else info.valid

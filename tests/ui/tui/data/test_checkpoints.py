@@ -43,22 +43,29 @@ def look(
 
 
 def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None:
-    write(tmp_path, 100, damaged=True)
-    write(tmp_path, 200)
+    paths = write(tmp_path, 100, damaged=True), write(tmp_path, 200)
+    facts = {str(path): LedgerFact(step, 1, "", step) for path, step in zip(paths, (100, 200), strict=True)}
     clock = Clock()
     reader = CheckpointReader(clock)
-    found = look(reader, tmp_path)
+    found = look(reader, tmp_path, None, facts)
     assert found.is_known and found.count == 2
     assert [(each.step, each.is_valid) for each in found.newest] == [(200, True), (100, None)]
     assert "CRC" in found.newest[0].why and found.newest[0].size_bytes and found.newest[0].modified_at
-    asked = look(reader, tmp_path, "step_100.pt")
+    asked = look(reader, tmp_path, "step_100.pt", facts)
     assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
+
+
+def test_one_that_may_be_of_another_run_is_not_checked_in_place_of_the_own_one(tmp_path: Path) -> None:
+    own, other = write(tmp_path, 100), write(tmp_path, 200)
+    facts = {str(own): LedgerFact(100, 1, "", 1), str(other): LedgerFact(200, None, "may be of b-1", 2)}
+    found = look(CheckpointReader(Clock()), tmp_path, None, facts)
+    assert [(each.step, each.is_valid) for each in found.newest] == [(200, None), (100, True)]
 
 
 def test_one_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     write(tmp_path, 100)
     (tmp_path / "step_100.pt.sha256").mkdir()
-    (found,) = look(CheckpointReader(Clock()), tmp_path).newest
+    (found,) = look(CheckpointReader(Clock()), tmp_path, "step_100.pt").newest
     assert found.is_valid is None and "not a regular file" in found.why
 
 

@@ -17,6 +17,7 @@ from gputui.recovery.costs import in_words, total
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, wrap
@@ -162,7 +163,7 @@ def _value_before(page: RunPage, name: str, value: object) -> object:
 
 
 def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str:
-    """``newest 8 000, 3 min ago, ✓``, or why there is none."""
+    """``newest 8 000, 3 min ago, ✓`` of those that the run wrote itself, or why there is none."""
     found = page.checkpoints
     if found is None:
         return "its profile names no place"
@@ -170,9 +171,9 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
         return "on its target, not seen from here"
     if not found.is_known:
         return "reading…"
-    if not found.newest:
+    newest = next((checkpoint for checkpoint in found.newest if _is_own(checkpoint, page.run)), None)
+    if newest is None:
         return "none of then is left" if is_past else "none" if page.run.state.is_over else "none yet"
-    newest = found.newest[0]
     sign = {None: "", True: ", ✓", False: ", ✗ damaged"}[newest.is_valid]
     ago = "" if newest.modified_at is None else f", {age(now - newest.modified_at)} ago".replace("now ago", "now")
     return f"newest {_where(newest).removeprefix('step ')}{ago}{sign}"
@@ -189,7 +190,7 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
         Column("", where, lambda each, _: [(_where(each), "text")]),
         Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">"),
         Column("", 6, lambda each, _: [(ages[each.name], "text")], ">"),
-        Column("", 8, lambda each, _: _state(each, resumed.get(each.name)), grow=1),
+        Column("", 8, lambda each, _: _state(each, page.run, resumed.get(each.name)), grow=1),
     ]
     placed = place(columns, width - 1)
     lines: list[Line] = [[(" ", "text"), *row_line(placed, each, width - 1)] for each in found.newest]
@@ -204,17 +205,30 @@ def _where(found: Checkpoint) -> str:
     return f"step {count(found.step)}" if is_step_named(found.name) else f"{found.name} ~{count(found.step)}"
 
 
-def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
+def _is_own(checkpoint: Checkpoint, run: Run) -> bool:
+    """Return whether an attempt of the run wrote a checkpoint, and nobody wrote over it after the run's end."""
+    return checkpoint.attempt is not None and not _is_later(checkpoint, run)
+
+
+def _is_later(checkpoint: Checkpoint, run: Run) -> bool:
+    """Return whether a checkpoint was written after the run's end."""
+    written_at, ended_at = checkpoint.modified_at, run.ended_at
+    return written_at is not None and ended_at is not None and written_at > ended_at
+
+
+def _state(found: Checkpoint, run: Run, resumed_by: int | None) -> list[Span]:
     words: Span = ("· not checked", "dim")
     if found.refused:
         words = (f"✗ {found.refused}", "dim")
+    elif _is_later(found, run):
+        words = ("· written after the run's end", "dim")
     elif found.is_gone:
         words = ("· rotated away since", "dim")
     elif found.is_valid is not None:
         words = ("✓ valid", "good") if found.is_valid else (f"✗ {found.why}", "bad")
     elif found.why:
         words = (f"· {found.why}", "dim")
-    notes = "" if found.attempt is None else f", attempt {found.attempt}"
+    notes = f", attempt {found.attempt}" if _is_own(found, run) else ""
     return [words, (notes + ("" if resumed_by is None else f"  ← attempt {resumed_by} resumed from it"), "dim")]
 
 

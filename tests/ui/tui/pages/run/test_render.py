@@ -16,6 +16,7 @@ from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import MetricRoles
+from gputui.store.run_states import RunState
 from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
@@ -213,7 +214,7 @@ def test_a_gap_is_between_the_step_and_the_size_of_a_checkpoint(page: RunPage, w
 
 
 def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot: Snapshot) -> None:
-    one = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True),), 1, is_known=True)
+    one = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True, attempt=1),), 1, is_known=True)
     told = {
         "its profile names no place": None,
         "reading…": CheckpointList(),
@@ -230,6 +231,23 @@ def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot:
             side_sections(here, snapshot.gpus, NOW, 60, opened=names)["params"].height for names in ((), ("params",))
         )
         assert opened - closed == (found is one)
+
+
+def test_the_newest_checkpoint_is_one_that_the_run_wrote_before_its_end(page: RunPage) -> None:
+    contested = Checkpoint("step_300.pt", 300, 1, NOW - 500, True, refused="may be of vit-2")
+    own = Checkpoint("step_200.pt", 200, 1, NOW - 600, True, attempt=1)
+    rewritten = Checkpoint("step_250.pt", 250, 1, NOW - 60, True, attempt=1)
+    over = replace(page.run, state=RunState.FAILED, ended_at=NOW - 400)
+
+    def told(*checkpoints: Checkpoint) -> RunPage:
+        listed = CheckpointList(checkpoints, len(checkpoints), is_known=True)
+        return replace(page, run=over, checkpoints=listed)
+
+    assert checkpoint_words(told(contested, own), NOW) == "newest 200, 10 min ago, ✓"
+    assert checkpoint_words(told(contested), NOW) == "none"
+    assert checkpoint_words(told(rewritten, own), NOW) == "newest 200, 10 min ago, ✓"
+    (row,) = text_of(checkpoint_lines(told(rewritten), NOW, 80))
+    assert row.endswith("· written after the run's end")
 
 
 def test_what_is_left_out_above_and_below_is_said() -> None:
