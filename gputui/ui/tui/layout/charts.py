@@ -213,13 +213,18 @@ def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[C
     is_alone = look.view.cursor is None and sum(bool(curve.label) or curve.value is not None for curve in curves) == 1
     found = []
     for curve in curves:
-        last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
+        last = _end_value(curve.bins)
         if last is not None and not curve.is_shadow and curve.style != "shadow":
             if is_alone and curve.value in (None, last):
                 curve = replace(curve, label="", value=None)
             curve = replace(curve, end=_value_words(panel, last))
         found.append(curve)
     return found
+
+
+def _end_value(bins: Sequence[Bin]) -> float | None:
+    """The value at which a curve ends, which its chart may cut before the newest one."""
+    return next((each.last for each in reversed(bins) if each.last is not None), None)
 
 
 def y_axis(panel: Panel, look: ChartLook) -> YAxis:
@@ -280,21 +285,24 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     """The curve of each run with its name at its end; that of the run in front is on top."""
     cursor, end = look.view.cursor, look.window[1]
     known = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
-    drawn = [(run, curve, metric_value(curve.last)) for run, curve in known if curve is not None and curve.bins]
+    drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in known if curve and curve.bins]
+    texts = [metric_value(_end_value(shown)) for *_, shown in drawn]
     # If they are too long, what all names (they are no paths) begin with is left out.
     common = commonprefix([run.name for run, *_ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
-    is_long = any(cell_width(run.name) + len(text) + _SIGN_CELLS > end_cells for run, _, text in drawn)
+    is_long = any(
+        cell_width(run.name) + len(text) + _SIGN_CELLS > end_cells for (run, *_), text in zip(drawn, texts, strict=True)
+    )
     curves: list[Curve] = []
-    for run, curve, text in drawn:
-        bins, smooth = within(curve.bins, look), within(curve.smooth, look)
+    for (run, curve, shown), text in zip(drawn, texts, strict=True):
+        smooth = curve.smooth
         if smooth:
-            curves.append(Curve(bins, "shadow", is_shadow=True))
-        shown, sign, name = smooth or bins, SHAPES[run.colour], run.name
+            curves.append(Curve(within(curve.bins, look), "shadow", is_shadow=True))
+        sign, name = SHAPES[run.colour], run.name
         if is_long:
             name = clip_middle(f"…{name.removeprefix(common)}", max(4, end_cells - len(text) - _SIGN_CELLS))
         line = Curve(shown, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
         if cursor is not None:
-            there = average_at(curve.smooth, cursor) if smooth else value_at(shown, cursor)
+            there = average_at(smooth, cursor) if smooth else value_at(shown, cursor)
             line = replace(line, label=sign, value=there)
         elif not shown or shown[-1].last_x < _REACHES_END * end:
             line = replace(line, shape=sign)

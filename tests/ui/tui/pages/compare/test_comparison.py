@@ -13,6 +13,9 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.layout.chart_settings import ChartView
+from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, panel_curves
+from gputui.ui.tui.layout.panels import Panel
 from gputui.ui.tui.pages.compare.comparison import (
     ComparedRun,
     Comparison,
@@ -148,3 +151,14 @@ def test_a_stretch_knows_only_its_ends_exactly() -> None:
         [run] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",)), "loss", 200.0)
         found[values] = run.best, run.best_x, run.is_best_x_exact
     assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]
+
+
+def test_the_label_at_a_curves_end_says_what_the_curve_shows() -> None:
+    raw, average = measured("loss", 9.0, 5.0, 1.0), measured("loss", 9.0, 7.0, 5.0).curves["loss"]
+    smoothed = replace(raw, curves={"loss": replace(raw.curves["loss"], smooth=average.bins)})
+    look = ChartLook(ChartView(), (ChartedRun(smoothed, "a-1"), ChartedRun(raw, "b-1", 1)), window=(0.0, 2.0))
+    panel = Panel("loss", "loss", 0)
+    ends = [curve.end for curve in panel_curves(panel, look, 80, 12) if curve.end]
+    assert ends == ["● a-1 5", "■ b-1 1"]
+    cut = [curve.end for curve in panel_curves(panel, replace(look, window=(0.0, 1.0)), 80, 12) if curve.end]
+    assert cut == ["● a-1 7", "■ b-1 5"], "where the charts end before the newest value"
