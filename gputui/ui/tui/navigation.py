@@ -106,21 +106,28 @@ class Navigation(Commands):
         self.go_to(StudyScreen).turn_to(study_id)
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
-        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its
-        profile and, for a trial, its study. An open comparison that contains ``run`` is kept."""
+        """Go to the comparison of the marked runs; with fewer than two, of the marked one, ``run`` and the newest of
+        the profile and, for a trial, the study of the first. An open comparison that contains that one is kept."""
         from gputui.ui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
         from gputui.ui.tui.pages.compare.page import CompareScreen
 
-        chosen = tuple(marked)
-        if len(chosen) < 2 and run is not None:
-            kin = (run.profile, run.study_id)
-            alike = [row.run.run_id for row in self.snapshot.runs if (row.run.profile, row.run.study_id) == kin]
-            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
+        chosen = [*marked]
+        if len(chosen) < 2:
+            if run is not None:
+                chosen.append(run.run_id)
+            first = self.snapshot.run_of(next(iter(chosen), None))
+            if first is not None:
+                kin = (first.profile, first.study_id)
+                chosen += [row.run.run_id for row in self.snapshot.runs if (row.run.profile, row.run.study_id) == kin]
+            chosen = list(dict.fromkeys(chosen))[:MOST_CURVES]
         if len(chosen) > MOST_RUNS:
             self.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
         chosen = chosen[:MOST_RUNS]
+        cursor = next(iter(chosen), None)
+        if run is not None and run.run_id in chosen:
+            cursor = run.run_id
         page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self.chart_memory.usual))
-        page.show_runs(chosen, run.run_id if run is not None else None)
+        page.show_runs(chosen, cursor)
 
     def do_compare(self) -> None:
         self.compare(self.page.run_in_question)

@@ -116,6 +116,7 @@ CHECKS: Mapping[str, str | Check] = {
     "present": (lambda c: c.past_at, "You look at {why}, and this would change the present; L returns to it."),
     "past": (lambda c: c.past_at is None, "This is the present already; < looks back."),
     "run": "no_study some_run",
+    "run_or_marked": (lambda c: not c.marked and refusal("run", c), "{why}"),
     "no_study": (lambda c: c.is_study_row, "This row is a study: enter opens it and its trials."),
     "some_run": (lambda c: c.run is None, NO_RUN),
     "queued": (lambda c: c.run and c.run.state != "queued", f"{_NOW}; only a waiting run can move in the queue."),

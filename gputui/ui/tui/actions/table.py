@@ -189,7 +189,7 @@ alerts | alert_moment | t | time | Go to when it was raised | alert
 watched alerts | studies | S | ~studies | Studies: trials and best values
 overview alerts studies charts gpu | processes | p | proc | Processes on the GPUs and of runs
 overview | gpu_detail | i | GPU | Everything about the GPU | gpu
-overview run | compare | c | compare | Compare with other runs | run
+overview run | compare | c | compare | Compare with other runs | run_or_marked
 watched | alerts | exclamation_mark | alerts | Active and resolved alerts
 
 [Past]

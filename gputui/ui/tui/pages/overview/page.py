@@ -197,7 +197,7 @@ class OverviewScreen(OverviewCursor):
             self.shell.open_gpu(gpu.uuid)
 
     def do_compare(self) -> None:
-        """Compare the marked runs; if fewer than two, the run under the cursor with the newest of its profile."""
+        """Compare the marked runs; if fewer than two, that one, the run under the cursor, and the newest like them."""
         self.shell.compare(self.run_in_question, [run.run_id for run in self.marked_runs])
 
     def do_mark(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.store import checkpoints, commands
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import RunRow
+from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.gpu.page import GpuScreen
+from gputui.ui.tui.pages.overview.selection import Section
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from tests.ledgers import ledger_row
@@ -96,6 +99,29 @@ async def test_marks_and_orders(app: GputuiApp) -> None:
         assert losses[:2] == sorted(loss for loss in losses if loss is not None) and losses[2:] == [None, None]
         await pilot.press("o", "o", "o", "o")
         assert text(app, "runs").startswith(" RUNS ─")
+
+
+@pytest.mark.parametrize("marks", [("gpt2-124m-1",), ("gpt2-124m-1", "resnet50-2")])
+@pytest.mark.parametrize("section", ["runs", "gpus"])
+async def test_compare_takes_the_marked_runs_wherever_the_cursor_is(
+    app: GputuiApp, section: Section, marks: tuple[str, ...]
+) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        for run_id in marks:
+            overview(app).point_at(run_id)
+            await pilot.press("space")
+        overview(app).point_at("vit-b16-1")
+        compared = {*marks}
+        if section == "runs" and len(marks) == 1:
+            compared.add("vit-b16-1")
+        if section == "gpus":
+            await pilot.press("tab", "tab")
+            overview(app).focus_at = replace(overview(app).focus_at, gpu=uuid(5))
+            assert overview(app).run_in_question is None
+        await pilot.press("c")
+        await pilot.pause()
+        assert isinstance(app.screen, CompareScreen)
+        assert set(app.screen.comparison.run_ids) == compared and app.screen.table.cursor in compared
 
 
 async def test_a_filter_that_is_given_up_gives_the_cursor_back_and_one_that_is_kept_does_not(app: GputuiApp) -> None:
