@@ -66,6 +66,8 @@ class Run(Struct, frozen=True):
         ended_seconds: total duration of its ended attempts, None if none has ended.
         usual_start_seconds: before its attempt's first step, how long that took the profile's
             newest attempt.
+        no_metrics: before its attempt's first step, what that printed or wrote without a metrics line, of a run of
+            which none was ever read.
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
         metric: the only objective of its study, or the one that its profile or a parameter names to judge by.
@@ -106,6 +108,7 @@ class Run(Struct, frozen=True):
     trial: int | None = None
     ended_seconds: float | None = None
     usual_start_seconds: float | None = None
+    no_metrics: str | None = None
     stop: StopRequest | None = None
     tags: tuple[str, ...] = ()
     note: str | None = None
@@ -197,6 +200,11 @@ SELECT r.*, r.spec AS spec_json,
         SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
         WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1)
         END AS usual_start_seconds,
+    CASE WHEN r.state = 'running' AND a.first_step_at IS NULL THEN (
+        SELECT n.text FROM observations AS n WHERE n.run_id = r.run_id AND n.attempt = r.attempt
+        AND n.kind = 'no_metrics' AND NOT EXISTS
+            (SELECT 1 FROM metric_sources AS m WHERE m.run_id = r.run_id AND m.line_count > 0) LIMIT 1)
+        END AS no_metrics,
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END AS stop_since,
     CASE r.state WHEN 'stopping' THEN (
@@ -408,6 +416,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         holds_gpus=holds,
         ended_seconds=ended_seconds(attempts),
         usual_start_seconds=None,
+        no_metrics=None,
         stop=StopRequest(move.at) if state is RunState.STOPPING else None,
         size_bytes=None,
         has_checkpoint=None,

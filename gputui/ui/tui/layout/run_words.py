@@ -120,8 +120,8 @@ def _unstepped_words(run: Run, now: float) -> str:
     began_at, spec = run.attempt_started_at, known_spec(run)
     if began_at is not None and now - began_at < (run.usual_start_seconds or 0.0):
         return words
-    if spec is not None and spec.learns_metrics:
-        return f"{words} · it prints nothing that looks like metrics"
+    if run.no_metrics is not None:
+        return f"{words} · {clean(run.no_metrics)}"
     if spec is not None and all(source.kind == "hf" for source in spec.metrics):
         return f"{words} · its metrics come with its first checkpoint"
     return words

@@ -73,7 +73,7 @@ def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(filler:
 
 
 @table("metrics, words", [
-    ([], None), ([MetricsSpec("auto")], "prints nothing that looks like metrics"),
+    ([], None), ([MetricsSpec("auto")], "no step yet"),
     ([MetricsSpec("hf")], "come with its first checkpoint"), ([MetricsSpec("jsonl", "m.jsonl")], "no step yet"),
 ])  # fmt: skip
 def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec], words: str | None) -> None:
@@ -81,6 +81,24 @@ def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec
     row = RunRow(replace(RUN, spec_json=json.dumps(spec.to_json())), Progress())
     assert awaits_step(row) == (words is not None)
     assert (words or "") in outlook(row, NOW)[0]
+
+
+def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_was_ever_read(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.run("vit-1", attempt=2)
+    filler.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
+    filler.attempt("vit-1", 2, started_ago=20)
+    filler.connection.execute("UPDATE attempts SET first_step_at = NULL")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
+    text = "it has printed 200 lines, but nothing looks like metrics"
+    query = "INSERT INTO observations (run_id, attempt, at, kind, text) VALUES ('vit-1', ?, ?, 'no_metrics', ?)"
+    filler.connection.execute(query, (1, NOW - 200, text))
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
+    filler.connection.execute(query, (2, NOW - 1, text))
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
+    filler.metrics("vit-1", 1, [{"step": 41, "time": NOW - 150, "loss": 1.0}])
+    assert row_of(workspace, "vit-1").run.no_metrics is None, "the attempt before was read"
 
 
 @table("state, waiting_for, words", [
