@@ -178,6 +178,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
     def _show(self, snapshot: Snapshot) -> None:
         """Take a newer snapshot, and draw it when the next update is due."""
         self.snapshot = snapshot
+        self.drop_outdated_answer()
         now = time.monotonic()
         self.pace.note_lag(self.lag_seconds, now)
         if snapshot.past is None:

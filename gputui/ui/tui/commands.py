@@ -52,6 +52,8 @@ class Commands(Shell):
         """The words of commands by their ids; the agent drops them when the screen ends."""
         self._refusals: list[str] = []
         """What was refused of the commands that were asked together."""
+        self._shown_answer: tuple[str, CommandAnswer] | None = None
+        """The newest answer that was shown, behind its message."""
         self._newest_write = threading.Event()  # set when it is over, written or not
         self._newest_write.set()
 
@@ -130,11 +132,25 @@ class Commands(Shell):
             return
         result = answer.result or {}
         if not self._refusals:
-            self.say(answer_text(words, result))
+            self._shown_answer = (answer_text(words, result), answer)
+            self.say(self._shown_answer[0])
         if answer.verb == "run":
             self.select_run(str(result.get("id", "")))
         if answer.verb == "study" and self.page.SCOPE == "studies":
             self.open_study(str(result.get("id", "")))
+
+    def drop_outdated_answer(self) -> None:
+        """Remove the message that a run or study moved, once the snapshot shows a later move of it."""
+        if self._shown_answer is None or self.message != (self._shown_answer[0], "info"):
+            return
+        answer = self._shown_answer[1]
+        result, answered_at = answer.result or {}, answer.answered_at
+        if answered_at is None or self.snapshot.at < answered_at:
+            return
+        subject, answered_state = str(result.get("id")), result.get("state")
+        states = {**{row.run.run_id: str(row.run.state) for row in self.snapshot.runs}, **self.snapshot.study_states}
+        if answered_state is not None and states.get(subject, answered_state) != answered_state:
+            self.message = ("", "info")
 
     def _ask_first(
         self, words: str, effect: str, verb: str, run_id: str | None = None, args: Mapping[str, Any] | None = None

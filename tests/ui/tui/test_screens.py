@@ -204,10 +204,24 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: 
         await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
         assert asked(filler) == [("stop", "vit-b16-1", {"now": False})]
         assert "Stop vit-b16-1…" in text(app, "message")
-        commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "vit-b16-1", "state": "stopping"})
+        result = {"id": "vit-b16-1", "state": "stopping"}
+        commands.give_answer(filler.connection, 1, "done", now=filler.now, result=result)
+        filler.connection.execute("UPDATE runs SET state = 'stopping' WHERE run_id = 'vit-b16-1'")
         feed_of(app).refresh()
         await pilot.pause()
         assert text(app, "message").strip("· ") == "vit-b16-1: stopping"
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "vit-b16-1: stopping" in text(app, "message")
+        filler.connection.execute("UPDATE runs SET state = 'stopped' WHERE run_id = 'vit-b16-1'")
+        filler.connection.execute(
+            "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
+            "VALUES ('vit-b16-1', ?, 'stopping', 'stopped', 'stop', 'ada')",
+            (filler.now,),
+        )
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "stopping" not in text(app, "message"), "the row says something later"
 
 
 async def test_what_the_agent_does_not_answer_is_withdrawn(
