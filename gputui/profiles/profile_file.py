@@ -165,13 +165,30 @@ def list_profiles(workspace: Workspace, cwd: Path) -> list[ProfileEntry]:
     entries: dict[str, ProfileEntry] = {}
     for folder, source in _folders(workspace, cwd):
         for path in _files(folder):
-            if path.stem in entries:
-                continue
-            try:
-                entries[path.stem] = ProfileEntry(path.stem, path, source, load(path), None)
-            except ProfileError as error:
-                entries[path.stem] = ProfileEntry(path.stem, path, source, None, error)
+            if path.stem not in entries:
+                entries[path.stem] = read_entry(path.stem, path, source)
     return list(entries.values())
+
+
+def profiles_in(folder: Path) -> list[ProfileEntry]:
+    """The profiles among the YAML files of a folder, also broken ones that still name what they start."""
+    entries = []
+    for path in _files(folder):
+        entry = read_entry(path.stem, path, "file")
+        profile = entry.profile
+        if entry.error is not None:
+            profile = valid_part(path, entry.error)
+        if profile is not None and (profile.form.script or profile.form.module or profile.form.command):
+            entries.append(entry)
+    return entries
+
+
+def read_entry(name: str, path: Path, source: Source) -> ProfileEntry:
+    """Read a profile for a list, which has broken ones too."""
+    try:
+        return ProfileEntry(name, path, source, load(path), None)
+    except ProfileError as error:
+        return ProfileEntry(name, path, source, None, error)
 
 
 def _folders(workspace: Workspace, cwd: Path) -> list[tuple[Path, Source]]:

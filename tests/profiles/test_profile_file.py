@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gputui.core.config import Workspace, shipped_profiles
 from gputui.core.yaml_forms.document import MAX_BYTES
 from gputui.core.yaml_forms.problems import Problem, ProfileError
-from gputui.profiles.profile_file import ProfileNotFoundError, find, list_profiles, load, read_profile
+from gputui.profiles.profile_file import ProfileNotFoundError, find, list_profiles, load, profiles_in, read_profile
 from gputui.profiles.schema import ProfileForm
 from tests.tables import table
 from tests.texts import mentions
@@ -208,6 +208,20 @@ def test_a_list_has_broken_ones_too_and_each_name_once(here: Path, workspace: Wo
     assert entries["broken"].profile is None and "expected text" in str(entries["broken"].error)
     shipped = [entry for entry in entries.values() if entry.path.parent == shipped_profiles()]
     assert len(shipped) > 3 and all(entry.source == "shipped" and entry.profile for entry in shipped)
+
+
+def test_a_folder_with_other_yaml_has_only_its_profiles(tmp_path: Path) -> None:
+    files = {
+        "good": "script: a.py", "broken": "script: a.py\nlancher: x", "settings": "lr: 1", "empty": "",
+        "several": "script: a.py\n---\nscript: b.py", "tagged": "a: !custom 3", "list": "[1, 2]",
+        "study": "profile: good\nspace: {lr: [1, 2]}",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / f"{name}.yaml").write_text(content)
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
+    assert [(entry.name, entry.profile is None) for entry in profiles_in(tmp_path)] == [
+        ("broken", True), ("good", False),
+    ]  # fmt: skip
 
 
 # --- recovery: each mistake has its place

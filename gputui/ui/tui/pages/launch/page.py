@@ -318,14 +318,15 @@ class ProfileRow(FileRow, frozen=True):
 
 
 def profile_rows(workspace: Workspace, cwd: Path, snapshot: Snapshot) -> list[ProfileRow]:
-    """All named profiles and the files of runs: the last used first, then what can start here."""
+    """All profiles of ``cwd``, named ones and the files of runs. Those of ``cwd`` come first, then the last used, then
+    what can start here."""
     used: dict[str, float] = {}
     for run in (row.run for row in snapshot.runs):
         key = plans.profile_path(run) or run.profile
         used[key] = max(used.get(key, 0.0), run.created_at)
     entries = plans.read_profiles(workspace, cwd, [path for path in used if path.startswith("/")])
     rows = [_row(entry, used, len(snapshot.gpus)) for entry in entries]
-    return sorted(rows, key=lambda row: (-(row.used_at or 0.0), bool(row.missing)))
+    return sorted(rows, key=lambda row: (row.path.parent != cwd, -(row.used_at or 0.0), bool(row.missing)))
 
 
 def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> ProfileRow:
@@ -411,7 +412,12 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
 
     @property
     def found(self) -> Sequence[ProfileRow]:
-        return () if self._command else super().found
+        if self._command:
+            return ()
+        if self.chosen_path is not None or not self.edit.text:
+            return super().found
+        scripts = [file for file in self._files_at(Path(self.edit.text).absolute()) if file.suffix == ".py"]
+        return [*super().found, *map(self.row_of_file, scripts)]
 
     @property
     def _command(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,18 +45,20 @@ class Plan(Struct, frozen=True):
 
 
 def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> list[ProfileEntry]:
-    """All named profiles and the existing ``files``, valid ones first. The first call is slow."""
-    from gputui.core.yaml_forms.problems import ProfileError, shown_path
-    from gputui.profiles.profile_file import ProfileEntry, list_profiles, load
+    """All named profiles, those of ``cwd`` and the existing ``files``, valid ones first. The first call is slow."""
+    from gputui.core.yaml_forms.problems import shown_path
+    from gputui.profiles.profile_file import list_profiles, profiles_in, read_entry
 
-    entries = {entry.path.resolve(): entry for entry in list_profiles(workspace, cwd)}
+    named = list_profiles(workspace, cwd)
+    names = {entry.name for entry in named}
+    entries = {entry.path.resolve(): entry for entry in named}
+    for entry in profiles_in(cwd):
+        if entry.name in names:
+            entry = replace(entry, name=entry.path.name)
+        entries.setdefault(entry.path.resolve(), entry)
     for path in map(Path, files):
         if path.resolve() not in entries and path.is_file():
-            named = partial(ProfileEntry, shown_path(path), path, "file")
-            try:
-                entries[path.resolve()] = named(load(path), None)
-            except ProfileError as error:
-                entries[path.resolve()] = named(None, error)
+            entries[path.resolve()] = read_entry(shown_path(path), path, "file")
     return sorted(entries.values(), key=lambda entry: entry.profile is None)
 
 

@@ -126,7 +126,7 @@ def test_the_last_word_is_completed_as_a_path(tmp_path: Path, text: str, expecte
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "here" / "train.py"
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     path.write_text("print(1)\n")
     monkeypatch.chdir(path.parent)
     return path
@@ -145,6 +145,32 @@ async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: 
         assert plan is not None and plan.spec is not None and plan.spec.typed == ("train.py", "--lr", "0.1")
         await pilot.press("escape", "ctrl+u", *"gone.py x", "enter")
         assert isinstance(app.screen, ChooseProfileScreen) and "gone.py" in text(app, "message")
+
+
+async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
+    filler: Filler, make_app: MakeApp, mine: Path, script: Path
+) -> None:
+    filler.overnight()
+    launched_from(filler, "mine-1", mine)
+    for name, content in {"train": "script: train.py\n", "alpha": "script: train.py\n", "data": "rows: 3\n"}.items():
+        (script.parent / f"{name}.yaml").write_text(content)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        names = [row.name for row in choosing(app).found]
+        # A profile of the home has the name alpha.
+        assert names[:2] == ["alpha.yaml", "train"] and "mine.yaml" in names[2] and "data" not in names
+        await pilot.press(*"trai")
+        assert [row.name for row in choosing(app).found] == ["train", "train.py"]
+        await pilot.press("tab")
+        assert choosing(app).edit.text == "train."
+        assert "train.py train.yaml" in text(app, "message")
+        assert "train.py" in text(app, "list")
+        await pilot.press("backspace", "enter")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        entry = form_of(app).form.entry
+        assert entry is not None and (entry.name, entry.path.name) == ("train", "train.yaml")
 
 
 async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script: Path) -> None:
