@@ -385,7 +385,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         now = self.snapshot.at
 
         def state(row: ProfileRow, width: int = 0) -> list[Span]:
-            used = "" if row.used_at is None else ago(now - row.used_at)
+            used = "" if row.used_at is None else f"used {ago(now - row.used_at)}"
             return [(row.missing, "warn") if row.missing else (used, "dim")]
 
         # No wider than needed, so that the descriptions get the rest; paths are cut.
@@ -400,7 +400,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             Column("PROFILE", max(18, min(names, most)), name_cell),
             Column("", 12, about, importance=1, grow=1),
             Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
-            Column("LAST USED", max(9, min(states, most)), state),
+            Column("STATUS", max(9, min(states, most)), state),
         )
 
     def foot(self, width: int, height: int) -> list[Line]:

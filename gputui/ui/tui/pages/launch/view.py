@@ -118,9 +118,10 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Key
         return filled([rule("CHECKS", width, "checking…")], width, height)
     passed = [check for check in plan.checks if check.status == "pass" and check.name != "gpus"]
     wrong = [each for status in ("fail", "warn") for each in plan.checks if each.status == status]
-    count = len(plan.problems) + len(wrong)
-    found = count_of(count, "problem" if plan.blocked_by else "warning")
-    lines = [rule("CHECKS", width, found if count else "✓ all passed")]
+    failures = len(plan.problems) + sum(check.status == "fail" for check in wrong)
+    warnings = sum(check.status == "warn" for check in wrong)
+    counts = [count_of(number, noun) for number, noun in ((failures, "problem"), (warnings, "warning")) if number]
+    lines = [rule("CHECKS", width, ", ".join(counts) or "✓ all passed")]
     for problem in plan.problems:
         lines += paragraph((" ✗ ", "bad"), keys.in_words(problem, "launch"), "text", width)
     for check in wrong:

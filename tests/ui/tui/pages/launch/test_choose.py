@@ -63,7 +63,8 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
         await pilot.press("n")
         await until(pilot, lambda: choosing(app).rows is not None)
         lines = text(app, "list").splitlines()
-        assert "mine.yaml" in lines[2] and "  1 h ago" in lines[2]
+        assert "STATUS" in lines[1]
+        assert "mine.yaml" in lines[2] and "  used 1 h ago" in lines[2]
         by_name = {row.name: row for row in choosing(app).rows or ()}
         assert by_name["needy"].missing == "needs data_dir (data/none)"
         assert by_name["wide"].missing.startswith("needs 64 GPUs")
