@@ -55,12 +55,14 @@ UNNAMED_CHECKPOINTS = "the profile names no checkpoints"
 class ActionKind(Struct, frozen=True):
     """An action of a recovery ladder.
 
-    ``help`` is one sentence for the documentation. ``apply`` is None for actions that choose a
+    ``name`` is for profiles, the database and JSON, ``title`` for sentences, ``help`` one sentence for the
+    documentation. ``apply`` is None for actions that choose a
     checkpoint or stop. ``argument`` is the meaning of its number, None if it takes none, with its
     ``default`` and its ``least`` value; ``whole``: it must be an integer.
     """
 
     name: str
+    title: str
     help: str
     apply: Callable[[ActionContext], Result] | None = None
     argument: str | None = None
@@ -274,31 +276,45 @@ def prune_checkpoints(context: ActionContext) -> Result:
 
 
 _ACTIONS = (
-    ActionKind("restart", "start again from the newest valid checkpoint", _unchanged("restart")),
-    ActionKind("shrink_batch",
+    ActionKind("restart", "a restart", "start again from the newest valid checkpoint", _unchanged("restart")),
+    ActionKind("shrink_batch", "a smaller batch",
                "lower the batch to at most 0.75 of it and raise accumulation; keeps the effective batch within 2 %",
                shrink_batch),
-    ActionKind("gradient_checkpointing", "enable gradient checkpointing", _switch_on("gradient_checkpointing")),
-    ActionKind("cpu_offload", "enable CPU offloading", _switch_on("cpu_offload")),
-    ActionKind("lower_lr", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
-    ActionKind("tighter_clip", "divide the clipping norm, or clip at 1.0 if clipping is off",
+    ActionKind("gradient_checkpointing", "gradient checkpointing",
+               "enable gradient checkpointing", _switch_on("gradient_checkpointing")),
+    ActionKind("cpu_offload", "CPU offloading", "enable CPU offloading", _switch_on("cpu_offload")),
+    ActionKind("lower_lr", "a lower learning rate", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
+    ActionKind("tighter_clip", "tighter gradient clipping",
+               "divide the clipping norm, or clip at 1.0 if clipping is off",
                tighter_clip, "divisor", 2.0, 1.01),
-    ActionKind("fewer_workers", "halve the data loader workers", fewer_workers),
-    ActionKind("rollback", "go back that many checkpoints; strike off the later ones", None, "checkpoints", 1, 1, True),
-    ActionKind("new_port", "start again with another port", new_port),
-    ActionKind("longer_timeout", "multiply the timeout of collectives", longer_timeout, "factor", 2.0, 1.01),
-    ActionKind("nccl_debug", "enable the debug logs of NCCL and PyTorch for one attempt", nccl_debug),
-    ActionKind("exclude_gpu",
+    ActionKind("fewer_workers", "a lower number of data loader workers",
+               "halve the data loader workers", fewer_workers),
+    ActionKind("rollback", "an earlier checkpoint",
+               "go back that many checkpoints; strike off the later ones", None, "checkpoints", 1, 1, True),
+    ActionKind("new_port", "another port", "start again with another port", new_port),
+    ActionKind("longer_timeout", "a longer timeout",
+               "multiply the timeout of collectives", longer_timeout, "factor", 2.0, 1.01),
+    ActionKind("nccl_debug", "debugging of NCCL",
+               "enable the debug logs of NCCL and PyTorch for one attempt", nccl_debug),
+    ActionKind("exclude_gpu", "exclusion of the failed GPU",
                "quarantine the failed GPU; use a free one, or fewer (`min_gpus`), or wait for one", exclude_gpu),
-    ActionKind("wait", "start again after a delay", _unchanged("wait"), "seconds", 60.0),
-    ActionKind("wait_cool", "wait, at most so long, until the GPUs are 15 °C below throttling",
+    ActionKind("wait", "a delay", "start again after a delay", _unchanged("wait"), "seconds", 60.0),
+    ActionKind("wait_cool", "a wait for cooler GPUs",
+               "wait, at most so long, until the GPUs are 15 °C below throttling",
                wait_cool, "seconds", 900.0, 1.0),
-    ActionKind("wait_disk", "wait for room for that many checkpoints; stop after 6 h",
+    ActionKind("wait_disk", "a wait for disk space", "wait for room for that many checkpoints; stop after 6 h",
                wait_disk, "checkpoints", 2, 1, True),
-    ActionKind("prune_checkpoints", "remove old checkpoints; in no built-in policy",
+    ActionKind("prune_checkpoints", "removal of old checkpoints", "remove old checkpoints; in no built-in policy",
                prune_checkpoints, "checkpoints kept", 3, 1, True),
-    ActionKind("stop", "stop the run and give the reason"),
+    ActionKind("stop", "a stop", "stop the run and give the reason"),
 )  # fmt: skip
 
 ACTIONS: dict[str, ActionKind] = {kind.name: kind for kind in _ACTIONS}
 """Every action by its name, in the order of the documentation."""
+
+
+def action_title(name: str) -> str:
+    """The words for an action in a sentence; other steps of recovery are named in words already."""
+    if name in ACTIONS:
+        return ACTIONS[name].title
+    return name

@@ -12,7 +12,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from gputui.core.units import duration
-from gputui.recovery.actions import ACTIONS, tuned_by_study
+from gputui.recovery.actions import ACTIONS, action_title, tuned_by_study
 from gputui.recovery.batches import SHRINK
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.recovery.effects import (
@@ -235,7 +235,7 @@ class _Decision:
     def _exhausted_reason(self, kind: str, skipped: Sequence[Result]) -> str:
         title, policy = KINDS[kind].title, self.failed.policy.name
         names = (name for past in self.retries if past.kind == kind for name in past.actions)
-        tried = [name for name in dict.fromkeys(names) if name != UNDO]
+        tried = [action_title(name) for name in dict.fromkeys(names) if name != UNDO]
         if not tried and not skipped:
             return f"{title}: the policy {policy} does not try again after that"
         same = [f"the same after {' and '.join(tried)}"] if tried else []
@@ -310,4 +310,4 @@ def _effect(results: Iterable[Result]) -> Effect:
 
 def _skips(results: Iterable[Result]) -> list[str]:
     skipped = (result for result in results if isinstance(result, SkippedAction))
-    return [f"{result.name} was skipped: {result.why}" for result in skipped]
+    return [f"{action_title(result.name)} was skipped: {result.why}" for result in skipped]

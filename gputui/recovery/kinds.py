@@ -158,3 +158,10 @@ _KINDS = (
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 """Every kind by its name, in the order of the documentation."""
+
+
+def kind_title(name: str) -> str:
+    """The words for a kind of incident; those of its name for one that another version stored."""
+    if name in KINDS:
+        return KINDS[name].title
+    return name.replace("_", " ")

@@ -8,6 +8,7 @@ from gputui.recovery.actions import ACTIONS
 from gputui.recovery.batches import Grain, Pair, shrink
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import ActionContext, AppliedAction, SkippedAction, apply_changes
+from gputui.recovery.kinds import KINDS
 from gputui.runs.spec import RunSpec, Scalar
 from tests.tables import table
 
@@ -124,3 +125,9 @@ def test_what_is_done(name: str, params: dict[str, Scalar], argument: float | No
     result = act(name, params, argument)
     assert isinstance(result, AppliedAction)
     assert apply_changes(params, (result,)) == after
+
+
+def test_every_action_and_kind_has_words_of_its_own() -> None:
+    for kinds in (ACTIONS.values(), KINDS.values()):
+        titles = [kind.title for kind in kinds]
+        assert len(set(titles)) == len(titles) and not any("_" in title for title in titles)

@@ -130,6 +130,13 @@ def test_then_checkpoints_gradients_then_stops() -> None:
     assert third.changed == {}
 
 
+def test_what_was_tried_is_told_in_words() -> None:
+    params = PARAMS | {"batch_size": 1, "gradient_checkpointing": True}
+    smaller = PastDecision(1, "cuda_oom", 1, "retry", False, True, ("shrink_batch",))
+    plan = plan_for("cuda_oom", history=[smaller], params=params, progress=STUCK)
+    assert plan.because == "exhausted" and "the same after a smaller batch; " in plan.reason
+
+
 def test_progress_climbs_down_again() -> None:
     plan = plan_for("cuda_oom", history=[retry("cuda_oom", 1, changed=True)], progress=AttemptReach(90, 40))
     assert plan.rung == 0 and "batch_size" in plan.changed
@@ -148,6 +155,7 @@ def test_an_action_without_its_parameter_is_skipped_and_the_ladder_goes_on() -> 
     assert nothing.verdict == "stop"
     assert "no parameter is known for batch_size" in nothing.reason
     assert "no parameter is known for gradient_checkpointing" in nothing.reason
+    assert "a smaller batch was skipped" in nothing.reason and "shrink_batch" not in nothing.reason
     assert [action.to_json()["applied"] for action in nothing.actions] == [False, False]
 
 

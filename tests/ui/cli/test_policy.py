@@ -70,7 +70,7 @@ def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
     assert last["verdict"] == "stop" and told["stopped"]
     assert "hush" not in json.dumps(told)
     text = said(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
-    assert "micro  16 → 12" in text and "gradient_checkpointing was skipped" in text and "hush" not in text
+    assert "micro  16 → 12" in text and "gradient checkpointing was skipped" in text and "hush" not in text
     assert not machine.workspace.database.exists() and not list(machine.workspace.runs.iterdir())
 
 

@@ -8,7 +8,6 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.recovery.kinds import KINDS
 from gputui.runs.spec import known_spec
 from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
@@ -106,12 +105,6 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
 def fatal_incident(page: RunPage) -> IncidentView | None:
     """The incident that ended a failed run; None for other runs, or if none is known."""
     return page.incidents[-1] if page.run.state == "failed" and page.incidents else None
-
-
-def title_of(incident: IncidentView) -> str:
-    """A short name of an incident, for places where the banner shows its summary."""
-    kind = KINDS.get(incident.kind)
-    return kind.title if kind is not None else incident.kind.replace("_", " ")
 
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:

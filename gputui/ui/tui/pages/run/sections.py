@@ -14,6 +14,7 @@ from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duratio
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words, total
+from gputui.recovery.kinds import kind_title
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
@@ -23,7 +24,7 @@ from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, sign_of
-from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words, title_of
+from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words
 
 EVIDENCE_SHOWN = 3
 _INDENT = 2
@@ -125,7 +126,7 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     """Each parameter, those first that changed after the launch, with the reason; and the code."""
     current = page.run.params
-    kinds = {incident.incident_id: incident.kind.replace("_", " ") for incident in page.incidents}
+    kinds = {incident.incident_id: kind_title(incident.kind) for incident in page.incidents}
     decisions = {name: decision for decision in page.decisions for name in decision.params}
     changed, same = [], []
     for name in dict.fromkeys([*page.launched, *current]):
@@ -351,7 +352,7 @@ def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -
         paid = page.costs.get(incident.incident_id)
         if paid is not None and in_words(paid):
             details.append((f"cost {in_words(paid)}", "dim"))
-        text = title_of(incident) if incident is fatal else clean(with_indices(incident.summary, gpus))
+        text = kind_title(incident.kind) if incident is fatal else clean(with_indices(incident.summary, gpus))
         yield _Entry(incident.at, "warn", text, details)
 
 

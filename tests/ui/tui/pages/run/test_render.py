@@ -64,8 +64,8 @@ def page(snapshot: Snapshot) -> RunPage:
 
 def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
     assert text_of(parameter_lines(page, NOW, 80))[:3] == [
-        " batch_size              512 → 384  cuda oom 01:41:05",
-        " grad_accum              1 → 2  cuda oom 01:41:05",
+        " batch_size              512 → 384  out of GPU memory 01:41:05",
+        " grad_accum              1 → 2  out of GPU memory 01:41:05",
         " lr                      0.001",
     ]
     long = replace(page, launched={}, run=replace(page.run, params={"lr": 0.0190956478, "steps": 120000}))
