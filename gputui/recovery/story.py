@@ -101,13 +101,22 @@ def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> 
     lasted = duration(max(0.0, until - attempt.created_at) if seconds is None else seconds)
     if placement is not None and placement.queued_seconds >= 1:
         lasted += f", after {duration(placement.queued_seconds)} in the queue"
-    steps = " without a step in its metrics" if is_over else ""
-    if attempt.first_step is not None and attempt.last_step is not None:
-        steps = f" from step {attempt.first_step} to {attempt.last_step}"
+    has_steps = attempt.first_step is not None and attempt.last_step is not None
+    no_steps = " without a step in its metrics" if is_over and not has_steps else ""
     verb, so_far = ("ran", "") if is_over else ("has been running", " so far")
-    resumed = _resumed(attempt, went_on)
-    where = _place(run, attempt)
-    return f"Attempt {attempt.number} {verb} on {where}{steps} for {lasted}{so_far}{resumed}.{_requeues(attempt)}"
+    where, resumed = _place(run, attempt), _resumed(attempt, went_on)
+    ran = f"Attempt {attempt.number} {verb} on {where}{no_steps} for {lasted}{so_far}{resumed}."
+    return f"{ran}{_reported(attempt)}{_requeues(attempt)}"
+
+
+def _reported(attempt: Attempt) -> str:
+    """The steps in the metrics of an attempt, which may have made others; "" without any."""
+    first, last = attempt.first_step, attempt.last_step
+    if first is None or last is None:
+        return ""
+    if first == last:
+        return f" It reported step {first}."
+    return f" It reported steps {first} to {last}."
 
 
 def _place(run: Run, attempt: Attempt) -> str:
@@ -134,7 +143,7 @@ def _requeues(attempt: Attempt) -> str:
 
 def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     if went_on == "unaided":
-        return "; it went on there by itself, from what the script had saved"
+        return f"; it went on by itself (step {attempt.first_step}), from what the script had saved"
     if attempt.resumed_from is None:
         return ""
     name, first = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1], attempt.first_step

@@ -48,10 +48,10 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     told = tell(ended, attempts, [oom], [retry], [move(1.0, None, "queued")], now=NOW)
     assert told == [
         "digits-1 was launched by ann from the profile digits-ddp.",
-        "Attempt 1 ran on 2 CPU ranks from step 0 to 39 for 49 s. Rank 0 ran out of GPU memory (tried to allocate 2.00 GiB), "
-        "at step 40. Evidence: torchrun: saw rank 0 fail first, with code 1. gputui lowered batch_size 16 → 12, resuming "
+        "Attempt 1 ran on 2 CPU ranks for 49 s. It reported steps 0 to 39. "
+        "Rank 0 ran out of GPU memory (tried to allocate 2.00 GiB), at step 40. Evidence: torchrun: saw rank 0 fail first, with code 1. gputui lowered batch_size 16 → 12, resuming "
         "from step_00000040.pt.",
-        "Attempt 2 ran on 2 CPU ranks from step 41 to 299 for 2 min, resumed from step_00000040.pt. It succeeded.",
+        "Attempt 2 ran on 2 CPU ranks for 2 min, resumed from step_00000040.pt. It reported steps 41 to 299. It succeeded.",
         "The run succeeded with 2 attempts that took 2 min 49 s.",
     ]
 
@@ -77,16 +77,16 @@ def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
     again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
     told = tell(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
-    assert mentions(told[2], "from step 61 to 99", "by itself") and "beginning" not in told[2]
+    assert mentions(told[2], "by itself (step 61)", "It reported steps 61 to 99.") and "beginning" not in told[2]
 
 
 PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
 
 
 @table("started_at, placement, said", [
-    (3.0, PLACED, "ran on 2 GPUs of lab (n1) from step 1 to 9 for 1 min, after 2 min in the queue."),
-    (3.0, replace(PLACED, gpus=0, queued_seconds=0.0), "ran on lab (n1) from step 1 to 9 for 1 min."),
-    (3.0, None, "ran on lab from"),
+    (3.0, PLACED, "ran on 2 GPUs of lab (n1) for 1 min, after 2 min in the queue. It reported steps 1 to 9."),
+    (3.0, replace(PLACED, gpus=0, queued_seconds=0.0), "ran on lab (n1) for 1 min."),
+    (3.0, None, "ran on lab for"),
     (None, PLACED, "did not begin its command on lab within 50 s."),
     (3.0, replace(PLACED, restarts=3, limit_restarts=2), "requeued 2 times at its time limit and 1 time by the"),
 ])  # fmt: skip

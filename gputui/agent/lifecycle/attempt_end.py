@@ -189,10 +189,9 @@ def _lost_by_stop(end: _End) -> str:
         return ""
     if candidates(choice.rows, search.attempts):
         return ""
-    rows = read_attempts(end.context.connection, end.run.run_id)
-    count = last_step - min(row.first_step for row in rows if row.first_step is not None) + 1
-    steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
-    return f"; there is no usable checkpoint {search.words}, so that its {steps} lost"
+    # How many they are is unknown: a script may report every tenth.
+    steps = f"its steps up to {units.count(last_step)} are lost"
+    return f"; there is no usable checkpoint {search.words}, so that {steps}"
 
 
 def _succeeded(end: _End) -> None:
