@@ -64,7 +64,7 @@ def _cannot_restart_by_name(run: Run) -> str | None:
 def _cannot_resume_from_path(run: Run) -> str | None:
     spec = known_spec(run)
     if spec is not None and spec.checkpoints is None:
-        return _cannot_remove(run) or "no way to resume in the profile"
+        return _cannot_remove(run) or "no known way to load a checkpoint"
     return _cannot_restart(run)
 
 

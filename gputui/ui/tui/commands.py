@@ -197,7 +197,7 @@ class Commands(Shell):
         elif json_mapping(run.spec_json).get("checkpoints") is not None:
             effect = "It gets the time to write a checkpoint, then its processes end."
         else:
-            effect = "It saves no checkpoints: its steps are lost, then its processes end."
+            effect = "Its processes end. It can only begin again: how it loads a checkpoint is not known."
         self._ask_first(f"Stop {run.run_id}", effect, "stop", run.run_id, {"now": False})
 
     def do_restart(self) -> None:

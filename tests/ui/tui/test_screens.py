@@ -25,7 +25,7 @@ from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.widgets.dialog import Dialog
 from gputui.ui.tui.widgets.pane import Pane
 from tests.texts import mentions
-from tests.ui.tui.conftest import StillFeed
+from tests.ui.tui.conftest import MakeApp, StillFeed
 from tests.ui.tui.filling import Filler
 
 SMALL = (80, 24)
@@ -395,3 +395,19 @@ async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, f
             assert word in shown
         await pilot.press("escape", "escape", "escape")
         assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+
+
+async def test_a_run_without_known_checkpoints_says_so_before_it_is_stopped_or_resumed(
+    filler: Filler, make_app: MakeApp
+) -> None:
+    filler.overnight()
+    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
+    app = make_app()
+    async with app.run_test(size=(100, 30)) as pilot:
+        overview(app).select_run("vit-b16-1")
+        await pilot.press("s")
+        assert mentions(text(app, "confirm"), "Its processes end. It can only begin again", "is not known.")
+        await pilot.press("escape")
+        overview(app).select_run("resnet50-2")
+        await pilot.press("r")
+        assert "r  resume   it has no known way to load a checkpoint." in text(app, "confirm")

@@ -84,7 +84,9 @@ class MenuScreen(Dialog):
         rows: list[Line] = []
         for item in self._items:
             key, text = ("key", "text") if item.why_not is None else ("dim", "dim")
-            words = (item.why_not or item.words).removeprefix(f"{self._title} ")
+            words = item.words
+            if item.why_not is not None:
+                words = item.why_not.replace(f"{self._title} ", "it ", 1)
             rows.append([(f"{item.key}  ", key), (f"{item.label:<{label_width}}", text), (words, "dim")])
         return Content(self._title, lines, rows)
 
