@@ -97,6 +97,8 @@ class StudyScreen(ListingPage[view.TrialRow]):
         if page is None:
             super().draw(width, height)
             return
+        if not self.table.order:
+            self.table = replace(self.table, order=view.first_order(page))
         left = height - 1 - self.draw_frame(width)
         self.keep_cursor()
         self.show_head(width)
@@ -141,7 +143,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def turn_to(self, study_id: str) -> None:
         if study_id != self.study_id:
             self.study_id = study_id
-            self.table = view.TrialList(order=self.table.order, view=self.table.view)
+            self.table = view.TrialList(view=self.table.view)
 
     def do_study_view(self) -> None:
         if self.study is not None:

@@ -47,9 +47,8 @@ _PALE = (TrialState.PRUNED, TrialState.STOPPED, TrialState.INFEASIBLE, TrialStat
 
 
 class TrialList(ListState, frozen=True):
-    """State of the page beyond the snapshot."""
+    """State of the page beyond the snapshot. The order is empty until a study is shown."""
 
-    order: str = "number"
     view: View = "values"
 
 
@@ -69,6 +68,14 @@ ORDERS: tuple[RowOrder[TrialRow], ...] = (
     RowOrder("number", "n", "by number"),
     RowOrder("value", "v", "by value", lambda row: row.loss),
 )
+
+
+def first_order(page: StudyPage) -> str:
+    """The name of the order in which a study opens: the best trials first once it is over."""
+    if page.study.state.is_over:
+        return "value"
+    return "number"
+
 
 # --- the trials
 

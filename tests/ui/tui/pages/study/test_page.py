@@ -159,6 +159,19 @@ async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared
         assert isinstance(app.screen, OverviewScreen)
 
 
+@pytest.mark.parametrize(("state", "order", "first"), [("running", "number", 0), ("finished", "value", 4)])
+async def test_a_study_that_is_over_opens_with_its_best_trials_first(
+    filler: Filler, make_app: MakeApp, state: str, order: str, first: int
+) -> None:
+    filler.study(state=state)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        assert page(app).table.order == order and page(app).row_ids[0] == first
+        await pilot.press("o", "o")
+        assert page(app).table.order == order
+
+
 async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await opened(pilot)
