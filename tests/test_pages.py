@@ -107,3 +107,4 @@ async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace
     async with shown(home, PICTURES["run"]) as app:
         text = text_of(app)
         assert "lowered batch_size 512 → 256" in text and "crashed in a GPU kernel" in text
+        assert "newest 53 400, 1 min ago" in text

@@ -258,6 +258,12 @@ def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     return CheckpointScan(search, surveyed(search, lambda: now), now)
 
 
+def store_scan(connection: Connection, number: int, seen: CheckpointScan) -> None:
+    """Store what a scan saw in the life of the attempt of this number, in the caller's transaction."""
+    checkpoints.note_scan(connection, seen.search.run_id, number, str(seen.search.real_folder), seen.at)
+    write_ledger(connection, seen.search, seen.rows)
+
+
 @dataclass(slots=True)
 class _Watch:
     """The scans for one attempt's checkpoints: when the next is due (monotonic), and the one that
@@ -320,6 +326,5 @@ class CheckpointSurveys:
             return
         watch.is_reported = False
         with transaction(context.connection) as connection:
-            checkpoints.note_scan(connection, run_id, number, str(seen.search.real_folder), seen.at)
-            write_ledger(connection, seen.search, seen.rows)
+            store_scan(connection, number, seen)
         self.on_scan(run_id)

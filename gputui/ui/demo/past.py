@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.attempt_end import end_attempt
+from gputui.agent.lifecycle.checkpoint_survey import scan, search_now, store_scan
 from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
@@ -196,6 +197,7 @@ class DemoPast:
         log.write_text("\n".join([f"training on {len(gpus)} GPUs", *printed, act.log]))
         if act.is_live:
             read_rest(self.context, run_id, 60.0)
+            self._see_checkpoints(run_id, attempt.number)
             self.busy.append(Occupation(began_at, math.inf, run_id, gpus, peak))
             return
         self.busy.append(Occupation(began_at, self.at, run_id, gpus, peak))
@@ -266,6 +268,13 @@ class DemoPast:
             fails_at = None if act.fails_after is None else act.last_step + act.fails_after
             Continuation(act.last_step, fails_at).write(folder)
         return printed
+
+    def _see_checkpoints(self, run_id: str, number: int) -> None:
+        """Record the checkpoints of a live attempt, as the agent does while it lives."""
+        search = search_now(self.context, self._run(run_id))
+        if search is not None:
+            with transaction(self.connection):
+                store_scan(self.connection, number, scan(search, self.at))
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self.context
