@@ -20,19 +20,20 @@ from gputui.profiles.schema import ProfileForm
 from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
 from gputui.runs.spec import Scalar
 
-_ADD_OPTIONS = ("hydra", "hf", "lightning")
-"""Styles of parsers with more options than a script declares."""
 _EVERY_PROJECTS = ("train", "main", "run", "__main__", "make", "just", "accelerate", "python", "uv", *SHELLS)
 """Names of scripts and programs that every project has."""
 
 
-def command_profile(words: Sequence[str], folder: Path, *, callers_options: Collection[str] = ()) -> Profile:
+def command_profile(
+    words: Sequence[str], folder: Path, *, verbs_options: Collection[str] = (), programs_options: Collection[str] = ()
+) -> Profile:
     """The profile that runs a command as it was typed in ``folder``.
 
     Typed options are its parameters; the script is read, not run, for what they mean. It asks for as
     many GPUs as the launcher's options say, else for one.
 
-    Raises DraftError, also for one of the ``callers_options`` behind a script that has no such option.
+    Raises DraftError, also for an option of gputui, of its verb or before that, behind a script that has no such
+    option.
     """
     command = split_command(words, folder)
     if words[0] == command.script and command.launcher is FOR_RANKS:
@@ -42,12 +43,14 @@ def command_profile(words: Sequence[str], folder: Path, *, callers_options: Coll
         subject = examine(command, folder)
     arguments = DraftArguments(subject)
     survey = subject.survey
-    if survey.is_certain and survey.style not in _ADD_OPTIONS:
+    if survey.has_all_options:
         for flag in arguments.undeclared:
-            meant = meant_option(flag, callers_options)
+            refusal = f"{command.script or words[0]} has no option {flag}; gputui's own"
+            meant = meant_option(flag, verbs_options)
             if meant is not None:
-                program = command.script or words[0]
-                raise DraftError(f"{program} has no option {flag}; gputui's own, {meant}, comes before the script")
+                raise DraftError(f"{refusal}, {meant}, comes before the script")
+            if flag in programs_options:
+                raise DraftError(f"{refusal} comes directly behind gputui")
     try:
         form = ProfileForm.model_validate(command_keys(arguments, _processes(command)))
     except ValidationError as error:

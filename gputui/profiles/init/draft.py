@@ -61,6 +61,7 @@ class Draft:
         seen: a line for each thing that was seen, for the person.
         open_points: a line for each that a person has to decide or the first run to show.
         undeclared: typed options that are hardly the script's, as far as it could be read.
+        options: all options that the script takes; none if there may be others.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Draft:
     seen: list[str] = field(default_factory=list)
     open_points: list[str] = field(default_factory=list)
     undeclared: Sequence[str] = ()
+    options: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -109,6 +111,8 @@ def draft(
     arguments = DraftArguments(subject)
     if subject.survey.is_certain or subject.survey.style is None:
         profile.undeclared = arguments.undeclared
+    if subject.survey.has_all_options:
+        profile.options = [flag for option in subject.options.values() for flag in option.flags]
     outputs = _complete(arguments, profile)
     profile.keys = {"name": profile.name, **command_keys(arguments, _processes(subject, gpus))}
     _add_remarks(profile, arguments)

@@ -41,12 +41,7 @@ class DraftSubject(Struct, frozen=True):
 
     def option_of(self, flag: str) -> Option | None:
         """The option that a typed word spells: a flag, or the beginning of one as in argparse."""
-        spellings = {
-            _plain(text): option
-            for option in self.options.values()
-            for text in (option.flag, *option.others, *option.negatives)
-            if text
-        }
+        spellings = {_plain(text): option for option in self.options.values() for text in option.flags}
         plain = _plain(flag)
         if plain in spellings or not flag.startswith("--"):
             return spellings.get(plain)

@@ -50,6 +50,11 @@ class Option(Struct, frozen=True):
     exclusive_group: int | None = None
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """All its spellings; none for a positional argument."""
+        return tuple(filter(None, (self.flag, *self.others, *self.negatives)))
+
+    @property
     def is_number(self) -> bool:
         """True if the script takes its value as a number."""
         if self.type:

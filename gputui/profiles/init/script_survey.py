@@ -14,6 +14,8 @@ from gputui.profiles.init.script_options import Module, Option, Style
 from gputui.profiles.init.syntax import last_name
 
 MAX_BYTES = 2 << 20
+_ADD_OPTIONS = ("hydra", "hf", "lightning")
+"""Styles of parsers with more options than a script declares."""
 
 
 class SurveyError(Exception):
@@ -39,6 +41,11 @@ class Survey:
     shared: set[str] = field(default_factory=set)
     text: str = ""
     is_certain: bool = False
+
+    @property
+    def has_all_options(self) -> bool:
+        """True if the script takes no other options than those that were read."""
+        return self.is_certain and self.style not in _ADD_OPTIONS
 
     def uses(self, *packages: str) -> bool:
         """Return whether the script imports any of these packages."""

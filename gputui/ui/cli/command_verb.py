@@ -11,6 +11,11 @@ IS_COMMAND = "gputui.is_command"
 """Of a click context: whether its words are a command and not a profile."""
 
 
+def options_of(command: click.Command) -> list[str]:
+    """The options of a command, in all their spellings."""
+    return [option for parameter in command.params for option in parameter.opts]
+
+
 class CommandVerb(Verb):
     """A command whose options come before a typed command, but stand anywhere beside a profile."""
 

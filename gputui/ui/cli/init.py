@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from gputui.core.files import write_new
-from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.core.yaml_forms.problems import ProfileError, nearest, shown_path
 from gputui.metrics.learning import LearnedLines
 from gputui.metrics.log_trial import try_log
 from gputui.profiles.init.command_profile import meant_option
-from gputui.profiles.init.draft import draft
+from gputui.profiles.init.draft import Draft, draft
 from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
-from gputui.ui.cli.command_verb import IS_COMMAND
+from gputui.ui.cli.command_verb import IS_COMMAND, options_of
 from gputui.ui.cli.context import Exit, Verb, exit_on, fail, say, verb
 from gputui.ui.cli.log_trial import read_log
+
+
+def _refuse_options(ctx: click.Context, words: Sequence[str], profile: Draft) -> None:
+    """End the command for an option that is hardly the script's: one of gputui, or one that it does not declare."""
+    typed = ["python", *words] if words[0].endswith(".py") else [*words]
+    remedy = f"for a command with its arguments: gputui init -- {shlex.join(typed)}"
+    for flag in profile.undeclared:
+        meant = meant_option(flag, options_of(ctx.command))
+        if meant is not None:
+            fail(f"{flag}: did you mean {meant}? Or {remedy}", Exit.USAGE)
+        if not profile.options:
+            continue
+        refusal = f"{flag} is not an option of {profile.keys.get('script', words[0])}"
+        if flag in options_of(ctx.find_root().command):
+            fail(f"{refusal}; gputui's own comes directly behind gputui: gputui {flag} … init {words[0]}", Exit.USAGE)
+        spellings = {option.lstrip("-"): option for option in profile.options}
+        alike = nearest(flag.lstrip("-"), spellings)
+        if alike is not None:
+            fail(f"{refusal}; did you mean {spellings[alike]}? Or {remedy}", Exit.USAGE)
+        fail(f"{refusal}; {remedy}", Exit.USAGE)
 
 
 class _InitVerb(Verb):
@@ -51,13 +72,8 @@ def command(ctx: click.Context, words: tuple[str, ...], preset: str | None, out:
         trial = try_log(read_log(log), LearnedLines())
     with exit_on(DraftError, SurveyError, code=Exit.USAGE):
         profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
-    options = [option for parameter in ctx.command.params for option in parameter.opts]
-    for flag in () if ctx.meta[IS_COMMAND] else profile.undeclared:
-        if (meant := meant_option(flag, options)) is not None:
-            # It is hardly the script's, and was probably meant for init.
-            typed = ["python", *words] if words[0].endswith(".py") else [*words]
-            remedy = f"for a command with its arguments: gputui init -- {shlex.join(typed)}"
-            fail(f"{flag}: did you mean {meant}? Or {remedy}", Exit.USAGE)
+    if not ctx.meta[IS_COMMAND]:
+        _refuse_options(ctx, words, profile)
     path = here / (out or f"{profile.name}.yaml")
     try:
         read_profile(profile.text, path)

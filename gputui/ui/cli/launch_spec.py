@@ -21,7 +21,7 @@ from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
-from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES
+from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES, options_of
 from gputui.ui.cli.context import Exit, Session, exit_on, fail, refuse
 
 
@@ -64,9 +64,11 @@ def typed_profile(words: Sequence[str], command: click.Command) -> Profile:
     from gputui.profiles.init.command_profile import command_profile
     from gputui.profiles.init.typed_command import DraftError
 
+    program = click.get_current_context().find_root().command
     with exit_on(DraftError, code=Exit.USAGE):
-        own = [flag for parameter in command.params for flag in parameter.opts]
-        return command_profile(words, Path.cwd(), callers_options=own)
+        return command_profile(
+            words, Path.cwd(), verbs_options=options_of(command), programs_options=options_of(program)
+        )
 
 
 def resolve_spec(

@@ -205,6 +205,13 @@ def test_what_is_no_command_says_what_to_type(
          "gputui init -- python a.py -o x.yaml"),
         ("init torchrun plain.py --output=x.yaml", "--output: did you mean --out? Or for a command with its arguments: "
          "gputui init -- torchrun plain.py --output=x.yaml"),
+        ("init a.py --home x", "--home is not an option of a.py; gputui's own comes directly behind gputui: "
+         "gputui --home … init a.py"),
+        ("init a.py --lrr 3", "--lrr is not an option of a.py; did you mean --lr? Or for a command with its arguments: "
+         "gputui init -- python a.py --lrr 3"),
+        ("init torchrun a.py --grow=3", "--grow is not an option of a.py; for a command with its arguments: "
+         "gputui init -- torchrun a.py --grow=3"),
+        ("run --dry-run a.py --home x", "a.py has no option --home; gputui's own comes directly behind gputui"),
         ("run --dry-run a.py -g 2", "a.py has no option -g; gputui's own, --gpus, comes before the script"),
         ("run --dry-run a.py --gpus 2", "a.py has no option --gpus; gputui's own, --gpus, comes before the script"),
     ],
@@ -219,12 +226,26 @@ def test_an_option_for_gputui_that_the_script_does_not_have(
     assert not list(tmp_path.glob("*.yaml"))
 
 
-@table("typed", ["a.py --lr 3", "a.py --grow 3", "-- python a.py -o x.yaml", "-- a.py --out x.yaml"])
+@table(
+    "typed",
+    [
+        "a.py --lr 3",
+        "open.py --grow 3",
+        "plain.py --home 3",
+        "-- python a.py -o x.yaml",
+        "-- a.py --out x.yaml",
+        "-- a.py --home 3",
+    ],
+)
 def test_options_of_the_script_are_not_those_of_init(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n")
+    source = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n"
+    Path("a.py").write_text(source)
+    Path("open.py").write_text(source.replace("parse_args", "parse_known_args"))
+    Path("plain.py").write_text("print(1)\n")
     assert call(workspace, "init", *typed.split()).code == 0
-    assert f"{{{typed.split()[-2].lstrip('-')}}}" in Path("a.yaml").read_text()
-    Path("a.yaml").unlink()
+    (profile,) = tmp_path.glob("*.yaml")
+    assert f"{{{typed.split()[-2].lstrip('-')}}}" in profile.read_text()
+    profile.unlink()
