@@ -205,14 +205,17 @@ def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None
     without a finite value are skipped. ``weight`` is that of the past, from 0 to below 1. The sum
     is divided by the sum of all weights, 1 − wⁿ for n values (the bias correction of Adam, Kingma
     and Ba 2015, section 3). Of a ``window``, those inside and one at each of its ends."""
-    total, missing_weight = 0.0, 1.0
+    value, missing_weight = 0.0, 1.0
     smoothed = []
     for each in bins:
         if each.first is None or each.last is None:
             continue
-        total = weight * total + (1 - weight) * (each.first / 2 + each.last / 2)
         missing_weight *= weight
-        value, middle = total / (1 - missing_weight), each.first_x / 2 + each.last_x / 2
+        # The average of equal values is exactly that value. Halves, because a difference may overflow.
+        half_change = (1 - weight) / (1 - missing_weight) * ((each.first / 2 + each.last / 2) / 2 - value / 2)
+        value += half_change
+        value += half_change
+        middle = each.first_x / 2 + each.last_x / 2
         smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
     if window is None or not smoothed:
         return smoothed

@@ -14,6 +14,8 @@ from gputui.metrics.draw.envelope import reduce
 def test_a_constant_stays_what_it_is_from_the_first_bin_on() -> None:
     smoothed = smooth_bins(reduce([(float(x), 7.0) for x in range(100)], 100), 0.99)
     assert [each.last for each in smoothed] == pytest.approx([7.0] * 100)
+    exact = smooth_bins(reduce([(float(x), 0.3) for x in range(100)], 100), 0.6)
+    assert {each.last for each in exact} == {0.3}, "no digits of rounding are shown"
 
 
 def test_nothing_that_is_not_finite_moves_it() -> None:
