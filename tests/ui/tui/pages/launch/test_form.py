@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from gputui.runs.checks import CheckResult
+from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.pages.launch.form import GPUS, PLACE
+from gputui.ui.tui.pages.launch.plan import Plan
+from gputui.ui.tui.pages.launch.view import check_lines
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
@@ -165,3 +169,15 @@ async def test_the_form(snapshot: SnapshotAssertion, app: GputuiApp, long_profil
         form_of(app).paint()
         await pilot.pause()
         assert screen_text(app) == snapshot
+
+
+def test_problems_and_warnings_are_counted_apart() -> None:
+    failed = CheckResult("data", "fail", "data/x does not exist")
+    doubtful = [CheckResult(name, "warn", "is old") for name in ("driver", "python", "disk")]
+    for checks, counts in (
+        ([failed, *doubtful], "1 problem, 3 warnings"),
+        (doubtful, "3 warnings"),
+        ([], "✓ all passed"),
+    ):
+        heading, *_ = check_lines(Plan(checks=tuple(checks)), "", 80, 8, Keys())
+        assert f" {counts} " in "".join(part for part, _ in heading)
