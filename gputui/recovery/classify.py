@@ -26,7 +26,7 @@ from gputui.runs.launchers.reports import LauncherReport
 
 MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400
-MAX_DETAIL_CHARACTERS = 160
+MAX_DETAIL_CHARACTERS = 240
 
 # With less free space, a log cannot grow by its next buffer on a file system with large blocks.
 FULL_BYTES = 1 << 20
@@ -269,4 +269,8 @@ def _line(text: str, hide: Callable[[str], str]) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """A text of at most ``most`` characters, cut at the end of a word if it has any."""
+    if len(text) <= most:
+        return text
+    kept = text[: most - 1]
+    return (kept.rpartition(" ")[0] or kept) + "…"

@@ -195,12 +195,13 @@ class Navigation(Commands):
         else:
             newest = run.checkpoint_step if run is not None else None
             begin = "its newest valid checkpoint" if newest is None else f"step {count(newest)}"
-            words = {"resume": f"from {begin}", "restart": "from step 0", "clone": "with changes"}
+            # What changes nothing of the run comes before what discards its steps.
+            words = {"resume": f"from {begin}", "clone": "with changes", "restart": "from step 0"}
             actions = [find(name, "run") for name in words]
             items = [
                 MenuItem(key, action.label, words[action.name], partial(self.perform, action.name),
                          action.why_not(context))
-                for key, action in zip("r0c", actions, strict=True)
+                for key, action in zip("rc0", actions, strict=True)
             ]  # fmt: skip
         title = study_id or (run.run_id if run is not None else "")
         self.push_screen(MenuScreen(clean(title), items))

@@ -78,7 +78,8 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
 
 
 def words_of(row: RunRow) -> str:
-    """The words that a filter searches: id, name, ``#tags``, note, state, profile and reason."""
+    """The words that a filter searches: id, name, ``#tags``, note, state, profile and the reason of its end. What a run
+    waits for names other runs."""
     run = row.run
-    words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "", run.waiting_for or "")
+    words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "")
     return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or ""))

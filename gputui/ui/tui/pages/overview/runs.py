@@ -348,7 +348,7 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     _LOSS,
     Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
-    Column("GPUS", 5, lambda shown, _: [(_gpu_indices(shown), "text")], importance=5, gap=2, grow=1, most=16),
+    Column("GPUS", 8, lambda shown, _: [(_gpu_indices(shown), "text")], importance=5, gap=2, grow=1, most=16),
     Column("LOST", 21, _lost, importance=6, gap=2),
     Column("TIME", 11, _run_time, ">", importance=7, gap=2),
     Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -123,6 +124,10 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
 # --- parameters
 
 
+MOST_VALUES = 3
+"""Values of a parameter in the course of a run, of which more would not fit beside its name."""
+
+
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     """Each parameter, those first that changed after the launch, with the reason; and the code."""
     current = page.run.params
@@ -130,16 +135,15 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     decisions = {name: decision for decision in page.decisions for name in decision.params}
     changed, same = [], []
     for name in dict.fromkeys([*page.launched, *current]):
-        value = current.get(name, UNKNOWN)
-        before = _value_before(page, name, value)
-        words, reason = clean(parameter(value)), ""
-        if before == value:
+        values = _course_of(page, name)
+        words, reason = " → ".join(clean(parameter(value)) for value in values), ""
+        if len(values) == 1:
             same.append((clean(name), words, "text", reason))
             continue
         decision = decisions.get(name)
-        if decision is not None and decision.params[name] == value:
+        if decision is not None and decision.params[name] == values[-1]:
             reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
-        changed.append((clean(name), f"{clean(parameter(before))} → {words}", "warn", reason))
+        changed.append((clean(name), words, "warn", reason))
     items = [*changed, *same]
     if (code := launched_code(page.run)) is not None:
         items.append(("code", code, "text", ""))
@@ -152,12 +156,11 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     ]
 
 
-def _value_before(page: RunPage, name: str, value: object) -> object:
-    """The value of a parameter before its newest change; if it never changed, ``value``."""
-    for params in (*(attempt.params for attempt in reversed(page.attempts)), page.launched):
-        if params.get(name, UNKNOWN) != value:
-            return params.get(name, UNKNOWN)
-    return value
+def _course_of(page: RunPage, name: str) -> list[object]:
+    """The values of a parameter from the launch to now; of many, the first and the last two."""
+    every = [page.launched, *(attempt.params for attempt in page.attempts), page.run.params]
+    values = [value for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
+    return values if len(values) <= MOST_VALUES else [values[0], "…", *values[-2:]]
 
 
 # --- checkpoints

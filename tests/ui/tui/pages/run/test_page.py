@@ -260,7 +260,7 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         everything = "\n".join(pane.text for pane in app.screen.query(Pane))
         assert everything.count("data.py:17") == 1
         await press(pilot, "r")
-        assert mentions(text(app, "confirm"), "r  resume   it has no checkpoint to resume from.", "▸ 0  restart")
+        assert mentions(text(app, "confirm"), "r  resume   it has no checkpoint to resume from.", "▸ c  copy")
 
 
 async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(filler: Filler, make_app: MakeApp) -> None:

@@ -72,7 +72,7 @@ def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
     assert [line.split()[-1] for line in text_of(parameter_lines(long, NOW, 80))[:2]] == ["0.0191", "120000"]
 
 
-def test_a_parameter_is_compared_with_its_value_before_the_newest_change(page: RunPage) -> None:
+def test_a_parameter_tells_its_values_from_the_launch_to_now(page: RunPage) -> None:
     """Launched with 64, resumed with 128, and brought back to 64 by recovery."""
     first, second, third = (
         replace(attempt, params={"batch_size": size})
@@ -86,9 +86,9 @@ def test_a_parameter_is_compared_with_its_value_before_the_newest_change(page: R
         attempts=(first, second, third),
         decisions=recovered,
     )
-    assert text_of(parameter_lines(story, NOW, 80))[0] == " batch_size  128 → 64  cuda oom 01:41:05"
+    assert text_of(parameter_lines(story, NOW, 80))[0] == " batch_size  64 → 128 → 64  out of GPU memory 01:41:05"
     resumed = replace(story, run=replace(page.run, params={"batch_size": 96, "lr": 0.1}))
-    assert text_of(parameter_lines(resumed, NOW, 80))[:2] == [" batch_size  64 → 96", " lr          – → 0.1"]
+    assert text_of(parameter_lines(resumed, NOW, 80))[:2] == [" batch_size  64 → … → 64 → 96", " lr          – → 0.1"]
     same = replace(story, attempts=(first,), decisions=())
     assert text_of(parameter_lines(same, NOW, 80))[0] == " batch_size  64"
 
