@@ -171,7 +171,7 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp
     """Attempt 1 dies at step 5; attempt 2 goes on behind step 3 with a smaller batch."""
     steps(filler, 1, 1, 5)
     filler.incident("net-1", 1, "cuda_oom", "out of memory on rank 0", step=5, reason="halved it", seconds_ago=1)
-    filler.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.001})
+    filler.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.5})
     steps(filler, 2, 4, 7)
     filler.end("net-1", "succeeded", -50)
     both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
