@@ -130,13 +130,16 @@ class Feed:
             self._has_looked.set()
             if is_new and self._show is not None:
                 self._show(self._newest)
-            pause = LOOK_SECONDS
-            if self._is_due:
-                # A commit came too soon after the last snapshot.
-                pause = min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
-            self._wake.wait(pause)
+            self._wake.wait(self._pause_seconds())
             self._wake.clear()
         self._close()
+
+    def _pause_seconds(self) -> float:
+        """The time until the next look."""
+        if self._is_due:
+            # A commit came too soon after the last snapshot.
+            return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
+        return LOOK_SECONDS if self._watched else look_seconds(self._newest)
 
     def _turn(self) -> bool:
         """Check the store once; returns whether there is a new snapshot."""
@@ -213,6 +216,13 @@ class Feed:
             if found is not None and self._tell is not None:
                 self._watched.discard(command_id)
                 self._tell(found)
+
+
+def look_seconds(newest: Snapshot) -> float:
+    """How often to look for commits after this snapshot."""
+    if any(not row.run.state.is_over for row in newest.runs):
+        return LOOK_SECONDS
+    return QUIET_LOOK_SECONDS
 
 
 def _identity(workspace: Workspace) -> tuple[int, int, bool] | None:

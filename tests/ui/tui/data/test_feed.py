@@ -18,7 +18,7 @@ from gputui.metrics.curves.model import ChartRequest
 from gputui.store import commands
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
-from gputui.ui.tui.data.feed import Feed
+from gputui.ui.tui.data.feed import LOOK_SECONDS, QUIET_LOOK_SECONDS, Feed, look_seconds
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.data.snapshot_json import snapshot_shape
@@ -86,6 +86,25 @@ def test_a_commit_arrives(feed: Feed, filler: Filler, listener: Listener) -> Non
     filler.event("something happened")
     arrived = listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
     assert len(arrived.gpus) == 8
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds"),
+    [
+        ((), QUIET_LOOK_SECONDS),
+        (("succeeded", "failed", "stopped"), QUIET_LOOK_SECONDS),
+        (("succeeded", "queued"), LOOK_SECONDS),
+        (("running", "failed"), LOOK_SECONDS),
+    ],
+)
+def test_a_store_without_a_live_run_is_looked_at_less_often(
+    workspace: Workspace, filler: Filler, states: tuple[str, ...], seconds: float
+) -> None:
+    for number, state in enumerate(states):
+        filler.run(f"run-{number}", state=state)
+    with closing(open_reader(workspace.database)) as connection:
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
+    assert look_seconds(snapshot) == seconds
 
 
 def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
