@@ -54,7 +54,7 @@ from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 5.0
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 2.0
 """How often the agent is looked for. The kernel would report only its end, and not SIGSTOP."""
 
 FIRST_PAUSE_SECONDS = 1.0
