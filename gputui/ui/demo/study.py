@@ -41,7 +41,7 @@ params: {steps: 1200}
 space:
   lr: {type: float, min: 1.0e-5, max: 1.0e-2, log: true}
   weight_decay: {type: float, min: 0.0, max: 0.3}
-  batch_size: [256, 512, 1024]
+  batch_size: [128, 256, 384]
 objective: {metric: val/loss}
 sampler: random
 pruner: {kind: median, length: steps, rungs: 12, startup: 5, warmup: 2}
