@@ -106,7 +106,7 @@ class Engine:
 def _step(state: RuleState, rule: Rule, key: Key, seen: Observation, elapsed: float) -> AlertChange | None:
     if not rule.enabled or not seen.applies:
         return _clear(state, rule, key, seen, "no longer applies" if rule.enabled else "the rule is off")
-    before, state.last = state.last, "unknown" if seen.value is None else _zone(seen, rule)
+    before, state.last = state.last, "unknown" if seen.value is None else zone(seen, rule)
     awaited = "well" if state.raised else "met"
     if state.last != awaited:
         # Time with an unknown value does not count, but time before it does.
@@ -129,7 +129,8 @@ def _clear(state: RuleState, rule: Rule, key: Key, seen: Observation, why: str) 
     return AlertChange(key, "cleared", seen, why) if was_raised else None
 
 
-def _zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
+def zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
+    """Where a known value lies: beyond the limit, far enough from it to clear the alert, or between."""
     if _is_beyond(seen, rule):
         return "met"
     assert seen.value is not None

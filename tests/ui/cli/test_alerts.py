@@ -23,7 +23,7 @@ def fill(machine: Machine) -> None:
     """Two alerts that an agent finds as they are: the machine keeps to both of their rules."""
     machine.workspace.alerts.write_text("disk: {above_percent: 0, for: 0}\n")
     filler = Filler(machine.workspace)
-    filler.alert("disk", "The disk of the state is 97 % full, more than 95 %")
+    filler.alert("disk", "State disk 97 % full (limit 95 %)", value=97.0, threshold=95.0)
     filler.alert("gpu_hot", "GPU 0 is at 88 °C, above 85 °C", subject="GPU 0", subject_id="GPU-a")
     filler.close()
 
@@ -34,7 +34,7 @@ def test_what_lasts_the_severest_first(machine: Machine) -> None:
     fill(machine)
     listed = json.loads(say(machine, "--json"))
     assert [one["rule"] for one in listed] == ["disk", "gpu_hot"]
-    assert listed[0]["state"] == "raised" and listed[0]["value"] == 1.0 and listed[0]["acknowledged_at"] is None
+    assert listed[0]["state"] == "raised" and listed[0]["value"] == 97.0 and listed[0]["acknowledged_at"] is None
     assert mentions(say(machine), "disk", "97 %", f"disk: {RULES['disk'].remedy}")
 
 

@@ -304,19 +304,21 @@ class Filler:
         cleared_ago: float | None = None,
         acknowledged_by: str | None = None,
         silenced_for: float | None = None,
+        value: float | None = None,
+        threshold: float | None = None,
     ) -> int:
         known = RULES[rule]
         cursor = self.connection.execute(
             "INSERT INTO alerts (rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, "
             "cleared_at, cleared_because, acknowledged_at, acknowledged_by, silenced_until, silenced_by, value, "
-            "threshold, unit, sentence, remedy) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 1, ?, ?, ?)",
+            "threshold, unit, sentence, remedy) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 rule, severity or known.severity, known.subject, subject_id, subject, run_id, self.now - seconds_ago,
                 None if cleared_ago is None else self.now - cleared_ago,
                 None if cleared_ago is None else "back to normal",
                 self.now - seconds_ago + 60 if acknowledged_by else None, acknowledged_by,
-                None if silenced_for is None else self.now + silenced_for, "me" if silenced_for else None, known.unit,
-                sentence, known.remedy,
+                None if silenced_for is None else self.now + silenced_for, "me" if silenced_for else None, value,
+                threshold, known.unit, sentence, known.remedy,
             ),
         )  # fmt: skip
         return int(cursor.lastrowid or 0)
@@ -324,7 +326,7 @@ class Filler:
     def bad_night(self) -> None:
         """Alerts of the overnight story: five that last, of which one is seen and one silenced, and three that are
         over."""
-        self.alert("disk", "State disk 96 % full (limit 95 %)", seconds_ago=1500)
+        self.alert("disk", "State disk 96 % full (limit 95 %)", seconds_ago=1500, value=96.0, threshold=95.0)
         self.alert(
             "xid_hardware",
             "GPU 7 reported XID 79: the GPU has fallen off the bus (power, cooling or PCIe); a reboot is needed",
@@ -336,13 +338,15 @@ class Filler:
         )  # fmt: skip
         self.alert(
             "gpu_hot", "GPU 3 at 88 °C (limit 82 °C); throttles at 87 °C", seconds_ago=95, subject="GPU 3",
-            subject_id=uuid(3), run_id="gpt2-124m-1",
+            subject_id=uuid(3), run_id="gpt2-124m-1", value=88.0, threshold=82.0,
         )  # fmt: skip
         self.alert(
             "gpu_parked", "GPU 5 has 22.1 GiB held by alice · python sweep.py and computes nothing", seconds_ago=5400,
-            subject="GPU 5", subject_id=uuid(5), silenced_for=3500,
+            subject="GPU 5", subject_id=uuid(5), silenced_for=3500, value=22.1, threshold=1.0,
         )  # fmt: skip
-        self.alert("shm", "/dev/shm 93 % full (limit 90 %)", seconds_ago=9000, cleared_ago=8000)
+        self.alert(
+            "shm", "/dev/shm 93 % full (limit 90 %)", seconds_ago=9000, cleared_ago=8000, value=93.0, threshold=90.0
+        )
         self.alert(
             "slow_steps", "vit-b16-1: step time 750 ms (limit 600 ms); it was about 300 ms before",
             seconds_ago=7000, cleared_ago=6500, subject="vit-b16-1", subject_id="vit-b16-1", run_id="vit-b16-1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from gputui.core.text import clean
@@ -12,9 +12,10 @@ from gputui.core.units import UNKNOWN, byte_rate, celsius, count_of, duration, g
 from gputui.machine.aggregate import GpuTotals, totals
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample
-from gputui.ui.tui.data.snapshot import AlertsState, Snapshot
+from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import past_notices, right_end
@@ -235,19 +236,72 @@ def _load_style(value: float | None, limit: float) -> str:
 SEVEREST_FIRST = ("error", "warning", "info")
 
 
-def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = True) -> Line | None:
+WATCHED: Mapping[str, tuple[str, Callable[[GpuView], float | None]]] = {
+    "gpu_hot": ("{}", lambda gpu: gpu.temperature_celsius),
+    "gpu_memory": ("{} memory", lambda gpu: _share(gpu.own_used_bytes, gpu.memory_total_bytes)),
+    "gpu_parked": ("{} memory held", lambda gpu: None if gpu.own_used_bytes is None else gpu.own_used_bytes / 2**30),
+}
+"""By rule of GPUs: what it watches, with the GPU's name, and its value now in the unit of the rule."""
+
+WATCHED_OF_HOST: Mapping[str, tuple[str, Callable[[HostSample], float | None]]] = {
+    "host_memory": ("Host memory", lambda host: _share(host.memory_used_bytes, host.memory_total_bytes)),
+    "disk": ("State disk", lambda host: _share(host.disk_used_bytes, host.disk_total_bytes)),
+    "shm": ("/dev/shm", lambda host: _share(host.shm_used_bytes, host.shm_total_bytes)),  # noqa: S108 - for people
+}
+"""The same of the host's rules. The other rules watch means, or what happened once: a snapshot has no such value."""
+
+
+def alert_words(alert: AlertView, snapshot: Snapshot) -> str:
+    """The sentence of an alert with the value now; in the past tense once that is within the limit, or the alert is
+    over. Without a value now, as it was raised."""
+    # Imported on first use: most screens show no alerts.
+    from gputui.recovery.watch.engine import in_unit, zone
+    from gputui.recovery.watch.rules import RULES, Observation
+
+    name, now = _watched(alert, snapshot)
+    if name is None or alert.value is None or alert.threshold is None:
+        return clean(alert.sentence)
+    before, limit = in_unit(alert.value, alert.unit), in_unit(alert.threshold, alert.unit)
+    if not alert.lasts:
+        return clean(f"{name} was {before} (limit {limit})")
+    if now is None:
+        return clean(alert.sentence)
+    place = zone(Observation(alert.rule, now, alert.threshold), RULES[alert.rule])
+    if place == "met":
+        return clean(alert.sentence.replace(before, in_unit(now, alert.unit), 1))
+    words = f"{name} was {before}, now {in_unit(now, alert.unit)} (limit {limit})"
+    return clean(f"{words}, clearing" if place == "well" else words)
+
+
+def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | None]:
+    """What an alert watches and its value now; None for what a snapshot does not have."""
+    if alert.rule in WATCHED_OF_HOST:
+        name, host_value = WATCHED_OF_HOST[alert.rule]
+        return name, None if snapshot.host is None else host_value(snapshot.host)
+    if alert.rule not in WATCHED:
+        return None, None
+    name, gpu_value = WATCHED[alert.rule]
+    values = [gpu_value(gpu) for gpu in snapshot.gpus if gpu.uuid == alert.subject_id]
+    return name.format(alert.subject_name), next(iter(values), None)
+
+
+def alert_strip(snapshot: Snapshot, width: int, *, has_keys: bool = True) -> Line | None:
     """The number of alerts of each severity, and the worst in words; None if there are none."""
-    news = [one for one in state.last if one.is_news(now)]
+    state, now = snapshot.alerts, snapshot.at
+    news = [alert for alert in state.last if alert.is_news(now)]
     if not news:
         return None
     parts: list[Span] = [(" ", "text")]
     for severity in SEVEREST_FIRST:
-        count = sum(one.severity == severity for one in news)
+        count = sum(alert.severity == severity for alert in news)
         if count:
             glyph, style = SIGNS[severity]
             parts.append((f"{glyph} {count_of(count, 'note' if severity == 'info' else severity)}  ", style))
     worst = news[0]
+    words = alert_words(worst, snapshot)
+    if _watched(worst, snapshot)[1] is None:
+        words += f", since {dated_clock(worst.raised_at, now)}"
     quiet = len(state.last) - len(news)
     right: list[Span] = [(f"{quiet} acked or silenced  ", "dim")] if quiet and width >= 110 else []
     right += [(" !", "key"), (" alerts ", "dim")] if has_keys else []
-    return between([*parts, (clean(worst.sentence), SIGNS[worst.severity][1])], right, width)
+    return between([*parts, (words, SIGNS[worst.severity][1])], right, width)

@@ -14,11 +14,11 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Moment
+from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.dialogs.questions import silence_form
 from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching
-from gputui.ui.tui.layout.strips import SEVEREST_FIRST
+from gputui.ui.tui.layout.strips import SEVEREST_FIRST, alert_words
 from gputui.ui.tui.layout.words import SIGNS, dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -48,7 +48,7 @@ class AlertsScreen(ListingPage[AlertView]):
             active.sort(key=lambda one: (not one.is_news(now), SEVEREST_FIRST.index(one.severity)))
         resolved = matching(alerts.over, self.table.filter_text, _searched)
         sections, empty = {"": active, "RESOLVED": resolved}, "No active alerts."
-        return Listing("ALERTS", _columns(now), sections, lambda one: one.alert_id, empty=empty)
+        return Listing("ALERTS", _columns(self.snapshot), sections, lambda one: one.alert_id, empty=empty)
 
     def summary(self) -> list[Span]:
         active, now = self.snapshot.alerts.last, self.snapshot.at
@@ -60,7 +60,7 @@ class AlertsScreen(ListingPage[AlertView]):
         if alert is None:
             return []
         lines = [rule(_title(alert.rule).upper(), width, f"{alert.rule} · {alert.severity}")]
-        lines += paragraph((" ", "text"), clean(alert.sentence), "text", width)
+        lines += paragraph((" ", "text"), alert_words(alert, self.snapshot), "text", width)
         lines += paragraph((" ", "text"), clean(f"To do: {alert.remedy}"), "accent", width)
         history = " · ".join(_history(alert, self.snapshot.at))
         lines += paragraph((" ", "text"), clean(history), "dim", width)
@@ -73,7 +73,7 @@ class AlertsScreen(ListingPage[AlertView]):
         return replace(super().context(), alert=self.current)
 
     def copyable(self) -> Sequence[Copyable]:
-        return [] if self.current is None else [Copyable("the alert", clean(self.current.sentence))]
+        return [] if self.current is None else [Copyable("the alert", alert_words(self.current, self.snapshot))]
 
     # --- actions
 
@@ -116,13 +116,15 @@ def _searched(one: AlertView) -> str:
     return " ".join(word or "" for word in words)
 
 
-def _columns(now: float) -> list[Column[AlertView]]:
+def _columns(snapshot: Snapshot) -> list[Column[AlertView]]:
+    now = snapshot.at
+
     def sign(one: AlertView, _: int) -> list[Span]:
         glyph, style = SIGNS[one.severity]
         return [(glyph, style if one.lasts else "dim")]
 
     def sentence(one: AlertView, _: int) -> list[Span]:
-        return [(clean(one.sentence), "text" if one.is_news(now) else "dim")]
+        return [(alert_words(one, snapshot), "text" if one.is_news(now) else "dim")]
 
     return [
         Column("", 1, sign),

@@ -29,7 +29,7 @@ def overview_frame(
     if snapshot.past is not None:
         head.append(time_line(snapshot.past, snapshot.at, width))
     head += notice_lines(snapshot, notice, width)
-    alerts = alert_strip(snapshot.alerts, snapshot.at, width, has_keys=False)
+    alerts = alert_strip(snapshot, width, has_keys=False)
     head += [] if alerts is None else [alerts]
     entries, events = with_studies(snapshot.runs, snapshot.studies), snapshot.events
     notes: list[Line] = []

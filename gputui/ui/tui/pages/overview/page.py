@@ -68,7 +68,7 @@ class OverviewScreen(OverviewCursor):
         if self.shell.is_demo and snapshot.past is None and height >= DEMO_LINE_HEIGHT:
             head.append(demo_line(snapshot, width))
         self.head.show(head)
-        strip = alert_strip(snapshot.alerts, snapshot.at, width)
+        strip = alert_strip(snapshot, width)
         self.alerts.show([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
         foreign = [sum(process.run_id is None for process in gpu.processes) for gpu in snapshot.gpus if gpu.processes]

@@ -9,14 +9,14 @@ from textual.pilot import Pilot
 
 from gputui.store import alerts
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data.snapshot import AlertsState
+from gputui.ui.tui.data.snapshot import AlertsState, Snapshot
 from gputui.ui.tui.dialogs.questions import FormScreen
-from gputui.ui.tui.layout.strips import alert_strip
+from gputui.ui.tui.layout.strips import alert_strip, alert_words
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from tests.texts import mentions
-from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import NOW, Filler
+from tests.ui.tui.conftest import MakeApp, StillFeed
+from tests.ui.tui.filling import NOW, Filler, uuid
 from tests.ui.tui.test_screens import SMALL, asked, text, until
 
 
@@ -36,13 +36,58 @@ async def opened(pilot: Pilot[Any], app: GputuiApp) -> AlertsScreen:
 
 def test_there_is_a_strip_only_with_news(filler: Filler) -> None:
     def strip(now: float = NOW) -> object:
-        return alert_strip(AlertsState(tuple(alerts.lasting(filler.connection))), now, 80)
+        return alert_strip(Snapshot(now, alerts=AlertsState(tuple(alerts.lasting(filler.connection)))), 80)
 
     filler.alert("disk", "The disk is full", acknowledged_by="me")
     filler.alert("shm", "/dev/shm is full", silenced_for=60.0)
     filler.alert("gpu_hot", "GPU 3 is hot", cleared_ago=5.0)
     assert strip() is None
     assert strip(NOW + 61) is not None, "the silence is over"
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "limit", "now", "words"),
+    [
+        ("gpu_hot", 84.0, 82.0, {"temperature": 85}, "GPU 2 at 85 °C (limit 82 °C); throttles at 87 °C"),
+        ("gpu_hot", 84.0, 82.0, {"temperature": 81}, "GPU 2 was 84 °C, now 81 °C (limit 82 °C)"),
+        ("gpu_hot", 84.0, 82.0, {"temperature": 78}, "GPU 2 was 84 °C, now 78 °C (limit 82 °C), clearing"),
+        ("gpu_hot", 84.0, 82.0, {"temperature": None}, "GPU 2 at 84 °C (limit 82 °C); throttles at 87 °C"),
+        ("gpu_memory", 97.0, 95.0, {"memory_gib": 78.4}, "GPU 2 memory 98 % used (limit 95 %)"),
+        ("gpu_memory", 97.0, 95.0, {"memory_gib": 8.0}, "GPU 2 memory was 97 %, now 10 % (limit 95 %), clearing"),
+        ("gpu_throttled", 40.0, 20.0, {}, "GPU 2 was throttled for 40 % of the last minute"),
+    ],
+)
+def test_an_alert_tells_the_value_of_the_frame(
+    filler: Filler, rule: str, value: float, limit: float, now: dict[str, Any], words: str
+) -> None:
+    raised = {
+        "gpu_hot": "GPU 2 at 84 °C (limit 82 °C); throttles at 87 °C",
+        "gpu_memory": "GPU 2 memory 97 % used (limit 95 %)",
+        "gpu_throttled": "GPU 2 was throttled for 40 % of the last minute",
+    }
+    filler.agent()
+    filler.gpus(3)
+    filler.sample(2, **now)
+    filler.alert(rule, raised[rule], subject="GPU 2", subject_id=uuid(2), value=value, threshold=limit)
+    snapshot = StillFeed(filler.workspace).read()
+    [alert] = snapshot.alerts.last
+    assert alert_words(alert, snapshot) == words
+    strip = alert_strip(snapshot, 120)
+    assert strip is not None
+    since = ", since 03:00:44" if rule == "gpu_throttled" or now.get("temperature", 0) is None else ""
+    assert f"1 warning  {words}{since}  " in "".join(part for part, _ in strip)
+
+
+def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(filler: Filler) -> None:
+    filler.agent()
+    filler.host()
+    filler.alert("disk", "State disk 96 % full (limit 95 %)", value=96.0, threshold=95.0)
+    filler.alert("shm", "/dev/shm 93 % full (limit 90 %)", cleared_ago=60.0, value=93.0, threshold=90.0)
+    snapshot = StillFeed(filler.workspace).read()
+    [disk] = snapshot.alerts.last
+    assert alert_words(disk, snapshot) == "State disk was 96 %, now 71 % (limit 95 %), clearing"
+    [shm] = alerts.cleared(filler.connection, 1)
+    assert alert_words(shm, snapshot) == "/dev/shm was 93 % (limit 90 %)"
 
 
 # --- the page
