@@ -20,16 +20,6 @@ def combined(histories: Sequence[History], combine: Callable[[list[float]], floa
     return [combine(known) if known else None for known in buckets]
 
 
-def held(history: History) -> list[float | None]:
-    """A history in which an unknown value counts as the last known one."""
-    held: list[float | None] = []
-    last: float | None = None
-    for value in history:
-        last = value if value is not None else last
-        held.append(last)
-    return held
-
-
 def shares(history: History, whole: float | None) -> list[float | None]:
     """Each value in percent of a whole."""
     return [None if value is None or not whole else value / whole * 100 for value in history]

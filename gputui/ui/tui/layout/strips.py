@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from gputui.core.text import clean
@@ -176,12 +176,6 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
 def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
     """Totals over all GPUs."""
     return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
-
-
-def power_unit(values_watts: Iterable[float | None]) -> tuple[float, str]:
-    """The unit of a chart of power, in watts and in words: kW if the highest value is 1000 W or more."""
-    highest = max((value for value in values_watts if value is not None), default=0.0)
-    return (1000.0, "kW") if highest >= 1000.0 else (1.0, "W")
 
 
 def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:

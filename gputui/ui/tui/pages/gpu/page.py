@@ -23,7 +23,6 @@ from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
-from gputui.ui.tui.layout.strips import power_unit
 from gputui.ui.tui.layout.words import dated_clock, is_hot
 from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.page import ActionScreen, Copyable
@@ -390,7 +389,8 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     if newest(page.memory_temperatures) is not None:
         heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
     limit, power = gpu.power_limit_watts, history.power_watts
-    size, unit = power_unit([limit, *power])
+    highest = max((value for value in [limit, *power] if value is not None), default=0.0)
+    size, unit = (1000.0, "kW") if highest >= 1000.0 else (1.0, "W")
     watts_now = [None if value is None else value / size for value in power]
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
     percents = YAxis(low=0.0, high=100.0)

@@ -1,103 +1,108 @@
-"""The charts of all GPUs over the last minutes, side by side: utilisation, memory, power, temperature."""
+"""A chart of each GPU over the last minutes: its utilisation and its memory, both of 100 %."""
 
 from __future__ import annotations
 
-from statistics import fmean
+from collections.abc import Sequence
 
-from gputui.core.units import UNKNOWN, celsius, percent
-from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
-from gputui.metrics.draw.raster import Span
+from gputui.core.units import percent
+from gputui.metrics.draw.axes import LinearScale
+from gputui.metrics.draw.parts import Curve, Line
+from gputui.metrics.draw.raster import Canvas, Span
+from gputui.store.hardware import GpuView
+from gputui.store.rollups import GpuHistory
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
-from gputui.ui.tui.layout.columns import box, rule
-from gputui.ui.tui.layout.sparklines import History, combined, held, shares, time_bins
-from gputui.ui.tui.layout.strips import gpu_totals, power_unit
+from gputui.ui.tui.layout.columns import beside, box, fit_line, rule
+from gputui.ui.tui.layout.sparklines import shares, time_bins
+from gputui.ui.tui.layout.words import is_hot
+from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
 
-_AXIS = XAxis("min", -HISTORY_SECONDS / 60, 0.0, "count")
+CHART_WIDTH, CHART_HEIGHT = 15, 2
+"""Least cells of a chart, for its heading in a frame, and its least lines."""
 
-REDRAW_SECONDS = 5.0
+NAMED_FROM = 18
+"""Least cells of a chart whose heading has the temperature, and whose frame says how long the curves are."""
 
-HOTTEST_CELSIUS = 100.0
-"""The upper end of temperatures: no GPU lets itself get hotter, and a fixed scale keeps still."""
+BOXED_FROM = 4
+"""Least lines of a chart with a frame."""
 
-FOUR_WIDTH = 110
-"""Least width with all four charts; narrower pages have two."""
+_MINUTES = LinearScale(-HISTORY_SECONDS / 60, 0.0)
+_PERCENT = LinearScale(0.0, 100.0)
 
 
-class ChartPanels:
-    """The charts side by side, each with its current value in its heading. Headings follow each sample; the curves are
-    drawn again every `REDRAW_SECONDS`, in which they move by half a cell at most."""
+class GpuCharts:
+    """The charts of all GPUs. Headings follow each sample; curves are drawn again when a point was added."""
 
     def __init__(self) -> None:
         self._drawn_for: tuple[object, ...] = ()
-        self._bodies: list[list[Line]] = []
-        self._power_unit = power_unit([])
+        self._plots: list[list[Line]] = []
 
-    def lines(self, snapshot: Snapshot, width: int, height: int, *, is_framed: bool) -> list[Line]:
-        """The charts in ``height`` lines."""
-        across, frame = 4 if width >= FOUR_WIDTH else 2, 2 if is_framed else 0
-        widths = [width * (number + 1) // across - width * number // across for number in range(across)]
-        agent, empty = snapshot.agent, "no samples in the last ten minutes"
-        if agent is not None and snapshot.past is None and snapshot.at - agent.started_at < HISTORY_SECONDS:
-            empty = "no samples yet"
-        moment = snapshot.at // REDRAW_SECONDS if snapshot.past is None else snapshot.past.asked
-        drawn_for = (width, height, is_framed, empty, len(snapshot.gpu_history), moment)
+    def lines(self, snapshot: Snapshot, width: int, height: int) -> list[Line]:
+        """The charts in ``height`` lines, in rows of equally many; the last GPUs are left out if not all have room."""
+        most = max(1, width // CHART_WIDTH)
+        gpus = snapshot.gpus[: most * max(1, height // CHART_HEIGHT)]
+        down = max(1, -(-len(gpus) // most))
+        across = max(1, -(-len(gpus) // down))
+        widths, heights = _shared(width, across), _shared(height, down)
+        sizes = [(columns, rows) for rows in heights for columns in widths]
+        drawn_for = (width, height, [gpu.uuid for gpu in gpus], snapshot.gpu_history)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
-            curves, self._power_unit = _curves(snapshot)
-            self._bodies = [
-                chart([curve], width=each - frame, height=height - 1 - frame // 2, x_axis=_AXIS, y_axis=scale,
-                      empty_text=empty, least_gutter=4)
-                for (curve, scale), each in zip(curves, widths, strict=False)
-            ]  # fmt: skip
-        columns = []
-        for figure, body, each in zip(_figures(snapshot, *self._power_unit), self._bodies, widths, strict=False):
-            lines = [rule("", each - frame, figures=[figure]), *body]
-            columns.append(box(lines, each) if is_framed else lines)
-        return [[span for part in parts for span in part] for parts in zip(*columns, strict=True)]
+            self._plots = [
+                _plot(gpu, snapshot.gpu_history.get(gpu.uuid), *_inner(*size))
+                for gpu, size in zip(gpus, sizes, strict=False)
+            ]
+        charts = [_chart(gpu, plot, *size) for gpu, plot, size in zip(gpus, self._plots, sizes, strict=False)]
+        charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
+        return [line for first in range(0, len(charts), across) for line in beside(*charts[first : first + across])]
 
 
-def _figures(snapshot: Snapshot, size: float, unit: str) -> list[list[Span]]:
-    """The heading of each chart; power in units of ``size`` watts."""
-    total = gpu_totals(snapshot.gpus)
-    used = shares([total.memory_used_bytes], total.memory_total_bytes)[0]
-    watts = UNKNOWN if total.power_watts is None else f"{total.power_watts / size:.{2 if size > 1 else 0}f} {unit}"
-    figures = {
-        "utilisation": percent(total.utilization_percent),
-        "memory": percent(used),
-        "power": watts,
-        "hottest": celsius(total.hottest_celsius),
-    }
-    return [[(f"{name} ", "dim"), (value, "label")] for name, value in figures.items()]
+def _shared(cells: int, parts: int) -> list[int]:
+    return [cells * (number + 1) // parts - cells * number // parts for number in range(parts)]
 
 
-def _curves(snapshot: Snapshot) -> tuple[list[tuple[Curve, YAxis]], tuple[float, str]]:
-    """The curve and the scale of each chart, and the unit of power."""
-    histories = list(snapshot.gpu_history.values())
-    total = gpu_totals(snapshot.gpus)
-    memory = combined([held(each.memory_used_bytes) for each in histories], sum)
-    full = shares([*memory, total.memory_used_bytes], total.memory_total_bytes)
-    power = [*combined([held(each.power_watts) for each in histories], sum), total.power_watts]
-    limit = total.power_limit_watts
-    size, unit = power_unit([limit, *power])
-    drawn = [None if value is None else value / size for value in power]
-    busy = [*combined([each.utilization_percent for each in histories], fmean), total.utilization_percent]
-    warm = [*combined([each.temperature_celsius for each in histories], max), total.hottest_celsius]
-    whole = YAxis(low=0.0, high=100.0)
-    curves = [
-        (_curve(busy, "bar"), whole),
-        (_curve(full, "bar2"), whole),
-        (_curve(drawn, "power"), YAxis(low=0.0, high=None if limit is None else limit / size)),
-        (_curve(warm, "heat"), YAxis(low=20.0, high=HOTTEST_CELSIUS)),
-    ]
-    return curves, (size, unit)
+def _inner(width: int, height: int) -> tuple[int, int]:
+    """The cells of the plot of a chart of this size."""
+    return (width - 2, height - 2) if height >= BOXED_FROM else (width - 1, height - 1)
 
 
-def _curve(values: History, style: str) -> Curve:
-    """A curve over the last minutes that ends with the current value, the last one."""
-    [*before, now] = values
-    bins = time_bins(before, HISTORY_SECONDS)
-    if now is not None and bins:
-        bins.append(Bin(0.0, 0.0, now, now, now, now, 1))
-    return Curve(bins, style)
+def _styles(gpu: GpuView) -> tuple[str, str]:
+    """The styles of utilisation and memory: the steps of load that the table has."""
+    if gpu.state != "ok":
+        return "stale", "stale"
+    memory = shares([gpu.memory_used_bytes], gpu.memory_total_bytes)[0]
+    return load_style("load", gpu.utilization_percent or 0.0), load_style("memory", memory or 0.0)
+
+
+def _chart(gpu: GpuView, plot: Sequence[Line], width: int, height: int) -> list[Line]:
+    """A chart with its heading, whose words have the styles of the curves."""
+    inner, _ = _inner(width, height)
+    load, memory = _styles(gpu)
+    figure: list[Span] = [(f"{gpu.index}", "title")]
+    if gpu.state == "lost":
+        figure.append((" ✗ lost", "bad"))
+    else:
+        figure += [
+            (f" {percent(gpu.utilization_percent)}", load),
+            (f" {gigabytes(gpu.memory_used_bytes).strip()}G", memory),
+        ]
+        if width >= NAMED_FROM and gpu.temperature_celsius is not None:
+            heat = "warn" if is_hot(gpu) else "text"
+            figure.append((f" {gpu.temperature_celsius:.0f}°", heat))
+    heading = rule("", inner, figures=[figure])
+    if height < BOXED_FROM:
+        return [[*line, (" ", "text")] for line in [heading, *plot]]
+    span: list[Span] = [("╴10 min", "dim")] if width >= NAMED_FROM else []
+    return box([heading, *plot], width, span)
+
+
+def _plot(gpu: GpuView, history: GpuHistory | None, width: int, height: int) -> list[Line]:
+    """The curves in a plot of so many cells; blank without a history."""
+    canvas = Canvas(width, height)
+    if history is None:
+        return [fit_line([], width)] * height
+    load, memory = _styles(gpu)
+    used = shares(history.memory_used_bytes, gpu.memory_total_bytes)
+    busy = Curve(time_bins(history.utilization_percent, HISTORY_SECONDS), load)
+    for curve in (busy, Curve(time_bins(used, HISTORY_SECONDS), memory)):
+        canvas.draw(curve, _MINUTES, _PERCENT)
+    return canvas.lines()

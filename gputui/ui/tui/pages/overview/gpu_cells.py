@@ -28,7 +28,7 @@ LOAD_STEPS = {"load": (10.0, 75.0), "memory": (10.0, 80.0)}
 """Percent from which a GPU, or its memory, counts as used, and as full: as nvitop has them."""
 
 
-def _load_style(kind: str, percent: float) -> str:
+def load_style(kind: str, percent: float) -> str:
     """The style of a load in ``percent``: one of three steps."""
     return f"{kind}.{sum(percent >= step for step in LOAD_STEPS[kind])}"
 
@@ -66,7 +66,7 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.utilization_percent
     if value is None:
         return _dash(4)
-    style = _load_style("load", value)
+    style = load_style("load", value)
     text: list[Span] = [(f"{value:3.0f}%", style)]
     return text if width < 8 else [*text, (" ", "text"), *bar_spans(value / 100, width - 5, style)]
 
@@ -74,23 +74,23 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
 def _memory(row: GpuRow, width: int) -> list[Span]:
     used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
     if used is None or not total:
-        return _dash(3) if used is None else [(f"{_gigabytes(used):>3}G", "text")]
-    style = _load_style("memory", 100 * used / total)
+        return _dash(3) if used is None else [(f"{gigabytes(used):>3}G", "text")]
+    style = load_style("memory", 100 * used / total)
     if used / total > FULL_FRACTION:
         style = "warn"
-    text: list[Span] = [(f"{_gigabytes(used):>3}", style), (f"/{f'{_gigabytes(total)}G':<4} ", "dim")]
+    text: list[Span] = [(f"{gigabytes(used):>3}", style), (f"/{f'{gigabytes(total)}G':<4} ", "dim")]
     return [*text, *bar_spans(used / total, width - 9, style)]
 
 
-def _gigabytes(count_bytes: float | None) -> str:
+def gigabytes(count_bytes: float | None) -> str:
     """``0.4`` or ``46``: GiB in three cells."""
     return gibibytes(count_bytes, 1 if count_bytes is not None and count_bytes < 9.95 * 2**30 else 0)
 
 
 def _short_memory(row: GpuRow, width: int) -> list[Span]:
     total = row.gpu.memory_total_bytes
-    of_total: list[Span] = [(f"/{_gigabytes(total)}G", "dim")] if total is not None and width >= 7 else []
-    return [(f"{_gigabytes(row.gpu.memory_used_bytes):>3}", "text"), *of_total]
+    of_total: list[Span] = [(f"/{gigabytes(total)}G", "dim")] if total is not None and width >= 7 else []
+    return [(f"{gigabytes(row.gpu.memory_used_bytes):>3}", "text"), *of_total]
 
 
 def _temperature(row: GpuRow, width: int) -> list[Span]:
@@ -123,7 +123,7 @@ def _wait(row: GpuRow, width: int) -> list[Span]:
 
 def _history(row: GpuRow, width: int) -> list[Span]:
     levels = spark(row.utilizations, width, 0.0, 100.0)
-    steps = groupby(levels, lambda level: _load_style("load", 100 * SPARK.find(level) / len(SPARK)))
+    steps = groupby(levels, lambda level: load_style("load", 100 * SPARK.find(level) / len(SPARK)))
     return [("".join(level), style) for style, level in steps]
 
 

@@ -15,7 +15,7 @@ from gputui.ui.tui.layout.columns import as_panel, is_boxed
 from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import alert_strip, demo_line, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
-from gputui.ui.tui.pages.overview.charts import ChartPanels
+from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import GpuGrid, gpu_grid, gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import ORDERS, entry_id
@@ -48,7 +48,7 @@ class OverviewScreen(OverviewCursor):
         self.lower = Area(self.processes, self.events, id="lower")
         self.body = (self.alerts, self.gpus, self.runs, self.charts, self.lower)
         self.is_folded = is_folded
-        self._panels = ChartPanels()
+        self._charts = GpuCharts()
         self.table = RunsState(order=order_named(ORDERS, order).name)
         self._grid = GpuGrid(1, 0, 0)
         self._is_beside = False
@@ -90,9 +90,7 @@ class OverviewScreen(OverviewCursor):
         self.runs.draw(
             lambda: self.with_filter(as_panel(runs, width, rows.runs, is_framed=is_framed), width), height=rows.runs
         )
-        self.charts.draw(
-            lambda: self._panels.lines(snapshot, width, rows.charts, is_framed=is_framed), height=rows.charts
-        )
+        self.charts.draw(lambda: self._charts.lines(snapshot, width, rows.charts), height=rows.charts)
         self._draw_lower(width, rows, is_framed)
 
     def _gpu_height(self, width: int, height: int, most: int) -> int:
@@ -103,7 +101,7 @@ class OverviewScreen(OverviewCursor):
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
         snapshot, focus = self.snapshot, self.focus_at
         if self.is_folded and snapshot.gpus:
-            self.gpus.draw(lambda: self._panels.lines(snapshot, width, height, is_framed=is_framed), height=height)
+            self.gpus.draw(lambda: self._charts.lines(snapshot, width, height), height=height)
             return
         cursor = focus.gpu if focus.section == "gpus" else None
         self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)

@@ -22,6 +22,7 @@ from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import head_line, host_figures, notice_lines
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
+from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
 from gputui.ui.tui.pages.overview.run_order import words_of
@@ -91,6 +92,40 @@ def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, works
     later = read(workspace, now=NOW + 60)
     assert mentions(text_of(notice_lines(later, None, 100))[0], "agent", "1 min")
     assert text_of(notice_lines(later, "The agent is gone", 80)) == [" ▲ The agent is gone"]
+
+
+# --- the charts of GPUs
+
+
+def test_each_gpu_has_a_chart_with_its_values_in_the_colours_of_its_curves(snapshot: Snapshot) -> None:
+    charts = GpuCharts()
+    lines = charts.lines(snapshot, 200, 10)
+    heading = text_of(lines)[0]
+    assert widths(lines) == {200} and len(lines) == 10
+    assert heading.count("╭") == 8 and text_of(lines)[-1].count("╴10 min") == 8
+    gpu = snapshot.gpus[0]
+    assert f"0 {gpu.utilization_percent:.0f}% 71G {gpu.temperature_celsius:.0f}° " in heading
+    plot = [span for line in lines[1:-1] for span in line if "│" not in span[0]]
+    assert styles_of(lines[0], "71G") <= {style for text, style in plot if text.strip()}
+    assert "10 min" not in text_of(charts.lines(snapshot, 120, 7))[-1], "no room beside the frame"
+
+
+def test_charts_are_in_rows_of_equally_many_and_those_without_room_are_left_out(snapshot: Snapshot) -> None:
+    charts = GpuCharts()
+    two_rows = text_of(charts.lines(snapshot, 80, 8))
+    assert [line.count("╭") for line in two_rows] == [4, 0, 0, 0, 4, 0, 0, 0]
+    low = charts.lines(snapshot, 30, 4)
+    assert widths(low) == {30} and len(low) == 4 and "╭" not in "".join(text_of(low))
+    assert [line.split()[1] for line in text_of(low)[::2]] == ["0", "2"]
+
+
+def test_curves_are_drawn_again_only_when_a_point_was_added(snapshot: Snapshot) -> None:
+    charts = GpuCharts()
+    now_idle = tuple(replace(gpu, utilization_percent=3.0) for gpu in snapshot.gpus)
+    first, later = charts.lines(snapshot, 120, 7), charts.lines(replace(snapshot, gpus=now_idle), 120, 7)
+    assert first[1:] == later[1:] and " 3% " in text_of(later)[0]
+    history = {uuid: replace(each, utilization_percent=(5.0,) * 60) for uuid, each in snapshot.gpu_history.items()}
+    assert charts.lines(replace(snapshot, gpu_history=history), 120, 7)[1:] != first[1:]
 
 
 # --- strips
