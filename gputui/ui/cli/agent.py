@@ -20,7 +20,7 @@ from gputui.store import json_shapes
 from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
 from gputui.store.hardware import read_gpus
 from gputui.ui.cli import service
-from gputui.ui.cli.context import Exit, Group, Session, exit_on, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, print_json, print_table, say
 
 
 @click.group("agent", cls=Group)
@@ -31,8 +31,7 @@ def command() -> None:
 command.add_command(service.command)
 
 
-@command.command("start", changes=True)
-@click.pass_obj
+@command.verb("start", changes=True)
 def start(session: Session) -> None:
     """Start the agent if none runs."""
     session.need_agent()
@@ -40,8 +39,7 @@ def start(session: Session) -> None:
     say(f"agent running, pid {identity.process.pid}" if identity else "agent started")
 
 
-@command.command("stop", changes=True)
-@click.pass_obj
+@command.verb("stop", changes=True)
 def stop(session: Session) -> None:
     """End the agent; runs continue.
 
@@ -58,9 +56,7 @@ def stop(session: Session) -> None:
     say("agent stopped; runs continue" if ended else "no agent runs")
 
 
-@command.command("status", changes=False)
-@json_option
-@click.pass_obj
+@command.verb("status", changes=False, has_json=True)
 def status(session: Session, as_json: bool) -> None:
     """Show the agent that runs here."""
     identity = read_identity(session.workspace)
@@ -92,10 +88,8 @@ def _record(session: Session, connection: sqlite3.Connection | None) -> RecordSt
     return record_status(connection, retention, problem)
 
 
-@command.command("orphans", changes=lambda options: options["kill"])
+@command.verb("orphans", changes=lambda options: options["kill"], has_json=True)
 @click.option("--kill", is_flag=True, help="End them: SIGTERM, and SIGKILL after 5 s.")
-@json_option
-@click.pass_obj
 def orphans_(session: Session, kill: bool, as_json: bool) -> None:
     """List processes that have outlived their run; --kill ends them.
 
@@ -154,7 +148,7 @@ def _cells(shape: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@command.group("prometheus")
+@click.group("prometheus", cls=Group)
 def prometheus() -> None:
     """Print what Prometheus and Grafana need.
 
@@ -162,13 +156,16 @@ def prometheus() -> None:
     """
 
 
-@prometheus.command("rules", changes=False)
-def rules() -> None:
+command.add_command(prometheus)
+
+
+@prometheus.verb("rules", changes=False)
+def rules(_session: Session) -> None:
     """Print alert rules, for rule_files: in prometheus.yml."""
     click.echo(files("gputui.reports.prometheus").joinpath("rules.yaml").read_text("utf-8"), nl=False)
 
 
-@prometheus.command("dashboard", changes=False)
-def dashboard() -> None:
+@prometheus.verb("dashboard", changes=False)
+def dashboard(_session: Session) -> None:
     """Print a dashboard to import into Grafana."""
     click.echo(files("gputui.reports.prometheus").joinpath("dashboard.json").read_text("utf-8"), nl=False)

@@ -16,10 +16,9 @@ from gputui.store.json_shapes import alert_shape
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
     Exit,
-    JsonGroup,
     Session,
     fail,
-    json_option,
+    listing,
     print_json,
     print_result,
     print_table,
@@ -29,18 +28,11 @@ from gputui.ui.cli.context import (
 MOST = 1000
 
 
-@click.group("alerts", cls=JsonGroup, invoke_without_command=True)
+@listing("alerts")
 @click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
 @click.option("--run", metavar="RUN", shell_complete=completers.runs, help="Those of one run, those that are over too.")
-@json_option
-@click.pass_context
-def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bool) -> None:
+def command(session: Session, with_cleared: bool, run: str | None, as_json: bool) -> None:
     """List what is wrong now, the severest first."""
-    if ctx.invoked_subcommand is not None:
-        if with_cleared or run is not None:
-            fail("--all and --run go with gputui alerts alone", Exit.USAGE)
-        return
-    session: Session = ctx.obj
     connection, now = session.reader_or_none(), time.time()
     if connection is None:
         found: list[AlertView] = []
@@ -87,11 +79,9 @@ def state_words(alert: AlertView, now: float) -> str:
     return "active"
 
 
-@command.command("ack", changes=True)
+@command.verb("ack", changes=True, has_json=True)
 @click.argument("ids", nargs=-1, type=int, metavar="[ALERT]…")
 @click.option("--all", "everything", is_flag=True, help="All active ones.")
-@json_option
-@click.pass_obj
 def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_json: bool) -> None:
     """Note that somebody has seen alerts, by their numbers."""
     if bool(ids) == everything:
@@ -100,11 +90,9 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
-@command.command("silence", changes=True)
+@command.verb("silence", changes=True, has_json=True)
 @click.argument("what", metavar="ALERT|RULE")
 @click.option("--for", "how_long", default="1h", show_default=True, metavar="TIME", help="30min, 2h, 1d; 0 ends it.")
-@json_option
-@click.pass_obj
 def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     """Silence an alert, or a rule everywhere, for a while.
 
@@ -120,10 +108,8 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
-@command.command("rules", changes=False)
+@command.verb("rules", changes=False, has_json=True)
 @click.argument("profile", required=False, shell_complete=completers.profiles)
-@json_option
-@click.pass_obj
 def rules(session: Session, profile: str | None, as_json: bool) -> None:
     """Show the rules with their thresholds, here or for a PROFILE."""
     from gputui.ui.cli.alert_rules import show_rules

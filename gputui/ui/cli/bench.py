@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Group, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, fail, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.reports.summary.facts import RunFacts
@@ -25,13 +25,11 @@ def command() -> None:
     """Measure what this machine makes of a profile."""
 
 
-@command.command("scaling", changes=True)
+@command.verb("scaling", changes=True, has_json=True)
 @click.argument("profile", shell_complete=completers.profiles)
 @click.option("--gpus", metavar="1,2,4", help="Numbers of GPUs to compare.")
 @click.option("--processes", metavar="1,2", help="Numbers of CPU processes instead, on a machine without GPUs.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter, such as steps=200.")
-@json_option
-@click.pass_obj
 def scaling(
     session: Session, profile: str, gpus: str | None, processes: str | None, changes: tuple[str, ...], as_json: bool
 ) -> None:

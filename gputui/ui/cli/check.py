@@ -39,7 +39,6 @@ GPUS_CHECK = "gpus"
     help="Only read an old log as the profile would have it read, and show what would be drawn.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
-@click.pass_obj
 def command(
     session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, log: Path | None, as_json: bool
 ) -> None:

@@ -8,7 +8,7 @@ import re
 import click
 from click.shell_completion import BashComplete, add_completion_class, get_completion_class
 
-from gputui.ui.cli.context import verb
+from gputui.ui.cli.context import Session, verb
 
 _SCRIPT = """\
 %(complete_func)s() {
@@ -79,8 +79,7 @@ def split_line(line: str) -> tuple[list[str], str]:
 
 @verb("completion", changes=False)
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-@click.pass_context
-def command(ctx: click.Context, shell: str) -> None:
+def command(_session: Session, shell: str) -> None:
     """Print the script that completes commands, runs, profiles, studies, targets and GPUs in a shell.
 
     \b
@@ -88,6 +87,6 @@ def command(ctx: click.Context, shell: str) -> None:
     zsh:  gputui completion zsh > a file _gputui in a folder of $fpath
     fish: gputui completion fish > ~/.config/fish/completions/gputui.fish
     """
-    completion = get_completion_class(shell)
+    completion, program = get_completion_class(shell), click.get_current_context().find_root().command
     assert completion is not None, "click knows it"
-    click.echo(completion(ctx.find_root().command, {}, "gputui", "_GPUTUI_COMPLETE").source())
+    click.echo(completion(program, {}, "gputui", "_GPUTUI_COMPLETE").source())

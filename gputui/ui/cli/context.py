@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import shutil
 import sqlite3
@@ -52,9 +53,6 @@ class CommandRefusedError(Exception):
     """The agent, or a check before it, refuses a command; the text is one line that says why."""
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-
-
 Changes = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a command changes anything: runs, queue, agent, this machine or a server. A function of the options' values
 where it depends on them. To write a file that the person names, such as a report, is no change."""
@@ -63,9 +61,10 @@ where it depends on them. To write a file that the person names, such as a repor
 class Verb(click.Command):
     """A command that must say whether it changes anything; ``--readonly`` refuses those that do."""
 
-    def __init__(self, *args: Any, changes: Changes, **settings: Any) -> None:
+    def __init__(self, *args: Any, changes: Changes, has_json: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.changes = changes
+        self.params += [_json_option()] if has_json else []
 
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.find_object(Session)
@@ -76,18 +75,53 @@ class Verb(click.Command):
         return super().invoke(ctx)
 
 
+def _json_option() -> click.Option:
+    return click.Option(["--json", "as_json"], is_flag=True, help="Machine-readable.")
+
+
+Function = Callable[..., Any]
+
+
 def verb(
-    name: str, *, changes: Changes, cls: type[Verb] = Verb, **settings: Any
-) -> Callable[[Callable[..., Any]], Verb]:
-    """Make a function a command of its own; a `Group` does the same for its subcommands."""
-    return click.command(name, cls=cls, changes=changes, **settings)
+    name: str, *, changes: Changes, has_json: bool = False, cls: type[Verb] = Verb, **settings: Any
+) -> Callable[[Function], Verb]:
+    """Make a function, which gets the session first, a command; a `Group` does so for its subcommands."""
+    make = click.command(name, cls=cls, changes=changes, has_json=has_json, **settings)
+    return lambda function: make(click.pass_obj(function))
 
 
 class Group(click.Group):
     """A group of commands that say whether they change anything."""
 
-    command_class = Verb
-    group_class = type
+    def verb(self, name: str, **settings: Any) -> Callable[[Function], Verb]:
+        """Make a function a subcommand, as `verb` does."""
+
+        def add(function: Function) -> Verb:
+            command = verb(name, **settings)(function)
+            self.add_command(command)
+            return command
+
+        return add
+
+
+def listing(name: str) -> Callable[[Function], JsonGroup]:
+    """Make a function, which gets the session first, a group that does what it does where no subcommand follows."""
+
+    def decorate(function: Function) -> JsonGroup:
+        @functools.wraps(function)
+        def call(**options: Any) -> None:
+            ctx = click.get_current_context()
+            if ctx.invoked_subcommand is None:
+                function(ctx.obj, **options)
+            elif any(value for name, value in options.items() if name != "as_json"):
+                flags = [parameter.opts[0] for parameter in ctx.command.params if parameter.name != "as_json"]
+                fail(f"{' and '.join(flags)} go with {ctx.command_path} alone", Exit.USAGE)
+
+        group: JsonGroup = click.group(name, cls=JsonGroup, invoke_without_command=True)(call)
+        group.params.append(_json_option())
+        return group
+
+    return decorate
 
 
 class JsonGroup(Group):

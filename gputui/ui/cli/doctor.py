@@ -31,7 +31,6 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
     metavar="FILE.tar.gz",
     help="Write it all down for a bug report, redacted.",
 )
-@click.pass_obj
 def command(session: Session, profile: str | None, as_json: bool, bandwidth: bool, bundle: Path | None) -> None:
     """Check this machine: driver, GPUs, torch, memory, disk, limits, clock, database, agent.
 

@@ -24,18 +24,16 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say, terminal_columns, verb
+from gputui.ui.cli.context import Exit, Session, fail, print_json, say, terminal_columns, verb
 from gputui.ui.tui.layout.words import dated_clock
 
 WIDTH = 100
 MAX_ALERTS = 8
 
 
-@verb("explain", changes=False)
+@verb("explain", changes=False, has_json=True)
 @click.argument("run", required=False, shell_complete=completers.runs)
 @click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
-@json_option
-@click.pass_obj
 def command(session: Session, run: str | None, evidence: bool, as_json: bool) -> None:
     """Explain what happened to a run (by default the newest), why each decision was taken, and its state now.
 

@@ -24,7 +24,6 @@ from gputui.ui.cli.context import Exit, Session, exit_on, fail, say, verb
 @click.option("--out", help="File, folder or (mlflow) tracking URI; else named after the run.")
 @click.option("--follow", is_flag=True, help="Until the run ends; continues where it was.")
 @click.option("--force", is_flag=True, help="Replace a file; in a tracker, write another run.")
-@click.pass_obj
 def command(
     session: Session, run: str, names: tuple[str, ...], name: Format, out: str | None, follow: bool, force: bool
 ) -> None:

@@ -16,7 +16,7 @@ from gputui.store.json_shapes import Shape
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say, verb
+from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, say, verb
 from gputui.ui.tui.data.machine import XID_SECONDS
 from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.snapshot_json import gpu_shapes
@@ -25,8 +25,7 @@ from gputui.ui.tui.layout.process_words import process_words
 FIRST_SAMPLE_SECONDS = 10.0
 
 
-@verb("gpus", changes=lambda options: options["clear"] is not None or options["quarantine"] is not None)
-@json_option
+@verb("gpus", changes=lambda options: options["clear"] is not None or options["quarantine"] is not None, has_json=True)
 @click.option(
     "--clear",
     metavar="GPU",
@@ -44,7 +43,6 @@ FIRST_SAMPLE_SECONDS = 10.0
     "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
 )
 @click.option("--memory", metavar="SIZE", help="Only GPUs with so much free memory, such as 16GiB (--recommend).")
-@click.pass_obj
 def command(
     session: Session,
     as_json: bool,

@@ -13,7 +13,7 @@ import click
 
 from gputui.core.config import shipped_pages
 from gputui.core.yaml_forms.problems import did_you_mean
-from gputui.ui.cli.context import Exit, fail, verb
+from gputui.ui.cli.context import Exit, Session, fail, verb
 
 MOST_COLUMNS = 100
 
@@ -29,10 +29,9 @@ def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 @verb("help", changes=False)
 @click.argument("topic", required=False, shell_complete=complete)
-@click.pass_context
-def command(ctx: click.Context, topic: str | None) -> None:
+def command(_session: Session, topic: str | None) -> None:
     """Print a page of the documentation; without TOPIC, list the pages. Commands have --help."""
-    pages = topics()
+    pages, ctx = topics(), click.get_current_context()
     if topic is None:
         formatter = ctx.make_formatter()
         formatter.write_dl([(name, summary(path.read_text("utf-8"))) for name, path in pages.items()])

@@ -11,17 +11,15 @@ from gputui.metrics.trackers import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store.run_states import RunState
-from gputui.ui.cli.context import Exit, RunName, Session, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, RunName, Session, fail, print_json, say, verb
 from gputui.ui.cli.run import submit
 
 MAX_RUNS = 50
 
 
-@verb("import", changes=True)
+@verb("import", changes=True, has_json=True)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", type=RunName(), help="What the run is called (else as the folder, or the W&B run).")
-@json_option
-@click.pass_obj
 def command(session: Session, folder: Path, name: str | None, as_json: bool) -> None:
     """Import what TensorBoard or W&B (offline) wrote into a folder, as finished runs to compare with.
 

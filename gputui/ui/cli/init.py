@@ -19,7 +19,7 @@ from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
 from gputui.ui.cli.command_verb import IS_COMMAND, options_of
-from gputui.ui.cli.context import Exit, Verb, exit_on, fail, say, verb
+from gputui.ui.cli.context import Exit, Session, Verb, exit_on, fail, say, verb
 from gputui.ui.cli.log_trial import read_log
 
 
@@ -59,10 +59,9 @@ class _InitVerb(Verb):
     metavar="FILE",
     help="An old log of it, to learn its metrics from.",
 )
-@click.pass_context
-def command(ctx: click.Context, words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
+def command(_session: Session, words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
-    here = Path.cwd()
+    here, ctx = Path.cwd(), click.get_current_context()
     if out is not None and (here / out).parent.resolve() != here.resolve():
         fail("--out names a file in this folder: relative paths of the profile begin where it lies", Exit.USAGE)
     # Without asking the driver.

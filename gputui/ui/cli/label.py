@@ -12,13 +12,12 @@ from gputui.ui.cli.context import Exit, RunName, Session, exit_on, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 
 
-@verb("label", changes=is_no_rehearsal)
+@verb("label", changes=is_no_rehearsal, has_json=True)
 @click.option("--name", type=RunName(), help="Another name. The run's id stays; every command takes either.")
 @click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag.")
 @click.option("--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag.")
 @click.option("--note", metavar="TEXT", help='A note of at most 500 characters; "" removes it.')
 @several_runs(tag="--tagged")
-@click.pass_obj
 def command(
     session: Session,
     name: str | None,

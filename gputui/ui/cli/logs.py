@@ -32,7 +32,6 @@ STOP_BYTES = 8 << 10
 @click.option(
     "-n", "--lines", type=click.IntRange(0), default=200, show_default=True, help="Lines per file; 0 for all."
 )
-@click.pass_obj
 def command(session: Session, run: str | None, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
     """Print the output of a run (by default the newest): the launcher's, each rank's, its job's on a target."""
     with closing(session.reader()) as connection:

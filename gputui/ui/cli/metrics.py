@@ -45,7 +45,6 @@ _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch":
 @click.option(
     "--loss", metavar="NAME", shell_complete=completers.metrics, help="Say which metric is the training loss."
 )
-@click.pass_obj
 def command(
     session: Session,
     run: str,

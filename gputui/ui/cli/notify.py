@@ -5,23 +5,16 @@ from __future__ import annotations
 import socket
 import sys
 
-import click
-
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
 from gputui.runs.notices import Owed, Recipient
-from gputui.ui.cli.context import Exit, JsonGroup, Session, exit_on, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, listing, print_json, print_table, say
 
 
-@click.group("notify", cls=JsonGroup, invoke_without_command=True)
-@json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+@listing("notify")
+def command(session: Session, as_json: bool) -> None:
     """List who is told of what by notify.yaml, and what could not be sent."""
-    if ctx.invoked_subcommand is not None:
-        return
-    session: Session = ctx.obj
     connection, recipients = session.reader_or_none(), recipients_of(session)
     unsent = [] if connection is None else notices.owed(connection)
     if as_json:
@@ -36,9 +29,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     say("gputui notify test sends everybody a message")
 
 
-@command.command("test", changes=True)
-@json_option
-@click.pass_obj
+@command.verb("test", changes=True, has_json=True)
 def test(session: Session, as_json: bool) -> None:
     """Send a test message to everybody in notify.yaml."""
     from gputui.agent.notify.messages import trial_message

@@ -15,16 +15,12 @@ from gputui.recovery.effects import AppliedAction, Result
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policy_simulation import SimulatedAttempt
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, listing, print_json, print_table, say
 
 
-@click.group("policy", cls=JsonGroup, invoke_without_command=True)
-@json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+@listing("policy")
+def command(_session: Session, as_json: bool) -> None:
     """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
-    if ctx.invoked_subcommand is not None:
-        return
     if as_json:
         print_json([policy_words.policy_json(policy) for policy in policies.POLICIES.values()])
         return
@@ -40,10 +36,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
 
 
-@command.command("show", changes=False)
+@command.verb("show", changes=False, has_json=True)
 @click.argument("what", metavar="[NAME|PROFILE|RUN]", default="standard", shell_complete=completers.profiles)
-@json_option
-@click.pass_obj
 def show(session: Session, what: str, as_json: bool) -> None:
     """Show the ladders and limits of a policy.
 
@@ -84,7 +78,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
         print_table(("ACTION", "", ""), table)
 
 
-@command.command("try", changes=False)
+@command.verb("try", changes=False, has_json=True)
 @click.option("--incident", "kind", required=True, metavar="KIND", help="The trouble that the run meets.")
 @click.option("--profile", metavar="PROFILE", shell_complete=completers.profiles, help="A new run of this profile.")
 @click.option("--run", "run", metavar="RUN", shell_complete=completers.runs, help="A new run like this one.")
@@ -92,8 +86,6 @@ def show(session: Session, what: str, as_json: bool) -> None:
 @click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
 @click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")
 @click.option("--refuses", is_flag=True, help="Assume that the script does not start with changed parameters.")
-@json_option
-@click.pass_obj
 def try_(
     session: Session,
     kind: str,

@@ -11,7 +11,7 @@ import click
 from gputui.core.files import write_new
 from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import ProfileEntry
@@ -22,9 +22,7 @@ def command() -> None:
     """Descriptions of what a run starts."""
 
 
-@command.command("list", changes=False)
-@json_option
-@click.pass_obj
+@command.verb("list", changes=False, has_json=True)
 def list_(session: Session, as_json: bool) -> None:
     """List the profiles here, in the home, and those that ship with gputui."""
     from gputui.profiles.profile_file import list_profiles
@@ -60,11 +58,10 @@ def _first_mistake(entry: ProfileEntry) -> str | None:
     return str(entry.error).splitlines()[0]
 
 
-@command.command("save", changes=True)
+@command.verb("save", changes=True)
 @click.argument("run", shell_complete=completers.runs)
 @click.argument("name", required=False)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="File; else that of the name in the home.")
-@click.pass_obj
 def save(session: Session, run: str, name: str | None, out: Path | None) -> None:
     """Write the profile of a run, such as one without a profile, with what was learned of it as comments."""
     from gputui.core.yaml_forms.problems import ProfileError
@@ -93,7 +90,7 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
     say(f"wrote {path}; look through it, then: gputui run {out or title}")
 
 
-@command.command("export", changes=False)
+@command.verb("export", changes=False)
 @click.argument("profile", shell_complete=completers.profiles)
 @click.option("--to", "system", type=click.Choice(tuple(MANIFESTS)), required=True, help="System.")
 @click.option("--out", type=click.Path(path_type=Path), help="File; else standard output.")
@@ -102,7 +99,6 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
 @click.option("--gpus", help="How many GPUs the job asks for.")
 @click.option("--gpu-type", help="Their type, where the system wants it: H100.")
 @click.option("--image", help="Container image of the job.")
-@click.pass_obj
 def export(
     session: Session,
     profile: str,

@@ -16,7 +16,7 @@ from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.runs import Run, read_runs
 from gputui.store.studies import read_studies
-from gputui.ui.cli.context import Session, is_wide, json_option, print_json, print_table, say, verb
+from gputui.ui.cli.context import Session, is_wide, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
 from gputui.ui.cli.selection import filter_options, sizes_of
 from gputui.ui.tui.data.progress import row_of
@@ -30,12 +30,10 @@ _SPARE = ("SIZE", "TAGS", "PROFILE", "NAME", "GPUS", "ETA", "TIME")
 """The columns that narrow terminals do without, the first ones first."""
 
 
-@verb("ps", changes=False)
-@json_option
+@verb("ps", changes=False, has_json=True)
 @click.option("--active", is_flag=True, help="Only runs that are not over.")
 @click.option("--sort", "order", type=click.Choice(ORDERS), help="Lowest loss, largest or newest first.")
 @filter_options()
-@click.pass_obj
 def command(session: Session, as_json: bool, active: bool, order: str | None, only: RunFilter) -> None:
     """List the runs, newest first."""
     connection, now = session.reader_or_none(), time.time()

@@ -13,10 +13,9 @@ from gputui.store.json_shapes import iso
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
     Exit,
-    JsonGroup,
     Session,
     fail,
-    json_option,
+    listing,
     print_json,
     print_result,
     print_table,
@@ -26,18 +25,14 @@ from gputui.ui.cli.context import (
 PLACES = ("first", "last", "up", "down")
 
 
-@click.group("queue", cls=JsonGroup, invoke_without_command=True)
-@json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+@listing("queue")
+def command(session: Session, as_json: bool) -> None:
     """The runs that wait, in the order in which they are served, and what each waits for.
 
     A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs
     holds back those behind it from every GPU that it could use itself.
     """
-    if ctx.invoked_subcommand is not None:
-        return
-    connection, pause = ctx.obj.reader_or_none(), None
+    connection, pause = session.reader_or_none(), None
     waiting: list[queue.QueueEntry] = []
     if connection is not None:
         with closing(connection):
@@ -87,32 +82,26 @@ def pause_line(pause: queue.QueuePause, now: float) -> str:
     return f"the queue was paused by {pause.actor} {since} ago: nothing new starts; gputui queue resume opens it"
 
 
-@command.command("pause", changes=True)
-@json_option
-@click.pass_obj
+@command.verb("pause", changes=True, has_json=True)
 def pause_queue(session: Session, as_json: bool) -> None:
     """Start nothing new; what runs goes on, and is recovered as ever."""
     result = session.command("queue_pause", None)
     print_result(result, "the queue is paused; gputui queue resume opens it", as_json)
 
 
-@command.command("resume", changes=True)
-@json_option
-@click.pass_obj
+@command.verb("resume", changes=True, has_json=True)
 def resume_queue(session: Session, as_json: bool) -> None:
     """Open the queue again."""
     print_result(session.command("queue_resume", None), "the queue is open", as_json)
 
 
-@command.command("move", changes=True)
+@command.verb("move", changes=True, has_json=True)
 @click.argument("run", shell_complete=completers.runs)
 @click.option("--first", is_flag=True, help="Before all others that wait.")
 @click.option("--last", is_flag=True, help="Behind all others that wait.")
 @click.option("--up", is_flag=True, help="One place earlier.")
 @click.option("--down", is_flag=True, help="One place later.")
 @click.option("--priority", type=click.IntRange(-1000, 1000), help="This priority.")
-@json_option
-@click.pass_obj
 def move(
     session: Session, run: str, first: bool, last: bool, up: bool, down: bool, priority: int | None, as_json: bool
 ) -> None:

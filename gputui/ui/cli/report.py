@@ -33,7 +33,6 @@ from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 @click.option("--price-per-kwh", type=click.FloatRange(0.0), help="Price of a kilowatt-hour.")
 @click.option("--price-per-gpu-hour", type=click.FloatRange(0.0), help="Price of a GPU-hour.")
 @click.option("--currency", help="Currency of the prices, for display.")
-@click.pass_obj
 def command(
     session: Session,
     names: tuple[str, ...],

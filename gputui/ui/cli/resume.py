@@ -24,14 +24,13 @@ from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal
 _FORCE = "--force resumes it as it is"
 
 
-@verb("resume", changes=is_no_rehearsal)
+@verb("resume", changes=is_no_rehearsal, has_json=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
 @click.option("--time", "time_limit", metavar="TIME", help="Of a run on a target: the job's limit, such as 8h.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--force", is_flag=True, help="Also a complete run, or a trial that its study has ended.")
 @several_runs()
-@click.pass_obj
 def command(
     session: Session,
     changes: tuple[str, ...],

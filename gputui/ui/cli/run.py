@@ -21,7 +21,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
-from gputui.ui.cli.context import Exit, RunName, Session, exit_on, fail, json_option, print_json, say, verb
+from gputui.ui.cli.context import Exit, RunName, Session, exit_on, fail, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
 from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_begin
 
@@ -33,7 +33,7 @@ DECISION_SECONDS = 1.0
 """How long to wait for the agent to decide whether a new run starts."""
 
 
-@verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb)
+@verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb, has_json=True)
 @click.argument(
     "words",
     nargs=-1,
@@ -77,10 +77,8 @@ DECISION_SECONDS = 1.0
 @click.option("--notify", is_flag=True, help="Tell everybody in notify.yaml when it ends or recovers.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
-@json_option
-@click.pass_context
 def command(
-    ctx: click.Context,
+    session: Session,
     words: tuple[str, ...],
     changes: tuple[str, ...],
     gpus: str | None,
@@ -105,7 +103,7 @@ def command(
     """
     from gputui.ui.cli import check, launch_spec
 
-    session: Session = ctx.obj
+    ctx = click.get_current_context()
     if ctx.meta[IS_COMMAND]:
         chosen = launch_spec.typed_profile(words, ctx.command)
     elif len(words) > 1:

@@ -45,10 +45,9 @@ def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
     return f"{result.get('id', run_id)} {state}{start}{follow}"
 
 
-@verb("stop", changes=is_no_rehearsal)
+@verb("stop", changes=is_no_rehearsal, has_json=True)
 @click.option("--now", is_flag=True, help="Kill at once.")
 @several_runs()
-@click.pass_obj
 def stop(session: Session, now: bool, choice: RunChoice) -> None:
     """Ask runs to end. They may finish their step and save a checkpoint; --now kills them at once."""
 
@@ -89,9 +88,8 @@ def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[
         raise CommandRefusedError(str(error)) from error
 
 
-@verb("restart", changes=is_no_rehearsal)
+@verb("restart", changes=is_no_rehearsal, has_json=True)
 @several_runs()
-@click.pass_obj
 def restart(session: Session, choice: RunChoice) -> None:
     """Begin runs again from the start, with the parameters as launched.
 
@@ -104,9 +102,8 @@ def restart(session: Session, choice: RunChoice) -> None:
     for_each(session, choice, "restart" if choice.only else "restart by name", restart_one)
 
 
-@verb("rm", changes=is_no_rehearsal)
+@verb("rm", changes=is_no_rehearsal, has_json=True)
 @several_runs()
-@click.pass_obj
 def rm(session: Session, choice: RunChoice) -> None:
     """Remove runs that have ended: their history and their folders."""
     for_each(session, choice, "rm", lambda run: answer_of(session, "rm", run))

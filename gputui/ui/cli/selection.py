@@ -24,7 +24,6 @@ from gputui.ui.cli.context import (
     Exit,
     Session,
     fail,
-    json_option,
     print_json,
     print_table,
     say,
@@ -121,7 +120,6 @@ def several_runs(tag: str = "--tag") -> Decorator:
         filter_options(tag),
         click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask about runs that were not named."),
         click.option("--dry-run", "is_rehearsal", is_flag=True, help="Only list the runs."),
-        json_option,
     )
     return _handed_over("choice", RunChoice, RunChoice._fields, options)
 

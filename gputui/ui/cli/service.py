@@ -15,7 +15,7 @@ from gputui.core.config import Workspace, locate
 from gputui.core.files import replaced
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
 from gputui.runs.identity import actor
-from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, print_json, say
 from gputui.ui.cli.record import address_of, output_file
 
 SYSTEMCTL_SECONDS = 30.0
@@ -27,7 +27,7 @@ def command() -> None:
     """Record always, by a systemd unit of this user."""
 
 
-@command.command("install", changes=lambda options: not options["print_only"])
+@command.verb("install", changes=lambda options: not options["print_only"])
 @click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples.")
 @click.option("--prometheus", metavar="HOST:PORT", help="Let Prometheus scrape what is recorded there.")
 @click.option(
@@ -39,7 +39,6 @@ def command() -> None:
 @click.option("--rotate", metavar="SIZE", help="Start a new file at this size and keep ten: 100MB.")
 @click.option("--print", "print_only", is_flag=True, help="Print the unit, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.pass_obj
 def install(
     session: Session,
     interval: float,
@@ -82,9 +81,8 @@ def install(
         )
 
 
-@command.command("uninstall", changes=True)
+@command.verb("uninstall", changes=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.pass_obj
 def uninstall(_session: Session, yes: bool) -> None:
     """Stop recording and remove the unit; runs and data stay."""
     path = unit_path(os.environ)
@@ -103,9 +101,7 @@ def uninstall(_session: Session, yes: bool) -> None:
     say("removed; runs continue, and recorded data is kept")
 
 
-@command.command("status", changes=False)
-@json_option
-@click.pass_obj
+@command.verb("status", changes=False, has_json=True)
 def status(session: Session, as_json: bool) -> None:
     """Return whether the unit is installed, enabled and running."""
     path = unit_path(os.environ)

@@ -44,7 +44,6 @@ from gputui.ui.cli.context import (
     Session,
     exit_on,
     fail,
-    json_option,
     print_json,
     print_table,
     say,
@@ -88,7 +87,7 @@ class RunDetails(Struct, frozen=True):
     size_bytes: int | None
 
 
-@verb("show", changes=False)
+@verb("show", changes=False, has_json=True)
 @click.argument("run", required=False, shell_complete=completers.runs)
 @click.option("--diff", "with_diff", is_flag=True, help="How the code that ran differed from its git commit.")
 @click.option(
@@ -97,8 +96,6 @@ class RunDetails(Struct, frozen=True):
     shell_complete=completers.runs,
     help="With --diff: how it differed from the code of that run.",
 )
-@json_option
-@click.pass_obj
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     if against is not None and not with_diff:

@@ -23,7 +23,6 @@ from gputui.ui.cli.context import (
     Session,
     exit_on,
     fail,
-    json_option,
     print_json,
     print_result,
     print_table,
@@ -42,7 +41,7 @@ def command() -> None:
     """
 
 
-@command.command("run", changes=lambda options: not options["dry_run"], cls=CommandVerb)
+@command.verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb, has_json=True)
 @click.argument(
     "words",
     nargs=-1,
@@ -71,10 +70,8 @@ def command() -> None:
 )
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its first points and what they are expected to take.")
-@json_option
-@click.pass_context
 def run(
-    ctx: click.Context,
+    session: Session,
     /,
     words: tuple[str, ...],
     target: str | None,
@@ -90,7 +87,7 @@ def run(
     command has: study run --grid lr=0.1,0.2 train.py --lr 0.1. The file of such a study is kept
     (study show --source).
     """
-    session: Session = ctx.obj
+    ctx = click.get_current_context()
     from gputui.ui.cli.study_launch import launch, load_file, load_grid, note_ignored_gpus, planned_study, print_plan
 
     is_command = ctx.meta[IS_COMMAND]
@@ -119,11 +116,9 @@ def run(
     raise SystemExit(launch(session, study.spec, study.profile, study.source, wait=wait, as_json=as_json))
 
 
-@command.command("check", changes=False)
+@command.verb("check", changes=False, has_json=True)
 @click.argument("file", shell_complete=completers.study_files)
 @click.option("--dry-run", is_flag=True, help="Show the first ten trials, and the time expected from earlier runs.")
-@json_option
-@click.pass_obj
 def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
     from gputui.ui.cli.study_launch import load_file, note_ignored_gpus, print_plan, resolve_study
@@ -140,10 +135,8 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
         print_result({"name": spec.name, "profile": spec.profile, "valid": True}, text, as_json)
 
 
-@command.command("list", changes=False)
+@command.verb("list", changes=False, has_json=True)
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
-@json_option
-@click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The studies, newest first."""
     moment = typed_moment(at)
@@ -165,12 +158,10 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
     print_table(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows)
 
 
-@command.command("show", changes=False)
+@command.verb("show", changes=False, has_json=True)
 @click.argument("study", required=False, shell_complete=completers.studies)
 @click.option("--source", is_flag=True, help="Only the study's file.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
-@json_option
-@click.pass_obj
 def show(session: Session, study: str | None, source: bool, at: str | None, as_json: bool) -> None:
     """One study with its trials, the newest where none is named."""
     moment = typed_moment(at)
@@ -208,10 +199,8 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
 def _add_verb(name: str, effect: str) -> None:
     """Add a command that only names a study."""
 
-    @command.command(name, changes=True, help=effect)
+    @command.verb(name, changes=True, has_json=True, help=effect)
     @click.argument("study", shell_complete=completers.studies)
-    @json_option
-    @click.pass_obj
     def act(session: Session, study: str, as_json: bool) -> None:
         _act(session, f"study_{name}", study, as_json)
 
@@ -221,13 +210,11 @@ _add_verb("resume", "Go on with a study that is paused or was stopped.")
 _add_verb("stop", "Stop all of its trials and end it.")
 
 
-@command.command("extend", changes=True)
+@command.verb("extend", changes=True, has_json=True)
 @click.argument("study", shell_complete=completers.studies)
 @click.option("--trials", type=click.IntRange(1), help="So many trials more.")
 @click.option("--gpu-hours", type=click.FloatRange(0, min_open=True), help="So many GPU-hours more.")
 @click.option("--wall", metavar="TIME", help="So much time more, such as 2h.")
-@json_option
-@click.pass_obj
 def extend(
     session: Session, study: str, trials: int | None, gpu_hours: float | None, wall: str | None, as_json: bool
 ) -> None:
@@ -240,11 +227,9 @@ def extend(
     _act(session, "study_extend", study, as_json, trials=trials, gpu_hours=gpu_hours, wall_seconds=seconds)
 
 
-@command.command("enqueue", changes=True)
+@command.verb("enqueue", changes=True, has_json=True)
 @click.argument("study", shell_complete=completers.studies)
 @click.option("--set", "values", multiple=True, required=True, metavar="KEY=VALUE", help="A tuned parameter's value.")
-@json_option
-@click.pass_obj
 def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool) -> None:
     """Add a point by hand; it is the next trial. What is not given is as in the best trial."""
     from gputui.core.yaml_forms.document import plain_value
@@ -255,34 +240,28 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     _act(session, "study_enqueue", study, as_json, set=given)
 
 
-@command.command("prune", changes=True)
+@command.verb("prune", changes=True, has_json=True)
 @click.argument("study", shell_complete=completers.studies)
 @click.argument("trial", type=click.IntRange(0))
-@json_option
-@click.pass_obj
 def prune(session: Session, study: str, trial: int, as_json: bool) -> None:
     """Cut a running trial short now, as the pruner does."""
     _act(session, "study_prune", study, as_json, trial=trial)
 
 
-@command.command("keep", changes=True)
+@command.verb("keep", changes=True, has_json=True)
 @click.argument("study", shell_complete=completers.studies)
 @click.argument("trial", type=click.IntRange(0))
 @click.option("--undo", is_flag=True, help="Leave it to the pruner again.")
-@json_option
-@click.pass_obj
 def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) -> None:
     """Let a trial run to its end: the pruner does not cut it short."""
     _act(session, "study_keep", study, as_json, trial=trial, keep=not undo)
 
 
-@command.command("export", changes=False)
+@command.verb("export", changes=False, has_json=True)
 @click.argument("study", shell_complete=completers.studies)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--lineage", is_flag=True, help="The course of a population's best member as a profile with phases.")
 @click.option("--trial", type=click.IntRange(0), help="With --lineage: of this member instead.")
-@json_option
-@click.pass_obj
 def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
     """Copy a study to an Optuna storage in SQLite."""
     from gputui.studies.export import StudyExportError, export_lineage, export_storage
@@ -305,12 +284,10 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
     print_result(shape, text, as_json)
 
 
-@command.command("report", changes=False)
+@command.verb("report", changes=False, has_json=True)
 @click.argument("study", required=False, shell_complete=completers.studies)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="A folder: a page, and with pictures.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
-@json_option
-@click.pass_obj
 def report(session: Session, study: str | None, out: Path | None, at: str | None, as_json: bool) -> None:
     """Report what was found, and the command that trains the best.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Group, Session, exit_on, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, exit_on, print_json, print_table, say
 
 
 @click.group("target", cls=Group)
@@ -13,9 +13,7 @@ def command() -> None:
     """Other machines and clusters where runs may run."""
 
 
-@command.command("list", changes=False)
-@json_option
-@click.pass_obj
+@command.verb("list", changes=False, has_json=True)
 def list_(session: Session, as_json: bool) -> None:
     """List the targets of targets.yaml."""
     from gputui.core.yaml_forms.problems import ProfileError
@@ -41,10 +39,8 @@ def list_(session: Session, as_json: bool) -> None:
         say(f"from {session.workspace.targets}")
 
 
-@command.command("check", changes=True)
+@command.verb("check", changes=True, has_json=True)
 @click.argument("name", shell_complete=completers.targets)
-@json_option
-@click.pass_obj
 def check(session: Session, name: str, as_json: bool) -> None:
     """See whether a target can be used.
 
