@@ -99,10 +99,10 @@ class RecordStatus(Struct, frozen=True):
         return found
 
 
-def record_status(connection: sqlite3.Connection | None, retention: Retention, problem: str | None) -> RecordStatus:
-    """The status; ``connection`` is None if nothing is recorded. Raises sqlite3.Error."""
-    if connection is None:
-        return RecordStatus(retention, problem)
+def record_status(connection: sqlite3.Connection, retention: Retention, problem: str | None) -> RecordStatus:
+    """The status. Raises sqlite3.Error."""
     began, taken = first_sample(connection), room(connection)
-    raw_since = None if began is None else max(began, bounds(connection).raw_since)
+    if began is None:
+        return RecordStatus(retention, problem)
+    raw_since = max(began, bounds(connection).raw_since)
     return RecordStatus(retention, problem, began, raw_since, taken.file_bytes, taken.used_bytes)

@@ -96,6 +96,13 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def empty_store() -> sqlite3.Connection:
+    """A connection to a store of its own in which nothing is recorded."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.executescript(schema())
+    return connection
+
+
 @contextmanager
 def _setting_up(path: Path, check_same_thread: bool = True) -> Iterator[sqlite3.Connection]:
     """Open a connection, and close it if the block raises anything. Errors of SQLite and of the file

@@ -104,11 +104,9 @@ def check_first_trial(
     return checks(trial, state=workspace.state, gpus=situation, past=past)
 
 
-def usual_seconds(connection: sqlite3.Connection | None, spec: StudySpec) -> float | None:
+def usual_seconds(connection: sqlite3.Connection, spec: StudySpec) -> float | None:
     """The median duration of the newest successful runs of the study's profile with its fixed values;
     None without any."""
-    if connection is None:
-        return None
     rows = connection.execute(
         "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
         "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",
@@ -134,16 +132,15 @@ def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
     return [dict(trial.params) for trial in journal.trials()]
 
 
-def study_plan(connection: sqlite3.Connection | None, spec: StudySpec) -> dict[str, Any]:
+def study_plan(connection: sqlite3.Connection, spec: StudySpec) -> dict[str, Any]:
     """The first points of a study, and its expected cost by earlier runs of the profile (null if
-    unknown). Pruning and the slowdown of trials that share a GPU are ignored. JSON; ``connection``
-    is None if nothing was recorded."""
+    unknown). Pruning and the slowdown of trials that share a GPU are ignored. JSON."""
     trials = spec.wanted_trials
     seconds, room, sharing = usual_seconds(connection, spec), spec.parallel, 1
-    if connection is not None and spec.target is None:
+    if spec.target is None:
         (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
         sharing = _trials_on_each_gpu(connection, spec)
-        if spec.gpus_per_trial:
+        if spec.gpus_per_trial and gpus:
             slots = gpus // spec.gpus_per_trial * sharing
             room = min(spec.parallel or slots, slots) or None
     if room is None and not spec.gpus_per_trial:

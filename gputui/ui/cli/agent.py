@@ -60,8 +60,8 @@ def stop(session: Session) -> None:
 def status(session: Session, as_json: bool) -> None:
     """Show the agent that runs here."""
     identity = read_identity(session.workspace)
-    connection = session.reader_or_none()
-    view = None if connection is None else read_agent(connection)
+    connection = session.reader_or_empty()
+    view = read_agent(connection)
     workspace = session.workspace
     record = _record(session, connection)
     if as_json:
@@ -77,7 +77,7 @@ def status(session: Session, as_json: bool) -> None:
         say(line)
 
 
-def _record(session: Session, connection: sqlite3.Connection | None) -> RecordStatus:
+def _record(session: Session, connection: sqlite3.Connection) -> RecordStatus:
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.home_files import load_retention
 

@@ -33,10 +33,8 @@ MOST = 1000
 @click.option("--run", metavar="RUN", shell_complete=completers.runs, help="Those of one run, those that are over too.")
 def command(session: Session, with_cleared: bool, run: str | None, as_json: bool) -> None:
     """List what is wrong now, the severest first."""
-    connection, now = session.reader_or_none(), time.time()
-    if connection is None:
-        found: list[AlertView] = []
-    elif run is not None:
+    connection, now = session.reader_or_empty(), time.time()
+    if run is not None:
         found = alerts.of_run(connection, session.find_run(connection, run).run_id)[::-1]
     else:
         found = alerts.lasting(connection) + (alerts.cleared(connection, MOST) if with_cleared else [])
@@ -51,7 +49,7 @@ def command(session: Session, with_cleared: bool, run: str | None, as_json: bool
             since = units.ago(max(0.0, now - one.raised_at))
             rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
         print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), rows)
-    for line in [] if connection is None else _remarks(session, connection, found, now):
+    for line in _remarks(session, connection, found, now):
         say(line)
 
 

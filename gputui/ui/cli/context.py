@@ -22,7 +22,7 @@ from gputui.core.text import cell_width, clean, clip, clip_middle, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
 from gputui.store import commands
-from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
+from gputui.store.database import StoreError, StoreMissingError, empty_store, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
 
 WIDE_COLUMNS = 120
@@ -164,9 +164,9 @@ class Session(Struct, frozen=True):
         with exit_on(StoreError, code=Exit.UNREACHABLE), exit_on(StoreMissingError, code=Exit.REFUSED):
             return open_reader(self.workspace.database)
 
-    def reader_or_none(self) -> sqlite3.Connection | None:
-        """As `reader`, but None if nothing has been recorded yet."""
-        return self.reader() if self.workspace.database.exists() else None
+    def reader_or_empty(self) -> sqlite3.Connection:
+        """As `reader`, but of a store without anything if nothing has been recorded yet."""
+        return self.reader() if self.workspace.database.exists() else empty_store()
 
     def note_missing_agent(self, *, is_active: bool) -> None:
         """Warn if something is active and no agent supervises it."""

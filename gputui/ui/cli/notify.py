@@ -15,8 +15,8 @@ from gputui.ui.cli.context import Exit, Session, exit_on, fail, listing, print_j
 @listing("notify")
 def command(session: Session, as_json: bool) -> None:
     """List who is told of what by notify.yaml, and what could not be sent."""
-    connection, recipients = session.reader_or_none(), recipients_of(session)
-    unsent = [] if connection is None else notices.owed(connection)
+    recipients = recipients_of(session)
+    unsent = notices.owed(session.reader_or_empty())
     if as_json:
         print_json([_shape(recipient, unsent) for recipient in recipients])
         return

@@ -36,26 +36,25 @@ _SPARE = ("SIZE", "TAGS", "PROFILE", "NAME", "GPUS", "ETA", "TIME")
 @filter_options()
 def command(session: Session, as_json: bool, active: bool, order: str | None, only: RunFilter) -> None:
     """List the runs, newest first."""
-    connection, now = session.reader_or_none(), time.time()
-    runs = [] if connection is None else read_runs(connection, active_only=active)
-    runs = [run for run in runs if only.matches(run, now)]
+    connection, now = session.reader_or_empty(), time.time()
+    runs = [run for run in read_runs(connection, active_only=active) if only.matches(run, now)]
     sizes = sizes_of(session, runs) if as_json or order == "size" or is_wide() else {}
-    listed = [] if connection is None else _in_order([row_of(connection, run) for run in runs], order, sizes)
+    listed = _in_order([row_of(connection, run) for run in runs], order, sizes)
     if as_json:
         print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in listed])
         return
     is_active = any(not run.state.is_over for run in runs)
-    if connection is not None and not is_active:
+    if not is_active:
         is_active = any(study.state.needs_agent for study in read_studies(connection))
     session.note_missing_agent(is_active=is_active)
-    pause = None if connection is None else queue.pause(connection)
+    pause = queue.pause(connection)
     if pause is not None:
         say(pause_line(pause, now))
     if only and not runs:
         say("no run matches")
         return
-    if connection is None or not runs:
-        over = 0 if connection is None else len(read_runs(connection, over_only=True))
+    if not runs:
+        over = len(read_runs(connection, over_only=True))
         if over:
             say(f"no active run; gputui ps lists {over} that {'is' if over == 1 else 'are'} over")
         else:

@@ -32,12 +32,9 @@ def command(session: Session, as_json: bool) -> None:
     A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs
     holds back those behind it from every GPU that it could use itself.
     """
-    connection, pause = session.reader_or_none(), None
-    waiting: list[queue.QueueEntry] = []
-    if connection is not None:
-        with closing(connection):
-            connection.execute("BEGIN")
-            pause, waiting = queue.pause(connection), queue.entries(connection)
+    with closing(session.reader_or_empty()) as connection:
+        connection.execute("BEGIN")
+        pause, waiting = queue.pause(connection), queue.entries(connection)
     if as_json:
         print_json(
             {

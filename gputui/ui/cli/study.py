@@ -140,18 +140,16 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The studies, newest first."""
     moment = typed_moment(at)
-    connection = session.reader_or_none()
-    studies: list[StudyRecord] = []
-    if connection is not None:
-        studies = read_studies(connection, moment)
+    connection = session.reader_or_empty()
+    studies = read_studies(connection, moment)
     now = time.time()
     if moment is not None:
         now = moment
     if as_json:
-        print_json([study_shape(connection, study, now, moment) for study in studies if connection is not None])
+        print_json([study_shape(connection, study, now, moment) for study in studies])
         return
     session.note_missing_agent(is_active=any(study.state.needs_agent for study in studies))
-    if connection is None or not studies:
+    if not studies:
         say("no study yet; gputui study run FILE begins one, gputui study run PROFILE --grid lr=0.1,0.05 a grid")
         return
     rows = [study_row(connection, study, now, moment) for study in studies]

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,7 @@ def planned_study(session: Session, study: StudyFile) -> StudySpec:
 
 
 def _resolved(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
-    connection = session.reader_or_none()
-    with nullcontext() if connection is None else closing(connection):
+    with closing(session.reader_or_empty()) as connection:
         seconds = plans.usual_seconds(connection, spec)
     return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
 
@@ -149,8 +148,7 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
 
 def print_plan(session: Session, spec: StudySpec, *, as_json: bool) -> None:
     """Print what a study would run in this home, and its expected cost."""
-    connection = session.reader_or_none()
-    with nullcontext() if connection is None else closing(connection):
+    with closing(session.reader_or_empty()) as connection:
         plan = plans.study_plan(connection, spec)
     if as_json:
         print_json(plan)

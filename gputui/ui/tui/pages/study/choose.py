@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
-from gputui.store.database import StoreError, open_reader
+from gputui.store.database import StoreError, empty_store, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.columns import Column, fit_line, paragraph, rule
@@ -91,8 +91,8 @@ def make_plan(
         try:
             connection = open_reader(workspace.database)
         except StoreError:
-            connection = None
-        with nullcontext() if connection is None else closing(connection):
+            connection = empty_store()
+        with closing(connection):
             seconds = launch.usual_seconds(connection, found.spec)
             spec, base = launch.resolve_study(found.spec, found.profile, situation, seconds)
             plan = launch.study_plan(connection, spec)
