@@ -299,7 +299,7 @@ def typed_moment(at: str | None) -> float | None:
     """The moment of ``--at`` in UTC unix seconds, None for now; ends the command if it is invalid."""
     if at is None:
         return None
-    from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
+    from gputui.core.typed_time import TypedTimeError, parse_moment
 
     with exit_on(TypedTimeError, code=Exit.USAGE, before="--at: "):
         return parse_moment(at, time.time())

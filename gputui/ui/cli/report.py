@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from gputui.core.typed_time import TypedTimeError, parse_moment
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.reports.pages import ReportError, write_files
@@ -20,7 +21,6 @@ from gputui.reports.summary.story import verdict, verdict_on_all
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json, say, verb
-from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
 
 @verb("report", changes=False)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
+from gputui.core.typed_time import TypedTimeError, parse_begin
 from gputui.core.yaml_forms.problems import ProfileError, shorten
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.identity import actor
@@ -23,7 +24,6 @@ from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
 from gputui.ui.cli.context import Exit, RunName, Session, exit_on, fail, print_json, say, verb
 from gputui.ui.cli.gpus import wait_for_gpus
-from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_begin
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile

@@ -264,8 +264,8 @@ class Navigation(Commands):
 
     def do_time_type(self) -> None:
         """Ask for the moment to show."""
+        from gputui.core.typed_time import EXAMPLES, TypedTimeError, parse_moment
         from gputui.ui.tui.dialogs.questions import FormScreen
-        from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 
         def check(form: FormScreen[float]) -> tuple[float | None, str]:
             if not form.typed[0]:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gputui.ui.tui.dialogs.typed_time import COMING, EXAMPLES, TypedTimeError, parse_begin, parse_moment
+from gputui.core.typed_time import COMING, EXAMPLES, TypedTimeError, parse_begin, parse_moment
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 11, 21, 8, 20, 30, tzinfo=BERLIN).timestamp()
