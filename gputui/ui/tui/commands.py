@@ -124,7 +124,7 @@ class Commands(Shell):
     def answered(self, answer: CommandAnswer) -> None:
         words = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
-            reason, subject = self.keys.in_words(answer.reason or "", self.page.SCOPE), words.rpartition(" ")[2]
+            reason, subject = answer.reason or "", words.rpartition(" ")[2]
             text = f"Refused: {reason}" if subject in reason else f"{words}: refused. {reason}"
             self._refusals.append(text)
             others = len(self._refusals) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import get_args
 
@@ -18,21 +17,6 @@ TYPING = ("profiles", "launch", "study_files")
 
 Place = tuple[str, str]
 """A page and the name of an action."""
-
-
-_NAME = r"(?:[\w-]|\.(?=\w))++"
-_COMMANDS: Mapping[re.Pattern[str], str] = {
-    re.compile(pattern): name
-    for pattern, name in (
-        (f"`?gputui gpus --clear {_NAME}`?", "clear_gpu"),
-        ("gputui queue resume", "queue_toggle"),
-        (f"gputui stop (?!-){_NAME}", "stop"),
-        (f"gputui (restart|resume) {_NAME}(?! --from)", "rerun"),
-        ("gputui study (extend)", "rerun"),
-        (f"gputui study resume {_NAME}", "study_pause"),
-    )
-}
-"""Commands of a shell, and the action that does the same. A group is the choice in the menu of its key."""
 
 
 class Keys(Struct, frozen=True):
@@ -57,16 +41,6 @@ class Keys(Struct, frozen=True):
             keys = self.changed.get((scope, name), find(name, scope).keys)
             return key_word(keys[0])
         return f"{self.word(name, places[0])} on the {places[0]}"
-
-    def in_words(self, text: str, scope: str) -> str:
-        """A text of the agent or a check with keys in place of the commands that do the same."""
-        for pattern, name in _COMMANDS.items():
-            for match in pattern.finditer(text):
-                key = self.word(name, scope)
-                if match.lastindex:
-                    key += f" ({match[1]})"
-                text = text.replace(match[0], key)
-        return text
 
 
 def resolve(wanted: Mapping[str, str]) -> Keys:

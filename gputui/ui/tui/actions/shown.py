@@ -148,14 +148,14 @@ def message_lines(text: str, kind: str, width: int) -> list[Line]:
 
 
 _SHELL_COMMANDS = (
-    ("gputui (?:study )?resume", "rerun", " r"),
-    ("gputui restart", "rerun", " 0"),
-    ("gputui study extend", "rerun", " e"),
+    ("gputui (?:study )?resume", "rerun", " (resume)"),
+    ("gputui restart", "rerun", " (restart)"),
+    ("gputui study extend", "rerun", " (extend)"),
     ("gputui stop", "stop", ""),
     ("gputui queue resume", "queue_toggle", ""),
     ("gputui gpus --clear", "clear_gpu", ""),
 )
-"""Commands that the agent's sentences name, the action that does the same here, and its key in the menu of that."""
+"""Commands that the agent's sentences name, the action that does the same here, and the choice in its menu."""
 
 
 def in_keys(text: str, context: Context, where: str = "") -> str:
@@ -165,9 +165,9 @@ def in_keys(text: str, context: Context, where: str = "") -> str:
     run_id = r"\S+-\d+" if context.run is None else re.escape(context.run.run_id)
     # An option behind the subject would be more than the key does.
     subject = rf"(?: (?:GPU-[\w-]+|GPU \d+|\d+|{run_id}))?+(?! --| \S+-\d)"
-    for command, name, menu_key in _SHELL_COMMANDS:
+    for command, name, choice in _SHELL_COMMANDS:
         if name in actions:
-            key = f"{actions[name].key_word(context)}{menu_key}{where}"
+            key = f"{actions[name].key_word(context)}{choice}{where}"
             text = key.join(re.split(command + subject, text))
     return text
 

@@ -17,7 +17,6 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
 from gputui.ui.tui.actions.context import CHECKS, NO_RUN, refusal
-from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.shown import footer_line, help_lines, in_keys
 from gputui.ui.tui.app import GputuiApp
@@ -161,9 +160,9 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, words: 
 
 @table("text, scope, words", [
     ("none; gputui resume a-1 --from PATH takes one, gputui restart a-1 begins it again", "run",
-     "none; gputui resume a-1 --from PATH takes one, r 0 begins it again"),
+     "none; gputui resume a-1 --from PATH takes one, r (restart) begins it again"),
     ("ends the wait: gputui stop b-1", "overview", "ends the wait: gputui stop b-1"),
-    ("lr-1 is finished; gputui study extend gives it more", "studies", "lr-1 is finished; r e gives it more"),
+    ("lr-1 is finished; gputui study extend gives it more", "studies", "lr-1 is finished; r (extend) gives it more"),
     ("broken; gputui gpus --clear 7 ends it", "overview", "broken; C ends it"),
     ("gputui gpus --clear GPU-0f-1 ends it", "gpu", "C ends it"), ("gputui stop a-1", "alerts", "gputui stop a-1"),
     ("gputui stop --now gives lab up", "run", "gputui stop --now gives lab up"),
@@ -172,6 +171,8 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, words: 
 def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, words: str) -> None:
     run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, {}, "{}", 0.0)
     assert in_keys(text, Context(scope, run)) == words
+    rebound = Context(scope, run, keys={"rerun": ("R",), "clear_gpu": ("C",), "queue_toggle": ("P",)})
+    assert in_keys(text, rebound) == words.replace("r (", "R (")
 
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler) -> None:
@@ -209,22 +210,3 @@ def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler:
                 if why_not is None or "L returns to it" not in why_not:
                     allowed.append((scope, run_id, action.name))
     assert allowed == []
-
-
-def test_texts_name_the_key_in_place_of_a_command() -> None:
-    keys = resolve({"rerun": "R", "clear_gpu": "ctrl+k"})
-    texts = {
-        ("no valid checkpoint; gputui resume a-1 --from PATH chooses one, gputui restart a-1 begins it again", "run"):
-            "no valid checkpoint; gputui resume a-1 --from PATH chooses one, R (restart) begins it again",
-        ("vit-lr-1 is finished; gputui study extend gives it more", "studies"):
-            "vit-lr-1 is finished; R (extend) gives it more",
-        ("gputui resume v1.2-1 when they can, gputui restart v1.2-1. The end", "overview"):
-            "R (resume) when they can, R (restart). The end",
-        ("GPU 7 failed; gputui gpus --clear 7 ends it", "gpu"): "GPU 7 failed; ^k ends it",
-        ("GPU 7 failed; `gputui gpus --clear GPU-7` ends it", "launch"): "GPU 7 failed; ^k on the overview ends it",
-        ("about to start; gputui stop a-1 ends that", "run"): "about to start; s ends that",
-        ("paused; then gputui study resume vit-lr-1", "studies"): "paused; then P",
-        ("gputui stop --now gives it up; gputui explain a-1", "run"):
-            "gputui stop --now gives it up; gputui explain a-1",
-    }  # fmt: skip
-    assert {place: keys.in_words(*place) for place in texts} == texts

@@ -122,7 +122,7 @@ class LaunchScreen(ListingPage[Field]):
             words = f"  {field.label}: {field.hint}" if field is not None and field.hint else ""
             shown.append(fit_line([(words, "dim")], width))
         gpus = view.gpu_words(self.snapshot.gpus, self.snapshot.machine)
-        shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame, self.shell.keys), width)
+        shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame), width)
         self.list.show([*shown, *command], height=rows)
         self.detail.show([])
 
@@ -180,9 +180,12 @@ class LaunchScreen(ListingPage[Field]):
             return
         # With keys of the overview in place of commands for a shell.
         overview = Context("overview", is_ascii=self.shell.is_ascii, keys=self.shell.keys.on("overview"))
-        details = [in_keys(check.detail, overview, " on the overview") for check in plan.checks]
-        checks = [replace(check, detail=detail) for check, detail in zip(plan.checks, details, strict=True)]
-        self.plan = replace(plan, checks=tuple(checks))
+        in_keys_there = partial(in_keys, context=overview, where=" on the overview")
+        checks = [
+            replace(check, detail=in_keys_there(check.detail), remedy=in_keys_there(check.remedy or ""))
+            for check in plan.checks
+        ]
+        self.plan = replace(plan, checks=tuple(checks), problems=tuple(map(in_keys_there, plan.problems)))
         self._is_planning = not plan.is_whole and plan.blocked_by is None
         if self._is_planning:
             self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form))

@@ -12,7 +12,6 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.checks import CheckResult
 from gputui.runs.gpu_conditions import condition_of
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import MachineState
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
@@ -112,7 +111,7 @@ def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
     )
 
 
-def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Keys) -> list[Line]:
+def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
     """Problems and warnings in full, the GPUs, then the passed checks: in full or by name."""
     if plan is None:
         return filled([rule("CHECKS", width, "checking…")], width, height)
@@ -123,13 +122,13 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Key
     counts = [count_of(number, noun) for number, noun in ((failures, "problem"), (warnings, "warning")) if number]
     lines = [rule("CHECKS", width, ", ".join(counts) or "✓ all passed")]
     for problem in plan.problems:
-        lines += paragraph((" ✗ ", "bad"), keys.in_words(problem, "launch"), "text", width)
+        lines += paragraph((" ✗ ", "bad"), problem, "text", width)
     for check in wrong:
-        lines += _checked(check, width, "text", keys)
+        lines += _checked(check, width, "text")
     for check in plan.checks:
         if check.name == "gpus" and check.status == "pass":
-            lines += _checked(check, width, "text", keys) + paragraph(("   ", "dim"), gpus, "dim", width)
-    in_detail = [line for check in passed for line in _checked(check, width, "dim", keys)]
+            lines += _checked(check, width, "text") + paragraph(("   ", "dim"), gpus, "dim", width)
+    in_detail = [line for check in passed for line in _checked(check, width, "dim")]
     names: list[Span] = [(" ✓ ", "good"), (", ".join(check.name for check in passed), "dim")]
     lines += in_detail if len(lines) + len(in_detail) <= height else [fit_line(names, width)]
     if len(lines) > height:
@@ -137,8 +136,8 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int, keys: Key
     return filled(lines, width, height)
 
 
-def _checked(check: CheckResult, width: int, style: str, keys: Keys) -> list[Line]:
-    text = keys.in_words(clean(check.line), "launch")
+def _checked(check: CheckResult, width: int, style: str) -> list[Line]:
+    text = clean(check.line)
     return paragraph((f" {text[:2]}", _STYLES[check.status]), text[2:], style, width)
 
 

@@ -10,7 +10,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from gputui.runs.checks import CheckResult
-from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
@@ -179,5 +178,5 @@ def test_problems_and_warnings_are_counted_apart() -> None:
         (doubtful, "3 warnings"),
         ([], "✓ all passed"),
     ):
-        heading, *_ = check_lines(Plan(checks=tuple(checks)), "", 80, 8, Keys())
+        heading, *_ = check_lines(Plan(checks=tuple(checks)), "", 80, 8)
         assert f" {counts} " in "".join(part for part, _ in heading)
