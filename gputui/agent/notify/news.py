@@ -22,19 +22,16 @@ from gputui.agent.notify.outbox import Outbox
 from gputui.core.units import metric_value, parameter
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_recipients
-from gputui.recovery.costs import costs, total
+from gputui.recovery.costs import RunHistory, total
 from gputui.runs import notices
-from gputui.runs.executors import chooses_start
 from gputui.runs.notices import NOT_INSTALLED, Cursor, Message, Recipient
 from gputui.runs.repository import transaction
 from gputui.runs.spec import known_spec
 from gputui.store import alerts
-from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.roles import LOSS
-from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import records
-from gputui.store.run_history import TransitionView, read_decisions, read_incidents
+from gputui.store.run_history import TransitionView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, active_run_count, ended_since, get_run
 from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_studies, read_trials
@@ -141,19 +138,16 @@ class News:
 
     def _facts(self, run: Run, now: float) -> RunNotice:
         connection, run_id = self.context.connection, run.run_id
-        attempts, incidents = read_attempts(connection, run_id), read_incidents(connection, run_id)
-        decisions = read_decisions(connection, run_id)
-        there = chooses_start(known_spec(run))
-        by_incident = costs(attempts, incidents, decisions, StepTimes(connection, run_id), start_is_chosen_there=there)
+        history = RunHistory.read(connection, run)
         name = run.roles.loss or LOSS
         value = queries.latest(connection, run_id).get(name)
         return RunNotice(
             run,
             now,
             self.host,
-            incident=incidents[-1] if incidents else None,
-            decision=decisions[-1] if decisions else None,
-            cost=total(by_incident.values()),
+            incident=history.incidents[-1] if history.incidents else None,
+            decision=history.decisions[-1] if history.decisions else None,
+            cost=total(history.costs().values()),
             step=run.attempt_last_step,
             loss=None if value is None else (name, value),
         )

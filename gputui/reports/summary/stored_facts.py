@@ -11,19 +11,16 @@ from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.curves.plot import drawing, hardware_drawing
 from gputui.metrics.draw.picture import Drawing
-from gputui.recovery.costs import costs, total
+from gputui.recovery.costs import RunHistory, total
 from gputui.recovery.watch.course import expected_rate
 from gputui.recovery.watch.overrides import of_profile
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, RunFacts, spread
 from gputui.reports.summary.story import recoveries
 from gputui.reports.summary.tally import ExpectedRate, measured
-from gputui.runs.executors import chooses_start
 from gputui.runs.spec import RunSpec, known_spec
-from gputui.store.attempts import Attempt, read_attempts, run_cost
+from gputui.store.attempts import Attempt, run_cost
 from gputui.store.gpu_use import Stay, gpu_counts
 from gputui.store.metrics import queries
-from gputui.store.metrics.step_times import StepTimes
-from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run, read_runs
 
 PICTURE_BINS = 600
@@ -73,12 +70,8 @@ def _has_speed(connection: sqlite3.Connection, run: Run) -> bool:
 
 def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pictures: bool = False) -> RunFacts:
     """Everything of one run up to ``now``. Raises sqlite3.Error."""
-    attempts, spec = read_attempts(connection, run.run_id), known_spec(run)
-    incidents = read_incidents(connection, run.run_id)
-    decisions = read_decisions(connection, run.run_id)
-    cost_of = costs(
-        attempts, incidents, decisions, StepTimes(connection, run.run_id), start_is_chosen_there=chooses_start(spec)
-    )
+    history, spec = RunHistory.read(connection, run), known_spec(run)
+    attempts, cost_of = history.attempts, history.costs()
     lines = queries.lines(connection, run.run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
     return RunFacts(
@@ -89,7 +82,7 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
         like=scaling_key(run, spec),
         cost=run_cost(connection, run.run_id, now),
         lost=total(cost_of.values()),
-        recoveries=recoveries(attempts, incidents, decisions, cost_of, spec),
+        recoveries=recoveries(attempts, history.incidents, history.decisions, cost_of, spec),
         thresholds={} if spec is None else spec.gates,
         measured=measured(lines, attempts, _expected(attempts, spec), run.roles),
         gpus=_gpu_use(connection, attempts, now),

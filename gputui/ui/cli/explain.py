@@ -20,8 +20,7 @@ from gputui.store.events import SINK_KINDS, read_data_events
 from gputui.store.json_shapes import alert_shape
 from gputui.store.metrics import intake
 from gputui.store.metrics.intake import intake_words
-from gputui.store.metrics.step_times import StepTimes
-from gputui.store.run_history import read_decisions, read_incidents, read_transitions
+from gputui.store.run_history import read_transitions
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, terminal_columns, verb
@@ -107,25 +106,20 @@ def _shape(
 
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     """The history of a run, one paragraph per attempt."""
-    from gputui.recovery.costs import costs
+    from gputui.recovery.costs import RunHistory
     from gputui.recovery.resumptions import resumptions
     from gputui.recovery.story import tell
-    from gputui.runs.executors import chooses_start
-    from gputui.runs.spec import known_spec
 
-    attempts = read_attempts(connection, view.run_id)
-    incidents = read_incidents(connection, view.run_id)
-    decisions = read_decisions(connection, view.run_id)
-    clock = StepTimes(connection, view.run_id)
+    history = RunHistory.read(connection, view)
     return tell(
         view,
-        attempts,
-        incidents,
-        decisions,
+        history.attempts,
+        history.incidents,
+        history.decisions,
         read_transitions(connection, view.run_id),
         now=time.time(),
-        costs=costs(attempts, incidents, decisions, clock, start_is_chosen_there=chooses_start(known_spec(view))),
-        went_on=resumptions(attempts, clock, checkpoints.of_run(connection, view.run_id)),
+        costs=history.costs(),
+        went_on=resumptions(history.attempts, history.clock, checkpoints.of_run(connection, view.run_id)),
     )
 
 

@@ -24,18 +24,16 @@ from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape,
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of
-from gputui.runs.executors import chooses_start
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints, json_shapes
-from gputui.store.attempts import Attempt, RunCost, read_attempts, run_cost
+from gputui.store.attempts import Attempt, RunCost, run_cost
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics import intake
 from gputui.store.metrics.roles import FIRST_LINES, stored_names, without_loss_words
-from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
-from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
+from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
@@ -125,25 +123,21 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
 
 
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
-    attempts = read_attempts(connection, run.run_id)
-    incidents = read_incidents(connection, run.run_id)
-    decisions = read_decisions(connection, run.run_id)
+    history = costs.RunHistory.read(connection, run)
     saved = checkpoints.of_run(connection, run.run_id)
     line_counts, loss_problem = intake.intake(connection, run.run_id), None
     if run.state.is_over or line_counts.taken >= FIRST_LINES:
         loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
-    clock = StepTimes(connection, run.run_id)
-    is_chosen_there = chooses_start(known_spec(run))
     return RunDetails(
         row=row_of(connection, run),
-        attempts=attempts,
-        incidents=incidents,
-        decisions=decisions,
+        attempts=history.attempts,
+        incidents=history.incidents,
+        decisions=history.decisions,
         took=run_cost(connection, run.run_id, now),
-        costs=costs.costs(attempts, incidents, decisions, clock, start_is_chosen_there=is_chosen_there),
-        went_on=dict(resumptions(attempts, clock, saved)),
+        costs=history.costs(),
+        went_on=dict(resumptions(history.attempts, history.clock, saved)),
         saved=saved,
-        spans=spans_of(run, attempts, now),
+        spans=spans_of(run, history.attempts, now),
         sinks=dict(sinks_of(run, session.workspace.run_dir(run.run_id))),
         code=json_mapping(run.spec_json).get("code"),
         metrics_problem=intake.intake_words(line_counts),

@@ -11,15 +11,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.core.units import count_of
-from gputui.recovery.costs import Cost, costs, total
+from gputui.recovery.costs import Cost, RunHistory, total
 from gputui.runs import notices
-from gputui.runs.executors import chooses_start
-from gputui.runs.spec import known_spec
 from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
-from gputui.store.attempts import read_attempts
 from gputui.store.hardware import (
     GpuView,
     gpu_events,
@@ -31,9 +28,7 @@ from gputui.store.hardware import (
     quarantined,
     xid_counts,
 )
-from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rollups import GpuHistory
-from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import AlertsState, GpuPage, MachineState, Progress, RunRow
 
@@ -127,22 +122,12 @@ class CostReader:
                 if known is None or known[0] != basis:
                     if left:
                         left -= 1
-                        known = self._known[run.run_id] = basis, _cost(connection, run)
+                        cost = total(RunHistory.read(connection, run).costs().values())
+                        known = self._known[run.run_id] = basis, cost
                     else:
                         is_behind = True
             rows.append(RunRow(run, progress, known[1] if known else None))
         return rows, is_behind
-
-
-def _cost(connection: sqlite3.Connection, run: Run) -> Cost | None:
-    found = costs(
-        read_attempts(connection, run.run_id),
-        read_incidents(connection, run.run_id),
-        read_decisions(connection, run.run_id),
-        StepTimes(connection, run.run_id),
-        start_is_chosen_there=chooses_start(known_spec(run)),
-    )
-    return total(found.values())
 
 
 OVER_KEPT = 200

@@ -12,18 +12,16 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.recovery.costs import Cost, costs
+from gputui.recovery.costs import Cost, RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
 from gputui.runs.executors import Executors, chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
-from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.attempts import Attempt
 from gputui.store.events import read_data_events
 from gputui.store.metrics import intake
-from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
-from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
 from gputui.ui.tui.data.curves import CurveReader
@@ -55,8 +53,8 @@ class RunPageReader:
     ) -> RunPage:
         """The page now, or at the past moment ``at`` (UTC unix seconds). Raises sqlite3.Error."""
         run_id = run.run_id
-        attempts = tuple(read_attempts(connection, run_id, at))
-        incidents, decisions = read_incidents(connection, run_id, at), read_decisions(connection, run_id, at)
+        history = RunHistory.read(connection, run, at)
+        attempts = tuple(history.attempts)
         if at is None:
             self._ledger = (run_id, _ledger_facts(connection, run, attempts))
         listed, log, request = self._checkpoints(run, interest), self._tail(run, interest), interest.charts
@@ -70,14 +68,12 @@ class RunPageReader:
             ]
             listed = listed and listed.at(at, gone)
         paid: Mapping[int, Cost] = {}
-        if incidents:
+        if history.incidents:
             # Among a million lines that is slow, and done when one of these has changed.
             moves = [(each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts]
-            basis = (run_id, moves, incidents, decisions)
+            basis = (run_id, moves, history.incidents, history.decisions)
             if basis != self._costs[0]:
-                steps, is_chosen_there = StepTimes(connection, run_id), chooses_start(known_spec(run))
-                paid = costs(attempts, incidents, decisions, steps, start_is_chosen_there=is_chosen_there)
-                self._costs = (basis, paid)
+                self._costs = (basis, history.costs())
             paid = self._costs[1]
         return RunPage(
             run=run,
@@ -85,8 +81,8 @@ class RunPageReader:
             progress=progress,
             metric_names=metric_names,
             attempts=attempts,
-            incidents=tuple(incidents),
-            decisions=tuple(decisions),
+            incidents=tuple(history.incidents),
+            decisions=tuple(history.decisions),
             log=log,
             rank_count=_rank_count(run),
             charts=None if request is None else self._curves.read(connection, run_id, request, now, at),
