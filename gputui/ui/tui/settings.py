@@ -18,14 +18,15 @@ from msgspec.structs import replace
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.core.files import replaced
 from gputui.core.text import clean
+from gputui.metrics.curves.model import Axis
 
 LEAST_REFRESH_SECONDS = 0.25
 
-Text = Annotated[str, Meta(max_length=200)]
+Layout = Literal["grid", "two", "one"]
 
 
 class Settings(Struct, frozen=True):
-    """All settings. Those of a page (``sort``, ``chart_*``, ``pins``) are checked by the page.
+    """All settings. The pages check ``sort`` and ``pins``, whose names they know.
 
     Attributes:
         theme: auto is dark if the terminal knows all colours, else its own sixteen.
@@ -44,10 +45,10 @@ class Settings(Struct, frozen=True):
     bell: bool = False
     title: bool = False
     fold: bool = False
-    sort: Text = ""
-    chart_layout: Text = ""
-    chart_axis: Text = ""
-    chart_smoothing: Text = ""
+    sort: Annotated[str, Meta(max_length=200)] = ""
+    chart_layout: Layout = "grid"
+    chart_axis: Axis = "step"
+    chart_smoothing: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     pins: tuple[str, ...] = ()
     keys: dict[str, str] = msgspec.field(default_factory=dict)
 

@@ -29,7 +29,7 @@ RATE_WINDOW_SECONDS = 60.0
 
 SPARK_POINTS = 24
 
-THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
+THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Common names of a throughput metric, best first."""
 
 
@@ -189,7 +189,7 @@ def rank_rows(
 
 def _rank_row(line: RankLine, means: Mapping[str, float]) -> RankRow:
     values = {**line.values, **{name: means[name] for name in _TIMES if name in means}}
-    throughput = next((values[name] for name in THROUGHPUT_NAMES if name in values), None)
+    throughput = next((values[name] for name in THROUGHPUT if name in values), None)
     return RankRow(
         rank=line.rank or 0,
         step=line.step,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.metrics.curves.model import AXES, Axis
+from gputui.metrics.curves.model import Axis
 from gputui.metrics.draw.viewport import Viewport
-from gputui.ui.tui.settings import Settings
-
-Layout = Literal["grid", "two", "one"]
+from gputui.ui.tui.settings import Layout, Settings
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 SMOOTHINGS = (0.0, 0.6, 0.8, 0.9, 0.97, 0.99)
@@ -58,12 +56,8 @@ def after(choices: Sequence[T], chosen: T, by: int = 1) -> T:
 
 
 def from_kept(settings: Settings) -> ChartView:
-    """The view of the settings file; invalid settings get their default."""
-    usual = ChartView(pins=settings.pins)
-    layout = next((each for each in LAYOUTS if each == settings.chart_layout), usual.layout)
-    axis = next((each for each in AXES if each == settings.chart_axis), usual.axis)
-    smoothing = next((each for each in SMOOTHINGS if f"{each:g}" == settings.chart_smoothing), usual.smoothing)
-    return replace(usual, layout=layout, axis=axis, smoothing=smoothing)
+    """The view of the settings file."""
+    return ChartView(settings.chart_layout, settings.chart_axis, settings.chart_smoothing, settings.pins)
 
 
 def to_keep(view: ChartView) -> dict[str, Any]:
@@ -71,7 +65,7 @@ def to_keep(view: ChartView) -> dict[str, Any]:
     return {
         "chart_layout": view.layout,
         "chart_axis": view.axis,
-        "chart_smoothing": f"{view.smoothing:g}",
+        "chart_smoothing": view.smoothing,
         "pins": view.pins,
     }
 

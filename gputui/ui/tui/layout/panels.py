@@ -12,7 +12,9 @@ from gputui.metrics.curves.model import HardwareField
 from gputui.metrics.curves.names import filter_names, is_of_the_run, is_set
 from gputui.store.metrics.queries import is_of_events
 from gputui.store.metrics.roles import LOSS, NO_ROLES, VALIDATION_LOSS, MetricRoles, training_loss, validation_loss
-from gputui.ui.tui.layout.chart_settings import ChartView, Layout
+from gputui.ui.tui.data.progress import THROUGHPUT
+from gputui.ui.tui.layout.chart_settings import ChartView
+from gputui.ui.tui.settings import Layout
 
 LEAST_WIDTH, LEAST_HEIGHT = 31, 6
 """Least size of a useful chart."""
@@ -24,7 +26,6 @@ MOST_COLUMNS = 3
 FULL_HEIGHT = 10
 """Least height of a chart with words below its markers."""
 
-THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 USUAL = (LOSS, VALIDATION_LOSS, "train_loss", "train/loss", "val_loss", "eval_loss", *THROUGHPUT, "lr", "grad_norm")
 """The most common metrics, the most important first; requested before a run's names are known."""
 

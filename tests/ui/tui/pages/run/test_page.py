@@ -194,7 +194,6 @@ def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
     assert from_kept(Settings(**to_keep(kept[-1]))) == memory.of("b")
     memory.keep("a", replace(mine, filter_text=""))
     assert len(kept) == 1
-    assert from_kept(Settings(chart_layout="?", chart_axis="", chart_smoothing="7")) == ChartView()
 
 
 # --- by rank
