@@ -37,6 +37,8 @@ _OF_THE_RUN = (*("hang", "nan_loss", "memory_leak", "stopped_outside"), *("preem
 Outcome = Literal["succeeded", "stopped", "failed"]
 
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
+# PyTorch's allocator requests these for any tensor below 1 MiB, and for any below 10 MiB.
+_ALLOCATOR_BLOCKS = ("2.00 MiB", "20.00 MiB")
 _HOST_WANTED = re.compile(r"tried to allocate (\d+) bytes")
 _AT_STEP = re.compile(r"\bat step (\d{1,15})\b")
 _PATHS = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+~-]+)+/?")
@@ -148,6 +150,17 @@ def _by_target(evidence: Evidence) -> list[Finding]:
     text = record.ended_reason or record.ended_by
     found = Finding(kind, None, Tier.CAUSE, text, detail=record.ended_reason)
     return [found] if kind in KINDS else []
+
+
+def detail_of(summary: str) -> str:
+    """The detail of an incident's summary, such as the requested memory and the line of code; "" without one."""
+    return summary.partition(" (")[2]
+
+
+def names_request(detail: str) -> bool:
+    """Return whether a detail has the size of the tensor for which memory was missing."""
+    wanted = _CUDA_WANTED.search(detail)
+    return wanted is not None and wanted[1] not in _ALLOCATOR_BLOCKS
 
 
 def fingerprint(kind: str, message: str) -> str:

@@ -11,10 +11,11 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from gputui.core.units import duration
+from gputui.core.units import count, duration
 from gputui.recovery.actions import ACTIONS, action_title, tuned_by_study
 from gputui.recovery.batches import SHRINK
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
+from gputui.recovery.classify import detail_of, names_request
 from gputui.recovery.effects import (
     NO_EFFECT,
     ActionContext,
@@ -36,6 +37,10 @@ REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompa
 # A GPU's UUID in an error message of a script, or the part of it before its first dash.
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{4}|'(?:GPU|MIG)'")
 MOST_GENTLE = 2  # smaller batches in a row; then it is halved
+# Smaller batches with the same failure, after which no smaller one is tried. The same tensor missing its memory in the
+# same line of the same step shows that what came before it needs as much with any batch. A line alone may request less
+# each time, so that a halved batch must have failed in it too.
+FUTILE_WITH_REQUEST, FUTILE_WITHOUT_REQUEST = 2, 3
 
 
 def decide(failed: FailedAttempt) -> RecoveryPlan:
@@ -49,6 +54,7 @@ class _Decision:
     Attributes:
         retries: the retries since the last stop.
         refused: the retry whose changed parameters the script has refused, if it has.
+        same: the retries in a row whose attempts ended as this one, without progress since.
         points: where the next attempt may resume.
     """
 
@@ -56,6 +62,7 @@ class _Decision:
         self.failed = failed
         self.retries = _retries(failed.history)
         self.refused = self._refused_change()
+        self.same = self._same_failures()
         self.points = ResumePoint.of(failed.checkpoints, failed.spec)
 
     def plan(self) -> RecoveryPlan:
@@ -170,10 +177,10 @@ class _Decision:
             skipped += tuple(result for result in results if result not in skipped)
         if self._is_asked():
             return self._retry(context, len(ladder) - 1, skipped, *self._try_rung(RESTART, context))
-        reason = self._exhausted_reason(context.incident.kind, skipped)
+        because, reason = self._exhausted_reason(context.incident.kind, skipped)
         stays = min(first_rung, len(ladder) - 1)
         effect = _effect(skipped)
-        return RecoveryPlan("stop", reason, "exhausted", dict(context.params), stays, skipped, effect=effect)
+        return RecoveryPlan("stop", reason, because, dict(context.params), stays, skipped, effect=effect)
 
     def _try_rung(self, rung: Rung, context: ActionContext) -> tuple[tuple[Result, ...], int, float]:
         """Results of a rung's actions, how many checkpoints to go back, and the seconds to wait."""
@@ -181,7 +188,9 @@ class _Decision:
         back, seconds = 0, 0.0
         for action in rung:
             apply = ACTIONS[action.name].apply
-            if apply is not None:
+            if action.name == SHRINK and (futile := self._futile_batches()) is not None:
+                result: Result = SkippedAction(SHRINK, futile)
+            elif apply is not None:
                 result = apply(replace(context, argument=action.argument))
             else:
                 result, back = self.points.rollback(int(action.argument or 1))
@@ -232,15 +241,21 @@ class _Decision:
         chance = int.from_bytes(digest[:6], "big") / 2**48
         return self.failed.policy.backoff.delay(self._fruitless(), chance)
 
-    def _exhausted_reason(self, kind: str, skipped: Sequence[Result]) -> str:
+    def _exhausted_reason(self, kind: str, skipped: Sequence[Result]) -> tuple[Because, str]:
+        """The reason to stop on the last rung, as a keyword and in words."""
         title, policy = KINDS[kind].title, self.failed.policy.name
+        futile = self._futile_batches()
+        if futile is not None:
+            step = self.failed.step
+            where = "before the first step" if step is None else f"at step {count(step)}"
+            return "no_difference", f"{title} {where} in {len(self.same) + 1} attempts; {futile}"
         names = (name for past in self.retries if past.kind == kind for name in past.actions)
         tried = [action_title(name) for name in dict.fromkeys(names) if name != UNDO]
         if not tried and not skipped:
-            return f"{title}: the policy {policy} does not try again after that"
+            return "exhausted", f"{title}: the policy {policy} does not try again after that"
         same = [f"the same after {' and '.join(tried)}"] if tried else []
         why = "; ".join([*same, *_skips(skipped)])
-        return f"{title}: {why}; policy {policy} has no further step"
+        return "exhausted", f"{title}: {why}; policy {policy} has no further step"
 
     # --- changed parameters -----------------------------------------------------------------------
 
@@ -255,6 +270,33 @@ class _Decision:
         since = next((at for at in reversed(range(len(retries))) if retries[at].progressed), 0)
         shrunk = sum(SHRINK in decision.actions for decision in retries[since:])
         return batch // 2 + 1 if shrunk >= MOST_GENTLE else None
+
+    def _same_failures(self) -> list[PastDecision]:
+        """The value of `same`, oldest first."""
+        failed = self.failed
+        incident, detail = failed.incident, detail_of(failed.incident.summary)
+        same: list[PastDecision] = []
+        if failed.reach.made or not detail:
+            return same
+        for past in reversed(self.retries):
+            if (past.kind, past.step, past.detail) != (incident.kind, failed.step, detail):
+                break
+            same.append(past)
+            if past.progressed:
+                break
+        return same[::-1]
+
+    def _futile_batches(self) -> str | None:
+        """The smaller batches that made no difference, in words; None if they may have made one."""
+        name = self.failed.spec.role("batch_size", self.failed.params)
+        shrunk = [past for past in self.same if SHRINK in past.actions and name in past.replaced]
+        needed = FUTILE_WITHOUT_REQUEST
+        if names_request(detail_of(self.failed.incident.summary)):
+            needed = FUTILE_WITH_REQUEST
+        if name is None or len(shrunk) < needed:
+            return None
+        sizes = [*(past.replaced[name] for past in shrunk), self.failed.params[name]]
+        return f"{name} {' → '.join(map(show, sizes))} made no difference"
 
     def _refused_change(self) -> PastDecision | None:
         """The decision whose changed parameters the script refused, as it seems: the attempt ended

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gputui.recovery.classify import detail_of
 from gputui.recovery.plans import UNDO, AttemptReach, PastDecision
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.store.attempts import Attempt
@@ -32,7 +33,7 @@ def past_decisions(
     checkpoints; ``steps_start_again``: its steps are counted within an epoch, and show no
     progress."""
     since = person_started_at(transitions)
-    kinds = {incident.incident_id: incident.kind for incident in incidents}
+    of_decision = {incident.incident_id: incident for incident in incidents}
     series = [attempt for attempt in attempts if attempt.created_at >= since]
     began = resumptions(attempts, lines, ledger)
     reaches = (_reach(row, series, ledger, began.get(row.number), steps_start_again) for row in series)
@@ -41,6 +42,7 @@ def past_decisions(
     for decision in sorted(decisions, key=lambda row: row.decision_id):
         if decision.at < since:
             continue
+        incident = of_decision.get(decision.incident_id)
         applied = list(_applied(decision))
         changes = (
             change
@@ -51,13 +53,15 @@ def past_decisions(
         past.append(
             PastDecision(
                 attempt=decision.attempt,
-                kind=kinds.get(decision.incident_id, "unknown"),
+                kind="unknown" if incident is None else incident.kind,
                 rung=decision.rung,
                 verdict="retry" if decision.verdict == "retry" else "stop",
                 progressed=progressed.get(decision.attempt, False),
                 changed=bool(decision.params),
                 actions=tuple(str(action["action"]) for action in applied),
                 replaced={str(change["parameter"]): change["from"] for change in changes},
+                step=None if incident is None else incident.step,
+                detail="" if incident is None else detail_of(incident.summary),
             )
         )
     return past

@@ -27,7 +27,7 @@ UNDO = "undo"
 Verdict = Literal["retry", "stop"]
 Because = Literal[
     "ladder", "exhausted", "off", "deterministic", "before_first_step", "attempts", "crash_loop",
-    "unreadable", "doubted", "not_resumed",
+    "no_difference", "unreadable", "doubted", "not_resumed",
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class PastDecision(Struct, frozen=True):
 
     ``progressed``: that attempt got further than those before it. ``changed``: the decision changed
     parameters. ``actions`` are the names of the applied actions, ``replaced`` the former values of
-    changed parameters.
+    changed parameters. ``step`` and ``detail`` are those of the attempt's incident.
     """
 
     attempt: int
@@ -47,6 +47,8 @@ class PastDecision(Struct, frozen=True):
     changed: bool
     actions: tuple[str, ...] = ()
     replaced: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
+    step: int | None = None
+    detail: str = ""
 
 
 class AttemptReach(Struct, frozen=True):
@@ -108,6 +110,11 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     unreadable: str | None = None
     doubted: str | None = None
     machine: MachineContext = msgspec.field(default_factory=MachineContext)
+
+    @property
+    def step(self) -> int | None:
+        """The step at which it failed; that of its incident as it is stored."""
+        return self.reach.last_step if self.incident.step is None else self.incident.step
 
 
 class RecoveryPlan(Struct, frozen=True):

@@ -117,6 +117,69 @@ def test_a_batch_is_lowered_until_it_fits_or_is_one(batch: int, limit: int, trie
     assert seen == tried
 
 
+def ladder_of(details: list[tuple[int | None, str]], kind: str = "cuda_oom") -> tuple[list[Scalar], RecoveryPlan]:
+    """The batches of attempts that fail at these steps with these details, the last again and again; the last plan."""
+    params: dict[str, Scalar] = {"batch_size": 64}
+    sizes, history = [params["batch_size"]], []
+    while True:
+        step, detail = details[min(len(history), len(details) - 1)]
+        best = max((past.step for past in history if past.step is not None), default=None)
+        reach = AttemptReach(last_step=step, best_step_before=best)
+        failure = replace(incident(kind, step), summary=f"rank {len(history) % 2} ran out of GPU memory ({detail})")
+        plan = plan_for(kind, history=history, progress=reach, params=params, more={"incident": failure})
+        if plan.verdict == "stop":
+            return sizes, plan
+        actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
+        past = PastDecision(len(history) + 1, kind, plan.rung, "retry", reach.made, True, actions, dict(params))
+        history.append(replace(past, step=step, detail=f"{detail})"))
+        params = plan.params
+        sizes.append(params["batch_size"])
+
+
+SAME = "tried to allocate 2.00 GiB, train.py:18"
+BLOCK = "tried to allocate 20.00 MiB, train.py:18"
+LINE = "RuntimeError: CUDA error: out of memory, train.py:18"
+
+
+@table("details, tried", [
+    ([(60, SAME)], [64, 48, 36]),
+    ([(None, SAME)], [64, 48, 36]),
+    ([(60, LINE)], [64, 48, 36, 18]),
+    ([(60, BLOCK)], [64, 48, 36, 18]),
+    ([(60, f"tried to allocate {size}.00 GiB, train.py:18") for size in range(9, 1, -1)], [64, 48, 36, 18, 9, 4, 2, 1]),
+    ([(60, f"{LINE}{place}") for place in range(8)], [64, 48, 36, 18, 9, 4, 2, 1]),
+    ([(20, SAME), (30, SAME), (40, SAME)], [64, 48, 36, 27, 20]),
+    ([(60, SAME), (60, "tried to allocate 1.50 GiB, train.py:18")], [64, 48, 36, 18]),
+    ([(60, SAME), (60, SAME), (59, SAME)], [64, 48, 36, 18, 9]),
+])  # fmt: skip
+def test_batches_that_make_no_difference_are_not_lowered_without_end(
+    details: list[tuple[int | None, str]], tried: list[int]
+) -> None:
+    sizes, plan = ladder_of(details)
+    assert sizes == tried
+    assert plan.because == ("attempts" if len(tried) == 8 else "no_difference")
+
+
+def test_the_reason_names_the_batches_that_made_no_difference() -> None:
+    assert ladder_of([(60, SAME)])[1].reason == (
+        "out of GPU memory at step 60 in 3 attempts; batch_size 64 → 48 → 36 made no difference"
+    )
+    assert "out of GPU memory before the first step in 3 attempts; " in ladder_of([(None, SAME)])[1].reason
+
+
+def test_another_remedy_is_tried_when_smaller_batches_made_no_difference() -> None:
+    params = PARAMS | {"batch_size": 9}
+    history = [
+        PastDecision(
+            number, "cuda_oom", 0, "retry", False, True, ("shrink_batch",), {"batch_size": size}, 40, f"{SAME})"
+        )
+        for number, size in ((1, 16), (2, 12))
+    ]
+    failure = replace(incident("cuda_oom"), summary=f"rank 1 ran out of GPU memory ({SAME})")
+    plan = plan_for("cuda_oom", history=history, progress=STUCK, params=params, more={"incident": failure})
+    assert plan.changed == {"gradient_checkpointing": True}
+
+
 def test_then_checkpoints_gradients_then_stops() -> None:
     second = plan_for("cuda_oom", history=[retry("cuda_oom", 0, changed=True)], progress=STUCK)
     assert second.changed == {"gradient_checkpointing": True} and second.rung == 1

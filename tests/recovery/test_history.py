@@ -68,7 +68,8 @@ LAUNCH = move(1.0, None, "queued")
 
 def test_decisions_become_what_the_policy_needs() -> None:
     attempts = [attempt(1, at=2.0, last=40), attempt(2, at=100.0, last=40), attempt(3, at=200.0, last=55)]
-    incidents = [incident(1, 1, "cuda_oom"), incident(2, 2, "killed")]
+    full = "rank 1 ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
+    incidents = [incident(1, 1, "cuda_oom", summary=full), incident(2, 2, "killed", step=None)]
     shrink = {"action": "shrink_batch", "applied": True, "changes": [], "note": ""}
     skipped = {"action": "gradient_checkpointing", "applied": False, "changes": [], "note": ""}
     decisions = [
@@ -76,8 +77,10 @@ def test_decisions_become_what_the_policy_needs() -> None:
         decision(2, 2, at=160.0, rung=1),
     ]
     assert past_decisions(attempts, incidents, decisions, [LAUNCH]) == [
-        PastDecision(1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",)),
-        PastDecision(2, "killed", 1, "retry", False, False, ("restart",)),
+        PastDecision(
+            1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18)"
+        ),
+        PastDecision(2, "killed", 1, "retry", False, False, ("restart",), detail="SIGKILL)"),
     ]
 
 
