@@ -22,13 +22,14 @@ from gputui.recovery.effects import (
     AppliedAction,
     Change,
     Effect,
+    Params,
     Result,
     SkippedAction,
     apply_changes,
     show,
     whole,
 )
-from gputui.recovery.kinds import KINDS
+from gputui.recovery.kinds import KINDS, kind_title
 from gputui.recovery.plans import UNDO, Because, FailedAttempt, PastDecision, RecoveryPlan, ResumePoint
 from gputui.recovery.policies import RESTART, Rung
 
@@ -46,6 +47,42 @@ FUTILE_WITH_REQUEST, FUTILE_WITHOUT_REQUEST = 2, 3
 def decide(failed: FailedAttempt) -> RecoveryPlan:
     """The plan after a failed attempt."""
     return _Decision(failed).plan()
+
+
+def reason_of_end(failed: FailedAttempt, plan: RecoveryPlan) -> str:
+    """The reason of a run whose plan is to stop: what recovery reacted to before, the last cause, the decision.
+
+    ``out of GPU memory 7×, so recovery changed batch_size 64 → 1; then rank 0 saw a loss that …``"""
+    last = f"{failed.incident.summary}; {plan.reason}"
+    if plan.because == "no_difference":
+        last = plan.reason
+    earlier = _earlier_causes(failed)
+    return f"{', '.join(earlier)}; then {last}" if earlier else last
+
+
+def _earlier_causes(failed: FailedAttempt) -> list[str]:
+    """Each other kind of incident to which recovery reacted, oldest first: of those that progress followed, only what
+    still has changed parameters."""
+    causes: dict[str, list[PastDecision]] = {}
+    is_overcome = failed.reach.made
+    for past in reversed(_retries(failed.history)):
+        if past.kind != failed.incident.kind and (past.changed or not is_overcome):
+            causes.setdefault(past.kind, []).insert(0, past)
+        is_overcome = is_overcome or past.progressed
+    return [_cause_in_words(kind, pasts, failed.params) for kind, pasts in reversed(causes.items())]
+
+
+def _cause_in_words(kind: str, pasts: Sequence[PastDecision], params: Params) -> str:
+    """``out of GPU memory 7×, so recovery changed batch_size 64 → 1``."""
+    times = f" {len(pasts)}×" if len(pasts) > 1 else ""
+    before = {name: value for past in reversed(pasts) for name, value in past.replaced.items()}
+    changes = [
+        f"{name} {show(value)} → {show(params[name])}"
+        for name, value in before.items()
+        if name in params and params[name] != value
+    ]
+    changed = f", so recovery changed {' and '.join(changes)}" if changes else ""
+    return f"{kind_title(kind)}{times}{changed}"
 
 
 class _Decision:
@@ -100,8 +137,7 @@ class _Decision:
             text = f"{kind.title} before the first step: looks like a set-up error; not retried{self._advice()}"
             return "before_first_step", text
         if made >= policy.max_attempts:
-            tries = "1 attempt was" if made == 1 else f"{made} attempts were"
-            return "attempts", f"{tries} made, and the policy allows no more (max_attempts)"
+            return "attempts", f"the policy allows no more attempts (max_attempts: {policy.max_attempts})"
         if fruitless >= policy.max_without_progress:
             loop = f"{fruitless} attempts in a row ended without getting any further"
             return "crash_loop", f"crash loop: {loop} (max_without_progress)"

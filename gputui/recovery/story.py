@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from gputui.core.text import clean
-from gputui.core.units import count_of, duration
+from gputui.core.units import count_of, duration, parameter
+from gputui.recovery.classify import detail_of
 from gputui.recovery.costs import Cost, in_words, total
 from gputui.recovery.history import queued_by_person
 from gputui.recovery.resumptions import Resumption, resumptions
@@ -50,9 +52,9 @@ def tell(
     source = f"as {shlex.join(spec.typed)}" if spec is not None and spec.typed else f"from the profile {run.profile}"
     paragraphs = [[f"{run.run_id} was launched{first} {clean(source)}."]]
     since, is_explained = float("-inf"), False
-    for attempt in sorted(attempts, key=lambda row: row.number):
+    for alike in _alike(attempts, of_attempt, transitions, went_on):
+        attempt, repeats = alike[0], alike[1:]
         incident = of_attempt.get(attempt.number)
-        decision = None if incident is None else decided.get(incident.incident_id)
         # The restart or resume by a person, or the end of a phase, that led to this attempt.
         asked = [
             _queued_again(move)
@@ -63,16 +65,15 @@ def tell(
         if incident is None:
             sentences.append(_ended(run, attempt, transitions))
         else:
-            sentences += [_met(incident, attempt), _evidence(incident)]
-            if decision is not None:
-                verb = "" if decision.verdict == "retry" else "stopped here: "
-                sentences.append(f"gputui {verb}{decision.reason}.")
-            cost = costs.get(incident.incident_id)
-            if cost is not None and (words := in_words(cost)):
-                sentences.append(f"That cost {words}.")
+            sentences += [_met(incident, attempt), _evidence(incident), *_reaction([incident], decided, costs)]
         paragraphs.append(sentences)
-        since = attempt.created_at
+        if repeats:
+            again = [of_attempt[row.number] for row in repeats]
+            paragraphs.append([_repeated(repeats, now), *_reaction(again, decided, costs)])
+            incident = again[-1]
+        since = alike[-1].created_at
         # The last attempt's paragraph may already explain the end of the run.
+        decision = None if incident is None else decided.get(incident.incident_id)
         is_retry = decision is not None and decision.verdict == "retry"
         is_explained = incident is not None and not is_retry
     paragraphs.append([_state(run, attempts, now, is_explained)])
@@ -81,6 +82,60 @@ def tell(
         least = "at least " if together.unknown else ""
         paragraphs[-1].append(f"Its {together.incidents} incidents together cost {least}{words}.")
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
+
+
+def _alike(
+    attempts: Sequence[Attempt],
+    of_attempt: Mapping[int, IncidentView],
+    transitions: Sequence[TransitionView],
+    went_on: Mapping[int, Resumption],
+) -> list[list[Attempt]]:
+    """The attempts in their order, those together that failed in the same way as the first of them. A single
+    repetition stands alone: it is told as briefly."""
+
+    def failure(attempt: Attempt) -> tuple[object, ...]:
+        incident = of_attempt.get(attempt.number)
+        if incident is None or went_on.get(attempt.number, "resumed") not in ("resumed", "recounted"):
+            return (attempt.number,)
+        asked = sum(move.at <= attempt.created_at for move in queued_by_person(transitions))
+        return (asked, incident.kind, incident.step, detail_of(incident.summary))
+
+    ordered = sorted(attempts, key=lambda row: row.number)
+    groups = [list(rows) for _, rows in groupby(ordered, key=failure)]
+    return [part for rows in groups for part in ([rows] if len(rows) > 2 else [[row] for row in rows])]
+
+
+def _repeated(repeats: Sequence[Attempt], now: float) -> str:
+    """``Attempts 2 to 6 failed in the same way within 1 min 12 s, with batch_size 48 → 36 → 18.``"""
+    spent = [seconds for attempt in repeats if (seconds := attempt.ran_seconds(now)) is not None]
+    lasted = f", after {duration(sum(spent))} together" if len(spent) == len(repeats) else ""
+    courses = []
+    for name in repeats[0].params:
+        values = [value for value, _ in groupby(attempt.params.get(name) for attempt in repeats)]
+        if len(values) > 1:
+            courses.append(f"{name} {' → '.join(map(parameter, values))}")
+    changed = f", with {' and '.join(courses)}" if courses else ""
+    return f"Attempts {repeats[0].number} to {repeats[-1].number} failed in the same way{lasted}{changed}."
+
+
+def _reaction(
+    incidents: Sequence[IncidentView], decided: Mapping[int, DecisionView], costs: Mapping[int, Cost]
+) -> list[str]:
+    """The decision on the last of one or more incidents, and the cost of all of them."""
+    sentences = []
+    decision = decided.get(incidents[-1].incident_id)
+    if decision is not None:
+        verb = "" if decision.verdict == "retry" else "stopped here: "
+        sentences.append(f"gputui {verb}{decision.reason}.")
+    cost = total(costs[row.incident_id] for row in incidents if row.incident_id in costs)
+    if cost is not None and (words := in_words(cost)):
+        sentences.append(f"That cost {words}.")
+    return sentences
+
+
+def causes_of(reason: str, decision: DecisionView | None) -> str:
+    """The causes in the reason of a run that failed, without the decision that it may end with."""
+    return reason if decision is None else reason.removesuffix(f"; {decision.reason}")
 
 
 def _queued_again(move: TransitionView) -> str:

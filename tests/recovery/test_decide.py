@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import decide
+from gputui.recovery.decide import decide, reason_of_end
 from gputui.recovery.effects import SkippedAction
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
@@ -167,6 +167,52 @@ def test_the_reason_names_the_batches_that_made_no_difference() -> None:
     assert "out of GPU memory before the first step in 3 attempts; " in ladder_of([(None, SAME)])[1].reason
 
 
+def past(kind: str, attempt: int, *, progressed: bool = False, **replaced: Scalar) -> PastDecision:
+    return PastDecision(attempt, kind, 0, "retry", progressed, bool(replaced), ("shrink_batch",), replaced)
+
+
+OOM = [past("cuda_oom", 1, progressed=True, batch_size=64), past("cuda_oom", 2, batch_size=48)]
+FURTHER = AttemptReach(last_step=90, best_step_before=40)
+
+
+@table("kind, history, reach, causes", [
+    ("nan_loss", OOM, STUCK, "out of GPU memory 2×, so recovery changed batch_size 64 → 16; then "),
+    ("nan_loss", OOM, FURTHER, "out of GPU memory 2×, so recovery changed batch_size 64 → 16; then "),
+    ("nan_loss", [past("cuda_oom", 1, batch_size=16)], STUCK, "out of GPU memory; then "),
+    ("nan_loss", [past("killed", 1)], STUCK, "killed from outside; then "),
+    ("nan_loss", [past("killed", 1)], FURTHER, ""),
+    ("nan_loss", [past("killed", 1), past("hang", 2, progressed=True)], STUCK, "no progress; then "),
+    ("nan_loss", [past("killed", 1), *OOM[1:], past("killed", 3)], STUCK,
+     "out of GPU memory, so recovery changed batch_size 48 → 16, killed from outside 2×; then "),
+    ("nan_loss", [*OOM, PastDecision(3, "cuda_oom", 0, "stop", False, False)], STUCK, ""),
+    ("cuda_oom", OOM, STUCK, ""),
+])  # fmt: skip
+def test_the_reason_of_an_end_begins_with_what_recovery_reacted_to(
+    kind: str, history: list[PastDecision], reach: AttemptReach, causes: str
+) -> None:
+    policy = replace(STANDARD, max_attempts=len(history) + 1)
+    failed = FailedAttempt(
+        run_id="job-1", number=9, incident=incident(kind), reach=reach, spec=spec(), params=PARAMS,
+        policy=policy, history=history,
+    )  # fmt: skip
+    plan = RecoveryPlan("stop", "the policy allows no more attempts", "attempts", dict(PARAMS))
+    assert reason_of_end(failed, plan) == f"{causes}rank 1 met {kind}; the policy allows no more attempts"
+
+
+def test_the_reason_of_batches_that_made_no_difference_is_the_whole_reason() -> None:
+    failed = FailedAttempt(
+        run_id="job-1",
+        number=3,
+        incident=incident("cuda_oom"),
+        reach=STUCK,
+        spec=spec(),
+        params=PARAMS,
+        policy=STANDARD,
+    )
+    plan = ladder_of([(60, SAME)])[1]
+    assert reason_of_end(failed, plan) == plan.reason
+
+
 def test_another_remedy_is_tried_when_smaller_batches_made_no_difference() -> None:
     params = PARAMS | {"batch_size": 9}
     history = [
@@ -292,7 +338,7 @@ def test_the_budget_of_attempts_counts_the_first_one() -> None:
     assert plan_for("killed", history=history).verdict == "retry"
     full = plan_for("killed", history=[*history, retry("killed", 0, attempt=7, progressed=True)])
     assert (full.verdict, full.because) == ("stop", "attempts")
-    assert full.reason.startswith("8 attempts were made")
+    assert full.reason == "the policy allows no more attempts (max_attempts: 8)"
 
 
 def test_a_stop_begins_the_count_anew() -> None:

@@ -56,6 +56,45 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     ]
 
 
+def alike_failures(count: int) -> list[str]:
+    """The story of a run whose attempts all ran out of memory at step 60, with half the batch each time."""
+    rows = range(1, count + 1)
+    attempts = [
+        attempt(number, at=100.0 * number, last=60, params={"batch_size": 128 >> number, "lr": 0.1}) for number in rows
+    ]
+    wanted = "ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
+    incidents = [incident(n, n, "cuda_oom", step=60, rank=n % 2, summary=f"rank {n % 2} {wanted}") for n in rows]
+    decisions = [decision(n, n, at=100.0 * n + 50, reason=f"did {n}") for n in rows[:-1]]
+    decisions.append(decision(count, count, at=999.0, verdict="stop", reason="nothing helps"))
+    paid = {n: Cost(10, 20.0, 0.0) for n in rows[:-1]}
+    return tell(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
+
+
+def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
+    told = alike_failures(5)
+    assert len(told) == 4 and told[1].endswith("after step 60. gputui did 1. That cost 10 steps and 20 s.")
+    assert told[2] == (
+        "Attempts 2 to 5 failed in the same way, after 3 min 16 s together, with batch_size 32 → 16 → 8 → 4. "
+        "gputui stopped here: nothing helps. That cost 30 steps and 1 min."
+    )
+    assert len(alike_failures(2)) == 4 and alike_failures(2)[2].startswith("Attempt 2 ran on")
+
+
+def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
+    attempts = [attempt(number, at=100.0 * number, last=60) for number in (1, 2, 3, 4, 5, 6)]
+    incidents = [incident(n, n, "killed", step=60 if n < 4 else 70) for n in (1, 2, 3, 4, 5, 6)]
+    moves = [move(1.0, None, "queued"), move(555.0, "failed", "queued", "ann", "restart")]
+    told = tell(run("failed"), attempts, incidents, [], moves, now=NOW)
+    beginnings = [
+        "Attempt 1 ran",
+        "Attempts 2 to 3 failed",
+        "Attempt 4 ran",
+        "Attempt 5 ran",
+        "ann asked for a restart",
+    ]
+    assert [text.startswith(words) for text, words in zip(told[1:-1], beginnings, strict=True)] == [True] * 5
+
+
 @table("values, sentence", [
     ({"state": "stopped", "stop_requested": "kill", "exit": {"forced": True}}, "A person had it killed at once."),
     ({"state": "succeeded", "exit": {"remarks": ["rank 0 printed a KeyError"]}}, "but rank 0 printed a KeyError."),

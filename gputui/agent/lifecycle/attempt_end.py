@@ -21,7 +21,7 @@ from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.recovery.checkpoints.resumable import candidates
 from gputui.recovery.classify import outcome
-from gputui.recovery.decide import decide
+from gputui.recovery.decide import decide, reason_of_end
 from gputui.recovery.effects import MachineContext
 from gputui.recovery.findings import reports_of
 from gputui.recovery.history import past_decisions, progress_of, without_unsound_steps
@@ -243,7 +243,8 @@ def _ended_early(end: _End, step: int, total: int) -> None:
 def _failed(end: _End, machine: MachineContext | None) -> None:
     context, connection, incident = end.context, end.context.connection, end.findings.incident
     run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
-    plan = _plan(end, machine)
+    failed = _failed_attempt(end, machine)
+    plan = decide(failed)
     unsound = end.unsound_since()
     if unsound is not None and not end.was_ever_sound():
         plan = replace(plan, reason=f"{plan.reason}; {end.unsound_remark(unsound)}")
@@ -266,7 +267,7 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
         else:
             is_stop = incident.kind == "stopped_outside"
             target = RunState.STOPPED if is_stop else RunState.FAILED
-            end.move(target, f"{incident.summary}; {plan.reason}", ended_at)
+            end.move(target, reason_of_end(failed, plan), ended_at)
         _take_effect(end, plan)
     work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
     context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)
@@ -280,8 +281,8 @@ def _keep_evidence(workspace: Workspace, task: PostmortemTask, findings: Postmor
         log.warning(words, task.attempt.run_id, task.attempt.number, error)
 
 
-def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
-    """Recovery's plan, by the history of the run and its ledger."""
+def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
+    """The input of the decision, from the history of the run and its ledger."""
     connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
     choice = end.findings.checkpoints
     rows = () if choice is None else choice.rows
@@ -292,7 +293,7 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
     incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
     past = past_decisions(attempts, incidents, decisions, moves, rows, times, steps_start_again=again)
     progress = progress_of(attempts, number, rows, moves, times, ended_at=ended_at, steps_start_again=again)
-    failed = FailedAttempt(
+    return FailedAttempt(
         run_id=run_id,
         number=number,
         incident=end.findings.incident,
@@ -306,7 +307,6 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
         doubted=None if choice is None else choice.doubted,
         machine=machine or MachineContext(),
     )
-    return decide(failed)
 
 
 def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[GpuAvailability]) -> MachineContext:

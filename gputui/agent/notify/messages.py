@@ -16,6 +16,7 @@ from gputui.core.redaction import redact_text
 from gputui.core.text import clean, clip
 from gputui.recovery.costs import Cost, in_words
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.story import causes_of
 from gputui.runs.notices import Message, NoticeEvent
 from gputui.store.alerts import AlertView
 from gputui.store.events import Severity
@@ -86,7 +87,7 @@ def run_ended(facts: RunNotice, cause: str) -> Message:
     lasted = "" if seconds is None else f" after {units.duration(seconds)}"
     lines = [f"Cause: {cause}"]
     if facts.is_of_newest_attempt and facts.incident is not None and facts.decision is not None:
-        lines = [f"Cause: {facts.incident.summary}", f"Recovery: {facts.decision.reason}"]
+        lines = [f"Cause: {causes_of(cause, facts.decision)}", f"Recovery: {facts.decision.reason}"]
     if event == "run_succeeded":
         lines = [f"Outcome: {cause}"]
     verb = "show" if event == "run_succeeded" else "explain"

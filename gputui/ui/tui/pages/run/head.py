@@ -8,6 +8,7 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.recovery.story import causes_of
 from gputui.runs.spec import known_spec
 from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
@@ -115,11 +116,14 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
         return [fit_line([(" ┃ ", "warn"), (part, "text")], width) for part in waits]
     if run.state != "failed":
         return []
-    cause = clean(run.told_reason or "no cause is known") if incident is None else clean(incident.summary)
-    after = [f"{len(page.attempts)} attempts"] if len(page.attempts) > 1 else []
+    decision = None
     if incident is not None:
-        decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
-        after += [in_keys(clean(one.reason), context) for one in decided][:1]
+        decision = next((row for row in page.decisions if row.incident_id == incident.incident_id), None)
+    reason = run.told_reason or "no cause is known"
+    cause = clean(causes_of(reason, decision))
+    after = [f"{len(page.attempts)} attempts"] if len(page.attempts) > 1 else []
+    if decision is not None and cause != clean(reason):
+        after.append(in_keys(clean(decision.reason), context))
     lines = []
     for text, style in ((cause[:1].upper() + cause[1:], "bad"), (" · ".join(filter(None, after)), "text")):
         parts = wrap(text, width - 4)[:MOST_CAUSE_LINES]
