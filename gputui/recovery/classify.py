@@ -25,8 +25,8 @@ from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.reports import LauncherReport
 
 MAX_EVIDENCE_LINES = 20
-MAX_LINE_CHARACTERS = 400
-MAX_DETAIL_CHARACTERS = 240
+# Room for any sentence; a list cuts it to its width.
+MAX_LINE_CHARACTERS = 2000
 
 # With less free space, a log cannot grow by its next buffer on a file system with large blocks.
 FULL_BYTES = 1 << 20
@@ -110,7 +110,7 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         primary = Finding("disk_full", rank, tier, text, specific=False, detail=text)
     if primary.kind == "cuda_oom" and evidence.shared_with:
         primary = replace(primary, kind=SHARED_OOM)
-    detail = _detail(primary, evidence, hide)
+    detail = _detail(primary, evidence)
     says = KINDS[primary.kind].says.format(who=_who(primary, evidence))
     python = ""
     if primary.kind == "import_error" and evidence.python is not None:
@@ -200,7 +200,7 @@ def _who(finding: Finding, evidence: Evidence) -> str:
     return "the run" if is_of_run else LAUNCHERS[evidence.launcher].title or "the run"
 
 
-def _detail(finding: Finding, evidence: Evidence, hide: Callable[[str], str]) -> str | None:
+def _detail(finding: Finding, evidence: Evidence) -> str | None:
     """The detail in parentheses of a summary."""
     parts: list[str | None] = []
     if finding.kind in ("cuda_oom", SHARED_OOM) and (wanted := _CUDA_WANTED.search(finding.text)):
@@ -214,8 +214,7 @@ def _detail(finding: Finding, evidence: Evidence, hide: Callable[[str], str]) ->
     target = None if evidence.exit is None else evidence.exit.target
     on = f"on {target}" if finding.kind == "disk_full" and target is not None else None
     found = ", ".join(part for part in (on, finding.detail) if part)
-    # Redacted before it is cut, because half a secret is not recognized.
-    return _cut(hide(without_advice(found)), MAX_DETAIL_CHARACTERS) if found else None
+    return without_advice(found) if found else None
 
 
 def _evidence(
@@ -233,7 +232,7 @@ def _evidence(
                 what = "did not react when it was asked to end, and was killed"
                 yield "launcher", f"{report.launcher}: rank {failure.rank} {what}"
     who = _who(primary, evidence)
-    lines = [line.strip() for line in primary.text.splitlines() if line.strip()]
+    lines = [line.strip() for line in without_advice(primary.text).splitlines() if line.strip()]
     for line in lines if len(lines) < 5 else (*lines[:4], lines[-1]):
         yield "finding", f"{who}: {line}"
     if primary.where:
@@ -277,7 +276,7 @@ def _exit_lines(evidence: Evidence) -> Iterator[tuple[Witness, str]]:
 
 
 def _line(text: str, hide: Callable[[str], str]) -> str:
-    """One redacted line without control characters, of bounded length."""
+    """One line without control characters, redacted before it is cut, because half a secret is not recognized."""
     return _cut(clean(" ".join(hide(text).split())), MAX_LINE_CHARACTERS)
 
 

@@ -31,7 +31,6 @@ from gputui.runs.logs import lines_of
 TRAILING_LINES = 20
 # Without an error file, torchrun dates a death when it notices it, in whole seconds.
 NOTICED_LATE_SECONDS = 2.0
-REMARK_CHARACTERS = 160
 # Earlier native messages belong to errors that the process survived.
 LAST_LINES = 200
 # Lines that a process prints after it reported the error that ends it, at most.
@@ -272,5 +271,5 @@ def printed_at_end(evidence: Evidence) -> list[str]:
         if chain is not None and chain.trailing == 0:
             raised, _ = match_chain(chain, evidence.gpus)
             who = "it" if tail.rank is None else f"rank {tail.rank}"
-            remarks.append(f"{who} printed at its end {clean(headline(raised)[:REMARK_CHARACTERS])}")
+            remarks.append(f"{who} printed at its end {clean(headline(raised))}")
     return remarks

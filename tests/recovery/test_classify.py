@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.recovery.classify import classify, fingerprint, outcome
-from gputui.recovery.evidence import TAIL_BYTES, ErrorFile, Evidence, EvidenceLog, ExitRecord, collect
+from gputui.recovery.classify import MAX_LINE_CHARACTERS, classify, fingerprint, outcome
+from gputui.recovery.evidence import TAIL_BYTES, ErrorFile, Evidence, EvidenceLog, ExitRecord, ObservedCause, collect
 from gputui.recovery.kinds import KINDS
 from tests.recovery.attempts import PEER_LOST, Case, lay_out, process_ended, rank_failed, recorded, report, traceback
 from tests.tables import table
@@ -197,6 +197,16 @@ def test_secrets_in_messages_are_redacted(tmp_path: Path) -> None:
     assert "hunter2" not in told and "hf_aB3" not in told and "[redacted]" in told
 
 
+@table("length, is_whole", [(60, True), (300, True), (900, True), (3000, False)])
+def test_a_sentence_is_stored_whole_unless_it_is_endless(tmp_path: Path, length: int, is_whole: bool) -> None:
+    text = ("word " * length)[: length - 5] + " last"
+    of_script = classify(rank_failed(tmp_path, traceback(f"ValueError: {text}", rank=1))).summary
+    of_agent = classify(Evidence(observed=(ObservedCause("hang", 100.0, text, rank=0),))).summary
+    for summary in (of_script, of_agent):
+        assert ("last" in summary) is is_whole
+        assert is_whole or summary.endswith("word…")
+
+
 def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     lay_out(tmp_path, {"output.log": report({0: -15, 1: 1}, root=1, asked=(0,)), "ranks/1/stderr.log": ""})
     path = tmp_path / "nodes" / "0" / "ranks" / "job-1.1_x7f3k2" / "attempt_0" / "1" / "stderr.log"
@@ -317,7 +327,9 @@ def test_recorded_end_is_taken_for_what_it_was(case: Case, tmp_path: Path) -> No
     assert incident.step == case.last_step
     assert outcome(evidence, stop_intended=False) == "failed"
     assert incident.summary and incident.evidence_lines
-    assert all("\n" not in line and len(line) <= 400 for line in (incident.summary, *incident.evidence_lines))
+    assert all(
+        "\n" not in line and len(line) <= MAX_LINE_CHARACTERS for line in (incident.summary, *incident.evidence_lines)
+    )
     stored = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
     assert stored == evidence and classify(stored) == incident
 

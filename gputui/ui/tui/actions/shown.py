@@ -15,7 +15,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.actions.context import Context, marked_count, refusal
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
-from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap
+from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap, wrap_at_most
 from gputui.ui.tui.layout.words import SIGNS
 
 _FILTERS = ("filter", "find")
@@ -143,7 +143,7 @@ def message_lines(text: str, kind: str, width: int) -> list[Line]:
     mark, style = SIGNS[kind]
     return [
         fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
-        for number, part in enumerate(wrap(clean(text), width - 4)[:3])
+        for number, part in enumerate(wrap_at_most(clean(text), width - 4, 3))
     ]
 
 

@@ -286,6 +286,14 @@ def clip_words(text: str, width: int) -> str:
     return f"{wrap(text, width - 2)[0]} …" if len(lines) > 1 else text
 
 
+def wrap_at_most(text: str, width: int, count: int) -> list[str]:
+    """The first ``count`` lines of a wrapped text; the last one ends with ``…`` if there are more."""
+    lines = wrap(text, width)
+    if len(lines) <= count:
+        return lines
+    return [*lines[: count - 1], clip_words(" ".join(lines[count - 1 :]), width)]
+
+
 def _cut(word: str, room: int) -> tuple[str, int]:
     """The longest prefix of a word in at most ``room`` cells, and its width."""
     taken = 0

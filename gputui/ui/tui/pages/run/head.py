@@ -16,7 +16,7 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
-from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap
+from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap_at_most
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
 from gputui.ui.tui.layout.words import run_state_text, sign_of
@@ -112,7 +112,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     """Of a failed run cause, decision and keys that help; of a queued one what it waits for."""
     run, incident = page.run, fatal_incident(page)
     if run.state == "queued" and run.waiting_for:
-        waits = wrap(clean(run.waiting_for), width - 4)[:MOST_CAUSE_LINES]
+        waits = wrap_at_most(clean(run.waiting_for), width - 4, MOST_CAUSE_LINES)
         return [fit_line([(" ┃ ", "warn"), (part, "text")], width) for part in waits]
     if run.state != "failed":
         return []
@@ -126,7 +126,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
         after.append(in_keys(clean(decision.reason), context))
     lines = []
     for text, style in ((cause[:1].upper() + cause[1:], "bad"), (" · ".join(filter(None, after)), "text")):
-        parts = wrap(text, width - 4)[:MOST_CAUSE_LINES]
+        parts = wrap_at_most(text, width - 4, MOST_CAUSE_LINES)
         lines += [fit_line([(" ┃ ", "bad"), (part, style)], width) for part in parts]
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
     for action in (find(name, "run") for name in _HELPFUL):
