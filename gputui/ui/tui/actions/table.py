@@ -128,7 +128,7 @@ run | by_rank |  |  | The metric in focus per rank, or as one curve
 run | log_next log_previous | o / O | other | {Next|Previous} log |  | log
 run | hit_next hit_previous | full_stop / semicolon | hit | {Next|Previous} match in the log |  | log
 run | grave_only | w | warnings | Only warnings and errors |  | log
-run | traceback | e | traceback | Traceback of the rank that failed |  | log
+run | traceback | e | traceback | Traceback of the rank that failed | traceback | log
 run | check | V | check | Verify the newest checkpoint |  | params
 run | follow | f end G | follow | Follow the end |  | log story
 processes | process_detail | enter i | detail | Process details | process

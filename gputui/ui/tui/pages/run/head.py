@@ -130,7 +130,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
         lines += [fit_line([(" ┃ ", "bad"), (part, style)], width) for part in parts]
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
     for action in (find(name, "run") for name in _HELPFUL):
-        if word := action.key_word(context):
-            styles = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
-            keys.append([(word, styles[0]), (f" {action.label or action.tooltip.lower()}   ", styles[1])])
+        word = action.key_word(context)
+        if word and action.why_not(context) is None:
+            keys.append([(word, "key"), (f" {action.label or action.tooltip.lower()}   ", "text")])
     return [*lines, fitting(keys, width)]

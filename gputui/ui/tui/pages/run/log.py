@@ -50,7 +50,8 @@ class Search(Struct, frozen=True):
 class RunLog:
     """The visible lines of a log: its end or a place scrolled to, a search, warnings only.
 
-    ``label`` and ``is_deep`` are its request to the feed; ``left`` are cells scrolled out to the left."""
+    ``label`` and ``is_deep`` are its request to the feed; ``left`` are cells scrolled out to the left;
+    ``lacks_traceback``: the last search for one found none."""
 
     def __init__(self, say: Callable[[str], object], reveal: Callable[[], object]) -> None:
         self.label: str | None = None
@@ -61,6 +62,7 @@ class RunLog:
         self.hits: list[int] = []
         self.current_hit: int | None = None
         self.left = 0
+        self.lacks_traceback = False
         self._say = say
         self._reveal = reveal
         self._is_grave_only = False
@@ -69,6 +71,7 @@ class RunLog:
         # The number of the line below the visible ones; None shows the end.
         self._below: int | None = None
         self._to_try: list[str | None] = []
+        self._in_vain = ""
 
     @property
     def _end(self) -> int:
@@ -105,6 +108,10 @@ class RunLog:
             self._to_try = [] if self._show_traceback() else self._to_try[1:]
             if self._to_try:
                 self.label = self._to_try[0]
+            elif tail.levels.rfind(Level.ERROR) < 0:
+                self.lacks_traceback = True
+                if self._in_vain:
+                    self._say(self._in_vain)
         # Progress bars take many bytes and few lines: older lines must fill the pane.
         self.is_deep |= bool(tail.lines) and len(tail.lines) < height and not tail.is_whole
 
@@ -136,14 +143,17 @@ class RunLog:
         self.is_deep = False
         self._to_try = []
 
-    def show_traceback(self, labels: Sequence[str], rank: int | None) -> None:
-        """Show the newest traceback, first of ``rank``, at last a launcher's."""
-        preferred = [name for name in (f"rank {rank} stderr", f"rank {rank}") if name in labels]
-        ranks = [name for name in labels if name.startswith("rank ") and OF_ATTEMPT not in name]
-        ranks.sort(key=lambda name: not name.endswith(" stderr"))
-        to_try = list(dict.fromkeys([*preferred, *ranks, *labels, None]))
-        self.show(to_try[0])
-        self._to_try = to_try
+    def show_traceback(self, labels: Sequence[str], rank: int | None, in_vain: str = "") -> None:
+        """Show the newest traceback of ``rank``, else of any rank, a launcher's only if no rank has a log. Without one,
+        say ``in_vain``, at the end of what that rank printed."""
+        logs = [name for name in labels if OF_ATTEMPT not in name]
+        logs = [name for name in logs if name.startswith("rank ")] or logs
+        logs = [name for name in logs if name in (f"rank {rank}", f"rank {rank} stderr")] or logs
+        errors = [name for name in logs if name.endswith(" stderr")]
+        outputs = [name for name in logs if name not in errors]
+        to_try: list[str | None] = [*errors, *reversed(outputs)]
+        self.show(to_try[0] if to_try else None)
+        self._to_try, self._in_vain, self.lacks_traceback = to_try or [None], in_vain, False
 
     def _show_traceback(self) -> bool:
         """Show the newest block of error lines from its beginning; False if there is none."""

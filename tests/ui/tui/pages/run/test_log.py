@@ -13,6 +13,7 @@ from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import LogTail
 from gputui.ui.tui.pages.run.log import RunLog, Search
+from tests.tables import table
 from tests.texts import mentions
 
 
@@ -243,3 +244,30 @@ def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
     chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
     assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
     assert reader.read(tmp_path / "6", "rank 7").label == "launcher"
+
+
+NOISE = "launcher", "rank 0 of attempt 1", "launcher of attempt 1"
+
+
+@table("labels, rank, with_errors, label, is_lacking", [
+    (("rank 0", "rank 1", "rank 1 stderr", *NOISE), 1, ("rank 1 stderr", "launcher"), "rank 1 stderr", False),
+    (("rank 0", "rank 1", "rank 1 stderr", *NOISE), 1, ("rank 1", "launcher"), "rank 1", False),
+    (("rank 0", "rank 0 stderr", "rank 1", *NOISE), 1, (*NOISE, "rank 0 stderr"), "rank 1", True),
+    (("rank 0", "rank 0 stderr", *NOISE), 0, NOISE, "rank 0", True),
+    (("rank 0 stderr", *NOISE), 0, NOISE, "rank 0 stderr", True),
+    (("rank 0", "rank 1", "rank 1 stderr", *NOISE), None, ("rank 1 stderr", "launcher"), "rank 1 stderr", False),
+    (("rank 0", "rank 1", "rank 1 stderr", *NOISE), None, NOISE, "rank 0", True),
+    (NOISE, None, NOISE, "launcher", False),
+    (("launcher",), None, (), "launcher", True),
+    (("launcher of attempt 1",), None, ("launcher of attempt 1",), None, True),
+])  # fmt: skip
+def test_a_failed_run_opens_on_the_log_of_the_rank_that_failed(
+    labels: tuple[str, ...], rank: int | None, with_errors: tuple[str, ...], label: str | None, is_lacking: bool
+) -> None:
+    said: list[str] = []
+    view = log_of(LogTail(labels=labels), said)
+    view.show_traceback(labels, rank, "There is none.")
+    for _ in labels:
+        level = Level.ERROR if view.label in with_errors else Level.INFO
+        view.update(LogTail(view.label, labels, ("one", "two"), levels=bytes([Level.INFO, level])), 80, 4)
+    assert (view.label, view.lacks_traceback, said) == (label, is_lacking, ["There is none."] if is_lacking else [])

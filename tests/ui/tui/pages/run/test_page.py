@@ -262,6 +262,26 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         assert mentions(text(app, "confirm"), "r  resume   it has no checkpoint to resume from.", "▸ c  copy")
 
 
+async def test_a_failed_run_without_a_traceback_opens_on_the_end_of_its_ranks_log_and_offers_no_traceback(
+    filler: Filler, make_app: MakeApp, workspace: Workspace
+) -> None:
+    failed_at_start(filler, workspace)
+    attempt = workspace.run_dir("bert-1") / "attempts/1/nodes/0"
+    (attempt / "ranks/x/attempt_0/1/stderr.log").write_text("")
+    (attempt / "output.log").write_text("Traceback (most recent call last):\n  File 'run.py'\nChildFailedError: x\n")
+    app = make_app()
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter")
+        for _ in range(5):
+            feed_of(app).refresh()
+            await pilot.pause()
+        lines = text(app, "log").splitlines()
+        assert "LOG rank 1 " in lines[0] and "hello of rank 1" in lines[1]
+        assert "traceback" not in text(app, "banner") and "3 log" in text(app, "banner")
+        await press(pilot, "e")
+        assert "There is no traceback in its log." in text(app, "message")
+
+
 async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(filler: Filler, make_app: MakeApp) -> None:
     """The curves are drawn anew once a second at most, and the head does not run ahead of them."""
     filler.run("vit-1")
