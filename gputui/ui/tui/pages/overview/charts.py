@@ -1,8 +1,10 @@
-"""A chart of each GPU over the last minutes: its utilisation and its memory, both of 100 %."""
+"""A chart of each GPU over the last minutes, and one of all: utilisation and memory, both of 100 %."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
 
 from gputui.core.units import percent
 from gputui.metrics.draw.axes import LinearScale
@@ -12,7 +14,8 @@ from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.tui.layout.columns import beside, box, fit_line, rule
-from gputui.ui.tui.layout.sparklines import shares, time_bins
+from gputui.ui.tui.layout.sparklines import History, combined, shares, time_bins
+from gputui.ui.tui.layout.strips import gpu_totals
 from gputui.ui.tui.layout.words import is_hot
 from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
 
@@ -29,6 +32,57 @@ _MINUTES = LinearScale(-HISTORY_SECONDS / 60, 0.0)
 _PERCENT = LinearScale(0.0, 100.0)
 
 
+class Charted(NamedTuple):
+    """What a chart is about: a GPU, or all of them. Histories are in percent; None while nothing is known."""
+
+    name: str
+    utilization_percent: float | None
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+    temperature_celsius: float | None
+    utilizations: History | None
+    memories: History | None
+    is_hot: bool = False
+    state: str = "ok"
+
+    @classmethod
+    def of_gpu(cls, gpu: GpuView, history: GpuHistory | None) -> Charted:
+        return cls(
+            f"{gpu.index}",
+            gpu.utilization_percent,
+            gpu.memory_used_bytes,
+            gpu.memory_total_bytes,
+            gpu.temperature_celsius,
+            None if history is None else history.utilization_percent,
+            None if history is None else shares(history.memory_used_bytes, gpu.memory_total_bytes),
+            is_hot(gpu),
+            gpu.state,
+        )
+
+    @classmethod
+    def of_all(cls, gpus: Sequence[GpuView], charted: Sequence[Charted]) -> Charted:
+        """All GPUs, from what is charted of each: means of utilisation and memory, and the highest temperature."""
+        total = gpu_totals(gpus)
+        return cls(
+            "all",
+            total.utilization_percent,
+            total.memory_used_bytes,
+            total.memory_total_bytes,
+            total.hottest_celsius,
+            combined([subject.utilizations for subject in charted if subject.utilizations is not None], fmean),
+            combined([subject.memories for subject in charted if subject.memories is not None], fmean),
+            any(is_hot(gpu) for gpu in gpus),
+        )
+
+    @property
+    def styles(self) -> tuple[str, str]:
+        """The styles of utilisation and memory: the steps of load that the table has."""
+        if self.state != "ok":
+            return "stale", "stale"
+        memory = shares([self.memory_used_bytes], self.memory_total_bytes)[0]
+        return load_style("load", self.utilization_percent or 0.0), load_style("memory", memory or 0.0)
+
+
 class GpuCharts:
     """The charts of all GPUs. Headings follow each sample; curves are drawn again when a point was added."""
 
@@ -37,21 +91,25 @@ class GpuCharts:
         self._plots: list[list[Line]] = []
 
     def lines(self, snapshot: Snapshot, width: int, height: int) -> list[Line]:
-        """The charts in ``height`` lines, in rows of equally many; the last GPUs are left out if not all have room."""
+        """The charts in ``height`` lines, in rows of equally many. The last GPUs are left out if not all have room;
+        the chart of all is left out if it needed one more row."""
         most = max(1, width // CHART_WIDTH)
         gpus = snapshot.gpus[: most * max(1, height // CHART_HEIGHT)]
+        histories = snapshot.gpu_history
+        charted = [Charted.of_gpu(gpu, histories.get(gpu.uuid)) for gpu in gpus]
         down = max(1, -(-len(gpus) // most))
-        across = max(1, -(-len(gpus) // down))
+        if 1 < len(gpus) < down * most:
+            charted.insert(0, Charted.of_all(gpus, charted))
+        across = max(1, -(-len(charted) // down))
         widths, heights = _shared(width, across), _shared(height, down)
         sizes = [(columns, rows) for rows in heights for columns in widths]
-        drawn_for = (width, height, [gpu.uuid for gpu in gpus], snapshot.gpu_history)
+        drawn_for = (width, height, [gpu.uuid for gpu in gpus], histories)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
-            self._plots = [
-                _plot(gpu, snapshot.gpu_history.get(gpu.uuid), *_inner(*size))
-                for gpu, size in zip(gpus, sizes, strict=False)
-            ]
-        charts = [_chart(gpu, plot, *size) for gpu, plot, size in zip(gpus, self._plots, sizes, strict=False)]
+            self._plots = [_plot(subject, *_inner(*size)) for subject, size in zip(charted, sizes, strict=False)]
+        charts = [
+            _chart(subject, plot, *size) for subject, plot, size in zip(charted, self._plots, sizes, strict=False)
+        ]
         charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
         return [line for first in range(0, len(charts), across) for line in beside(*charts[first : first + across])]
 
@@ -65,29 +123,21 @@ def _inner(width: int, height: int) -> tuple[int, int]:
     return (width - 2, height - 2) if height >= BOXED_FROM else (width - 1, height - 1)
 
 
-def _styles(gpu: GpuView) -> tuple[str, str]:
-    """The styles of utilisation and memory: the steps of load that the table has."""
-    if gpu.state != "ok":
-        return "stale", "stale"
-    memory = shares([gpu.memory_used_bytes], gpu.memory_total_bytes)[0]
-    return load_style("load", gpu.utilization_percent or 0.0), load_style("memory", memory or 0.0)
-
-
-def _chart(gpu: GpuView, plot: Sequence[Line], width: int, height: int) -> list[Line]:
+def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int) -> list[Line]:
     """A chart with its heading, whose words have the styles of the curves."""
     inner, _ = _inner(width, height)
-    load, memory = _styles(gpu)
-    figure: list[Span] = [(f"{gpu.index}", "title")]
-    if gpu.state == "lost":
+    load, memory = subject.styles
+    figure: list[Span] = [(subject.name, "title")]
+    if subject.state == "lost":
         figure.append((" ✗ lost", "bad"))
     else:
         figure += [
-            (f" {percent(gpu.utilization_percent)}", load),
-            (f" {gigabytes(gpu.memory_used_bytes).strip()}G", memory),
+            (f" {percent(subject.utilization_percent)}", load),
+            (f" {gigabytes(subject.memory_used_bytes).strip()}G", memory),
         ]
-        if width >= NAMED_FROM and gpu.temperature_celsius is not None:
-            heat = "warn" if is_hot(gpu) else "text"
-            figure.append((f" {gpu.temperature_celsius:.0f}°", heat))
+        if width >= NAMED_FROM and subject.temperature_celsius is not None:
+            heat = "warn" if subject.is_hot else "text"
+            figure.append((f" {subject.temperature_celsius:.0f}°", heat))
     heading = rule("", inner, figures=[figure])
     if height < BOXED_FROM:
         return [[*line, (" ", "text")] for line in [heading, *plot]]
@@ -95,14 +145,10 @@ def _chart(gpu: GpuView, plot: Sequence[Line], width: int, height: int) -> list[
     return box([heading, *plot], width, span)
 
 
-def _plot(gpu: GpuView, history: GpuHistory | None, width: int, height: int) -> list[Line]:
+def _plot(subject: Charted, width: int, height: int) -> list[Line]:
     """The curves in a plot of so many cells; blank without a history."""
     canvas = Canvas(width, height)
-    if history is None:
-        return [fit_line([], width)] * height
-    load, memory = _styles(gpu)
-    used = shares(history.memory_used_bytes, gpu.memory_total_bytes)
-    busy = Curve(time_bins(history.utilization_percent, HISTORY_SECONDS), load)
-    for curve in (busy, Curve(time_bins(used, HISTORY_SECONDS), memory)):
-        canvas.draw(curve, _MINUTES, _PERCENT)
+    for history, style in zip((subject.utilizations, subject.memories), subject.styles, strict=True):
+        if history is not None:
+            canvas.draw(Curve(time_bins(history, HISTORY_SECONDS), style), _MINUTES, _PERCENT)
     return canvas.lines()

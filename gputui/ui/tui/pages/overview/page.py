@@ -11,9 +11,9 @@ from textual.widget import Widget
 
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.columns import as_panel, is_boxed
+from gputui.ui.tui.layout.columns import as_panel, is_boxed, rule
 from gputui.ui.tui.layout.lists import RowOrder, order_named
-from gputui.ui.tui.layout.strips import alert_strip, demo_line, head_line
+from gputui.ui.tui.layout.strips import alert_strip, demo_line, gpu_figures, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
@@ -101,7 +101,8 @@ class OverviewScreen(OverviewCursor):
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
         snapshot, focus = self.snapshot, self.focus_at
         if self.is_folded and snapshot.gpus:
-            self.gpus.draw(lambda: self._charts.lines(snapshot, width, height), height=height)
+            totals = rule("GPUS", width, figures=gpu_figures(snapshot))
+            self.gpus.draw(lambda: [totals, *self._charts.lines(snapshot, width, height - 1)], height=height)
             return
         cursor = focus.gpu if focus.section == "gpus" else None
         self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)

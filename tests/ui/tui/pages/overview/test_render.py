@@ -19,7 +19,7 @@ from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Progress, Snapshot
 from gputui.ui.tui.layout.lists import matching
-from gputui.ui.tui.layout.strips import head_line, host_figures, notice_lines
+from gputui.ui.tui.layout.strips import gpu_totals, head_line, host_figures, notice_lines
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import GpuCharts
@@ -102,7 +102,7 @@ def test_each_gpu_has_a_chart_with_its_values_in_the_colours_of_its_curves(snaps
     lines = charts.lines(snapshot, 200, 10)
     heading = text_of(lines)[0]
     assert widths(lines) == {200} and len(lines) == 10
-    assert heading.count("╭") == 8 and text_of(lines)[-1].count("╴10 min") == 8
+    assert heading.count("╭") == 9 and text_of(lines)[-1].count("╴10 min") == 9
     gpu = snapshot.gpus[0]
     assert f"0 {gpu.utilization_percent:.0f}% 71G {gpu.temperature_celsius:.0f}° " in heading
     plot = [span for line in lines[1:-1] for span in line if "│" not in span[0]]
@@ -113,10 +113,21 @@ def test_each_gpu_has_a_chart_with_its_values_in_the_colours_of_its_curves(snaps
 def test_charts_are_in_rows_of_equally_many_and_those_without_room_are_left_out(snapshot: Snapshot) -> None:
     charts = GpuCharts()
     two_rows = text_of(charts.lines(snapshot, 80, 8))
-    assert [line.count("╭") for line in two_rows] == [4, 0, 0, 0, 4, 0, 0, 0]
+    assert [line.count("╭") for line in two_rows] == [5, 0, 0, 0, 4, 0, 0, 0], "all and 8 GPUs"
     low = charts.lines(snapshot, 30, 4)
     assert widths(low) == {30} and len(low) == 4 and "╭" not in "".join(text_of(low))
     assert [line.split()[1] for line in text_of(low)[::2]] == ["0", "2"]
+
+
+def test_the_first_chart_is_of_all_gpus_unless_it_needs_a_row_of_its_own(snapshot: Snapshot) -> None:
+    charts = GpuCharts()
+    total = gpu_totals(snapshot.gpus)
+    assert total.memory_used_bytes is not None
+    heading = text_of(charts.lines(snapshot, 200, 10))[0]
+    gigabytes = total.memory_used_bytes / 2**30
+    assert f" all {total.utilization_percent:.0f}% {gigabytes:.0f}G {total.hottest_celsius:.0f}° " in heading
+    assert " all " not in text_of(charts.lines(snapshot, 120, 7))[0]
+    assert " all " not in text_of(charts.lines(replace(snapshot, gpus=snapshot.gpus[:1]), 200, 10))[0]
 
 
 def test_curves_are_drawn_again_only_when_a_point_was_added(snapshot: Snapshot) -> None:
