@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gputui.core.errors import ExplainedError
 from gputui.core.yaml_forms.problems import not_one_of, one_of, shown_value
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
@@ -33,7 +34,7 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "
 _NONE = frozenset({"", "none", "null", "~"})
 
 
-class ParameterError(ValueError):
+class ParameterError(ExplainedError, ValueError):
     """A value that a parameter cannot take, or an unknown parameter. One line for each problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from gputui.core.config import shipped_profiles
+from gputui.core.errors import ExplainedError
 from gputui.core.yaml_forms.problems import nearest, shown_path
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus, shell_selection
@@ -42,7 +43,7 @@ INSTALLED = Path(__file__).resolve().parents[2]
 OWN_PACKAGE = "trainer"
 
 
-class ResolveError(ValueError):
+class ResolveError(ExplainedError, ValueError):
     """The run cannot be made from this profile; ``problems`` has one line each. ``is_refusal``: the
     input is valid, but this machine cannot serve it."""
 

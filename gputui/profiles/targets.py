@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gputui.core.config import Workspace
+from gputui.core.errors import ExplainedError
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text
 from gputui.core.yaml_forms.forms import findings
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile
 
 
-class TargetNotFoundError(LookupError):
+class TargetNotFoundError(ExplainedError, LookupError):
     """No target has this name. One line: the existing names, or how to add a target."""
 
 
-class TargetOptionError(ValueError):
+class TargetOptionError(ExplainedError, ValueError):
     """An option that a run cannot have on its target. One line."""
 
 

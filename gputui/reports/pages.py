@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from gputui.core import units
+from gputui.core.errors import ExplainedError
 from gputui.core.files import replaced
 from gputui.core.text import clean
 from gputui.metrics.draw.export import svg_text
@@ -24,8 +25,10 @@ from gputui.metrics.draw.picture import Drawing, picture
 PICTURE_SIZE = (1000, 360)
 
 
-class ReportError(Exception):
+class ReportError(ExplainedError):
     """The report cannot be written. The text has the reason and a remedy."""
+
+    is_refusal = True
 
 
 def render(name: str, **values: Any) -> str:

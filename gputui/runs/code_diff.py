@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gputui.core.errors import ExplainedError
 from gputui.core.redaction import Redactor
 from gputui.runs.code_version import code_words, run_git
 from gputui.runs.redaction import secrets_of
@@ -16,8 +17,10 @@ from gputui.runs.submission import SPEC_FILE, read_spec
 GIT_SECONDS = 20.0
 
 
-class CodeUnknownError(Exception):
+class CodeUnknownError(ExplainedError):
     """The code of a run is not known; the text names the run and the reason."""
+
+    is_refusal = True
 
 
 class _Code(NamedTuple):

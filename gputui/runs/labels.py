@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gputui.core.errors import ExplainedError
 from gputui.core.redaction import redact_text
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.repository import fitting_name
@@ -22,7 +23,7 @@ MOST_TAGS = 16
 _TAG = re.compile(r"[^\W_][\w.:/=-]{0,31}")
 
 
-class LabelError(ValueError):
+class LabelError(ExplainedError, ValueError):
     """An invalid name, tag or note; the text says what is valid."""
 
 

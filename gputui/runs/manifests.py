@@ -11,6 +11,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.errors import ExplainedError
 from gputui.core.redaction import Redactor
 from gputui.runs.command import build_launch
 from gputui.runs.executors.mirror import moved
@@ -22,7 +23,7 @@ RUNS = "/runs"
 """The mount point of the volume of runs."""
 
 
-class ManifestError(Exception):
+class ManifestError(ExplainedError):
     """The system cannot run the profile; the text has the reason and a remedy."""
 
 

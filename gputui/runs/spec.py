@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from gputui.core.errors import ExplainedError
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.launchers import LAUNCHERS
@@ -57,8 +58,10 @@ METRICS_FILE = "metrics.jsonl"
 """The file in a run's folder that GPUTUI_METRICS names, where the profile names no other."""
 
 
-class SpecError(ValueError):
+class SpecError(ExplainedError, ValueError):
     """An invalid stored specification."""
+
+    is_refusal = True
 
 
 SHELL_GPUS = "CUDA_VISIBLE_DEVICES"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.errors import ExplainedError
 from gputui.store.attempts import ended_seconds, is_by, read_attempts
 from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.store.placements import PlacementView
@@ -162,9 +163,11 @@ def is_renamed(run_id: str, name: str) -> bool:
     return name not in (run_id, run_id.rpartition("-")[0])
 
 
-class RunLookupError(LookupError):
+class RunLookupError(ExplainedError, LookupError):
     """The text names no one run; the message says what to do. ``candidates`` are the ids of those
     that it names, newest first, or similar ids and names."""
+
+    is_refusal = True
 
     def __init__(self, message: str, candidates: list[str]) -> None:
         super().__init__(message)

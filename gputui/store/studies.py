@@ -14,6 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.errors import ExplainedError
 from gputui.store.rows import records
 
 SECONDS_PER_HOUR = 3600.0
@@ -177,8 +178,10 @@ class RungValue(Struct, frozen=True):
     at: float
 
 
-class StudyLookupError(LookupError):
+class StudyLookupError(ExplainedError, LookupError):
     """No study has this name, or several have; the message is one line."""
+
+    is_refusal = True
 
 
 def read_studies(connection: sqlite3.Connection, at: float | None = None) -> list[StudyRecord]:

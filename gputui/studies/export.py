@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import optuna
 import yaml
 
+from gputui.core.errors import ExplainedError
 from gputui.core.files import write_new
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
@@ -31,8 +32,10 @@ RUN = "gputui:run"
 """The attribute of an exported trial with its run."""
 
 
-class StudyExportError(Exception):
+class StudyExportError(ExplainedError):
     """The study cannot be exported; the text says why in one line. No part of the target is left."""
+
+    is_refusal = True
 
 
 def export_storage(connection: sqlite3.Connection, folder: Path, study: StudyRecord, target: Path) -> int:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from pydantic import TypeAdapter, ValidationError
 
 from gputui.core.config import Workspace, shipped_studies
+from gputui.core.errors import ExplainedError
 from gputui.core.yaml_forms.document import Document, KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.core.yaml_forms.forms import findings
@@ -43,7 +44,7 @@ _STEPS_NAMES = ("steps", "max_steps")
 """Usual names of the parameter for the number of steps."""
 
 
-class StudyFileNotFoundError(LookupError):
+class StudyFileNotFoundError(ExplainedError, LookupError):
     """No study file has this name. One line, with the nearest name."""
 
 

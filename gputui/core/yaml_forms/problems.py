@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gputui.core.errors import ExplainedError
 from gputui.core.text import clean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -56,7 +57,7 @@ class ExpectedError(ValueError):
     """A value is not what its key holds; the text says what is expected."""
 
 
-class ProfileError(Exception):
+class ProfileError(ExplainedError):
     """A file cannot be used. ``problems`` are sorted by line; the text has one line for each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 from xml.sax.saxutils import escape, quoteattr
 
+from gputui.core.errors import ExplainedError
 from gputui.metrics.draw.axes import AxisKind, Scale, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve
@@ -25,7 +26,7 @@ _SPELLED = str.maketrans({"↻": "restart ", "…": "...", "–": "-"})
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-class ChartExportError(Exception):
+class ChartExportError(ExplainedError):
     """The file cannot be made; the text says why and what helps."""
 
 

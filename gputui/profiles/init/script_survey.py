@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gputui.core.errors import ExplainedError
 from gputui.profiles.init.parsers import declared_options
 from gputui.profiles.init.script_options import Module, Option, Style
 from gputui.profiles.init.syntax import last_name
@@ -18,7 +19,7 @@ _ADD_OPTIONS = ("hydra", "hf", "lightning")
 """Styles of parsers with more options than a script declares."""
 
 
-class SurveyError(Exception):
+class SurveyError(ExplainedError):
     """The script cannot be read. One line that names it."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gputui.core.errors import ExplainedError
 from gputui.core.yaml_forms.problems import nearest_file
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
@@ -20,7 +21,7 @@ _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=")
 
 
-class DraftError(Exception):
+class DraftError(ExplainedError):
     """No profile can be made of the command. One line that says why and what to do."""
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gputui.core.errors import ExplainedError
 from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item
 
@@ -14,8 +15,10 @@ Position = Mapping[str, Any]
 """How far a sink has written, as plain JSON; empty for a new one."""
 
 
-class ExportError(Exception):
+class ExportError(ExplainedError):
     """The export failed. The text has the reason and a remedy."""
+
+    is_refusal = True
 
 
 class TargetTakenError(ExportError):

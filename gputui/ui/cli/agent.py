@@ -109,7 +109,7 @@ def orphans_(session: Session, kill: bool, as_json: bool) -> None:
     left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
     if kill and found:
         ended = [{**_shape(orphan), "killed": orphan.identity not in left} for orphan in found]
-        session.command("orphans_ended", None, processes=ended)
+        session.ask("orphans_ended", None, processes=ended)
     shapes: list[dict[str, Any]] = [
         {
             **_shape(orphan),

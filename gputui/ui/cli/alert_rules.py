@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from gputui.core import units
-from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.core.yaml_forms.problems import shown_path
 from gputui.profiles.home_files import load_alerts
 from gputui.recovery.watch import engine, overrides
 from gputui.recovery.watch.rules import RULES, Rule
-from gputui.ui.cli.context import Exit, Session, exit_on, print_json, print_table, say
+from gputui.ui.cli.context import Session, print_json, print_table, say
 from gputui.ui.cli.explain import print_paragraphs
 from gputui.ui.cli.launch_spec import load_profile
 
@@ -18,8 +18,7 @@ from gputui.ui.cli.launch_spec import load_profile
 def machine_overrides(session: Session) -> overrides.Overrides:
     """The overrides in alerts.yaml; ends the command with one line per problem."""
     session.need_own_settings()
-    with exit_on(ProfileError, code=Exit.USAGE):
-        return load_alerts(session.workspace.alerts)
+    return load_alerts(session.workspace.alerts)
 
 
 def show_rules(session: Session, profile: str | None, as_json: bool) -> None:

@@ -84,7 +84,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
     """Note that somebody has seen alerts, by their numbers."""
     if bool(ids) == everything:
         fail("name alerts by their numbers (gputui alerts lists them), or give --all", Exit.USAGE)
-    answer = session.command("alert_ack", None, ids=None if everything else list(ids))
+    answer = session.ask("alert_ack", None, ids=None if everything else list(ids))
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
@@ -102,7 +102,7 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     if seconds is None:
         fail(f"--for {how_long}: expected a time such as 30min, 2h or 1d, of at most 30 days", Exit.USAGE)
     target = {"id": int(what)} if what.isdecimal() else {"rule": what}
-    answer = session.command("alert_silence", None, seconds=seconds, **target)
+    answer = session.ask("alert_silence", None, seconds=seconds, **target)
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 

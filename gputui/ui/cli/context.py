@@ -18,12 +18,13 @@ import click
 from msgspec import Struct
 
 from gputui.core.config import Workspace
+from gputui.core.errors import ExplainedError
 from gputui.core.text import cell_width, clean, clip, clip_middle, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, empty_store, is_locked, open_commander, open_reader
-from gputui.store.runs import Run, RunLookupError, find_run, read_runs
+from gputui.store.runs import Run, find_run, read_runs
 
 WIDE_COLUMNS = 120
 LEAST_LAST_COLUMNS = 24
@@ -49,8 +50,10 @@ def report_progress(doing: str) -> None:
     click.echo(f"The agent is {doing} …", err=True)
 
 
-class CommandRefusedError(Exception):
+class CommandRefusedError(ExplainedError):
     """The agent, or a check before it, refuses a command; the text is one line that says why."""
+
+    is_refusal = True
 
 
 Changes = bool | Callable[[Mapping[str, Any]], bool]
@@ -187,11 +190,6 @@ class Session(Struct, frozen=True):
         with exit_on(AgentUnreachableError, code=Exit.UNREACHABLE):
             ensure_agent(self.workspace, report=report_progress)
 
-    def command(self, verb: str, run_id: str | None, **args: Any) -> dict[str, Any]:
-        """As `ask`, but ends the command if it is refused."""
-        with exit_on(CommandRefusedError, code=Exit.REFUSED):
-            return self.ask(verb, run_id, **args)
-
     def ask(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
         """Send a command to the agent and return the answer. ``meanwhile`` is a remedy while nothing can be
         written. Raises CommandRefusedError."""
@@ -201,7 +199,7 @@ class Session(Struct, frozen=True):
             command_id = commands.submit(
                 connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
-            return self._answer(connection, command_id, commands.patience_seconds(verb))
+            return self.wait(connection, command_id, commands.patience_seconds(verb))
 
     @contextmanager
     def writing(self, meanwhile: str = "") -> Iterator[None]:
@@ -226,11 +224,7 @@ class Session(Struct, frozen=True):
     def wait(
         self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
     ) -> dict[str, Any]:
-        """The answer to a command; ends this one if it is refused."""
-        with exit_on(CommandRefusedError, code=Exit.REFUSED):
-            return self._answer(connection, command_id, seconds)
-
-    def _answer(self, connection: sqlite3.Connection, command_id: int, seconds: float) -> dict[str, Any]:
+        """The answer to a command. Raises CommandRefusedError."""
         before = "the agent does not answer, and the command cannot be taken back ("
         after = "): it may still be carried out; see gputui ps"
         with exit_on(commands.NotWithdrawnError, code=Exit.UNREACHABLE, before=before, after=after):
@@ -262,8 +256,7 @@ class Session(Struct, frozen=True):
             if not newest:
                 fail(f"no run yet in {self.workspace.state}; gputui profile list shows what can run", Exit.REFUSED)
             return newest[0]
-        with exit_on(RunLookupError, code=Exit.REFUSED):
-            return find_run(connection, wanted, only=only)
+        return find_run(connection, wanted, only=only)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -52,7 +52,7 @@ def _once(
     connection: sqlite3.Connection, view: Run, names: tuple[str, ...], name: Format, target: str, force: bool
 ) -> int:
     from gputui.reports.export.follow import export
-    from gputui.reports.export.sink import ExportError, TargetTakenError
+    from gputui.reports.export.sink import TargetTakenError
     from gputui.reports.export.subject import read_subject
 
     known = queries.metric_names(connection, view.run_id)
@@ -63,17 +63,13 @@ def _once(
             hint = did_you_mean(wanted, known) or f"it has {', '.join(known)}"
             fail(f"{view.run_id} has no metric {wanted!r}; {hint}", Exit.REFUSED)
     forced = "writes it once more" if FORMATS[name].is_address else "replaces it"
-    with (
-        exit_on(ExportError, code=Exit.REFUSED),
-        exit_on(TargetTakenError, code=Exit.REFUSED, after=f"; --force {forced}"),
-    ):
+    with exit_on(TargetTakenError, code=Exit.REFUSED, after=f"; --force {forced}"):
         subject = read_subject(connection, view.run_id, name, target, names)
         return export(subject, name, target, replaces=force)
 
 
 def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, target: str) -> int:
     from gputui.reports.export.follow import Follower
-    from gputui.reports.export.sink import ExportError
     from gputui.runs.identity import HeldElsewhereError
     from gputui.store.database import StoreError
 
@@ -81,7 +77,7 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, t
         session.need_agent()
     shown = redact_text(target)
     try:
-        with exit_on(ExportError, code=Exit.REFUSED), exit_on(StoreError, sqlite3.Error, code=Exit.UNREACHABLE):
+        with exit_on(StoreError, sqlite3.Error, code=Exit.UNREACHABLE):
             return Follower(session.workspace, view.run_id, name, target, names).run()
     except HeldElsewhereError:
         fail(f"another process follows {view.run_id} to {shown} already", Exit.REFUSED)

@@ -65,9 +65,9 @@ def command(
     gpus, problem = wait_for_gpus(connection)
     uuid_of = {name: gpu.uuid for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
     if clear is not None:
-        session.command("clear_gpu", None, uuid=uuid_of.get(clear, clear))
+        session.ask("clear_gpu", None, uuid=uuid_of.get(clear, clear))
     if quarantine is not None:
-        session.command("quarantine_gpu", None, uuid=uuid_of.get(quarantine, quarantine), why=why)
+        session.ask("quarantine_gpu", None, uuid=uuid_of.get(quarantine, quarantine), why=why)
     if recommend is not None:
         from gputui.ui.cli.recommended_gpus import print_recommended
 

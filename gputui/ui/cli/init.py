@@ -15,11 +15,9 @@ from gputui.metrics.log_trial import try_log
 from gputui.profiles.init.command_profile import meant_option
 from gputui.profiles.init.draft import Draft, draft
 from gputui.profiles.init.presets import PRESETS
-from gputui.profiles.init.script_survey import SurveyError
-from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.profile_file import read_profile
 from gputui.ui.cli.command_verb import IS_COMMAND, options_of
-from gputui.ui.cli.context import Exit, Session, Verb, exit_on, fail, say, verb
+from gputui.ui.cli.context import Exit, Session, Verb, fail, say, verb
 from gputui.ui.cli.log_trial import read_log
 
 
@@ -69,8 +67,7 @@ def command(_session: Session, words: tuple[str, ...], preset: str | None, out: 
     trial = None
     if log is not None:
         trial = try_log(read_log(log), LearnedLines())
-    with exit_on(DraftError, SurveyError, code=Exit.USAGE):
-        profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
+    profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
     if not ctx.meta[IS_COMMAND]:
         _refuse_options(ctx, words, profile)
     path = here / (out or f"{profile.name}.yaml")

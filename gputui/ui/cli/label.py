@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from gputui.runs.labels import LabelError, checked_note, checked_tag
+from gputui.runs.labels import checked_note, checked_tag
 from gputui.store.runs import Run
-from gputui.ui.cli.context import Exit, RunName, Session, exit_on, verb
+from gputui.ui.cli.context import RunName, Session, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 
 
@@ -27,13 +27,12 @@ def command(
     choice: RunChoice,
 ) -> None:
     """Change the name, tags and note of runs. Without an option: print them."""
-    with exit_on(LabelError, code=Exit.USAGE):
-        given: dict[str, Any] = {
-            "name": name,
-            "add": [checked_tag(tag) for tag in added] or None,
-            "remove": [checked_tag(tag) for tag in removed] or None,
-            "note": None if note is None else checked_note(note),
-        }
+    given: dict[str, Any] = {
+        "name": name,
+        "add": [checked_tag(tag) for tag in added] or None,
+        "remove": [checked_tag(tag) for tag in removed] or None,
+        "note": None if note is None else checked_note(note),
+    }
     if name is not None:
         choice.single(["--name"])
     changes = {key: value for key, value in given.items() if value is not None}

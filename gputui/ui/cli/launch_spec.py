@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.gpu_checks import GpuSituation
-from gputui.profiles.params import ParameterError, split_assignments
+from gputui.profiles.params import split_assignments
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import read_situation
@@ -22,7 +22,7 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES, options_of
-from gputui.ui.cli.context import Exit, Session, exit_on, fail, refuse
+from gputui.ui.cli.context import Exit, Session, fail, refuse
 
 
 def load_profile(session: Session, wanted: str, *, or_else: str = "", is_checked: bool = False) -> Profile:
@@ -62,13 +62,9 @@ def typed_profile(words: Sequence[str], command: click.Command) -> Profile:
     """The profile of what was typed in this folder behind the options of a ``command``, which ends if
     there is none."""
     from gputui.profiles.init.command_profile import command_profile
-    from gputui.profiles.init.typed_command import DraftError
 
     program = click.get_current_context().find_root().command
-    with exit_on(DraftError, code=Exit.USAGE):
-        return command_profile(
-            words, Path.cwd(), verbs_options=options_of(command), programs_options=options_of(program)
-        )
+    return command_profile(words, Path.cwd(), verbs_options=options_of(command), programs_options=options_of(program))
 
 
 def resolve_spec(
@@ -80,33 +76,16 @@ def resolve_spec(
     *,
     heeds_shell_gpus: bool = True,
 ) -> RunSpec:
-    """The specification of a run; ends the command with one line per problem."""
-    try:
-        return _resolved(profile, changes, gpus, situation, target, heeds_shell_gpus=heeds_shell_gpus)
-    except ResolveError as error:
-        refuse_unresolved(error)
-
-
-def _resolved(
-    profile: Profile,
-    changes: tuple[str, ...],
-    gpus: str | None,
-    situation: GpuSituation | None,
-    target: Mapping[str, Any] | None = None,
-    *,
-    heeds_shell_gpus: bool = True,
-) -> RunSpec:
-    """As `resolve_spec`, but raises ResolveError."""
-    with exit_on(ParameterError, code=Exit.USAGE):
-        return resolve(
-            profile,
-            overrides=split_assignments(changes),
-            gpus_override=gpus,
-            inventory=None if situation is None else situation.facts,
-            excluded=() if situation is None else situation.excluded,
-            target=target,
-            heeds_shell_gpus=heeds_shell_gpus,
-        )
+    """The specification of a run. Raises ParameterError, ResolveError."""
+    return resolve(
+        profile,
+        overrides=split_assignments(changes),
+        gpus_override=gpus,
+        inventory=None if situation is None else situation.facts,
+        excluded=() if situation is None else situation.excluded,
+        target=target,
+        heeds_shell_gpus=heeds_shell_gpus,
+    )
 
 
 def resolve_without_gpus(
@@ -115,10 +94,10 @@ def resolve_without_gpus(
     """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are
     requested all the same, with one line per problem."""
     try:
-        return _resolved(profile, changes, gpus, situation), []
+        return resolve_spec(profile, changes, gpus, situation), []
     except ResolveError as error:
         if not error.is_refusal:
-            refuse_unresolved(error)
+            raise
         return resolve_spec(profile, changes, gpus, None, heeds_shell_gpus=False), list(error.problems)
 
 
@@ -136,8 +115,3 @@ def refuse_failed(results: Iterable[CheckResult]) -> None:
     failed = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
     if failed:
         refuse(failed, Exit.REFUSED)
-
-
-def refuse_unresolved(error: ResolveError) -> NoReturn:
-    """Print why there is no specification, and exit."""
-    refuse(error.problems, Exit.REFUSED if error.is_refusal else Exit.USAGE)

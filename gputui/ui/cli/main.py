@@ -14,7 +14,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from gputui.core.config import Workspace, locate, own_checkout
-from gputui.ui.cli.context import Exit, Session, fail
+from gputui.core.errors import ExplainedError
+from gputui.ui.cli.context import Exit, Session, fail, refuse
 from gputui.version import VERSION
 
 # section of the list of commands → command → (module, or module:function if that is not `command`; its line there)
@@ -206,6 +207,8 @@ def entry() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(Exit.USAGE)
+    except ExplainedError as error:
+        refuse(str(error).splitlines(), Exit.REFUSED if error.is_refusal else Exit.USAGE)
     except click.UsageError as error:
         path = "gputui" if error.ctx is None else error.ctx.command_path
         fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)

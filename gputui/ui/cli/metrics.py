@@ -63,7 +63,7 @@ def command(
         known = by_interest(queries.metric_names(connection, view.run_id), view.roles)
         if loss is not None:
             _require(view, known, loss)
-            session.command("set_loss", view.run_id, loss=loss)
+            session.ask("set_loss", view.run_id, loss=loss)
             say(f"{view.run_id}: its loss is {clean(loss)}")
             return
         if names and not known and not as_json:
@@ -80,9 +80,8 @@ def command(
             request = ChartRequest(names or tuple(known[:1]), chosen, bins=bins, smoothing=smoothing)
             data = read_charts(connection, view.run_id, request)
             if file is not None:
-                with exit_on(files.ChartExportError, code=Exit.USAGE):
-                    drawn = drawing(data, clean(view.run_id), is_log=log_y)
-                    content = files.export(files.kind_of(file.name), drawn)
+                drawn = drawing(data, clean(view.run_id), is_log=log_y)
+                content = files.export(files.kind_of(file.name), drawn)
                 with exit_on(OSError, code=Exit.REFUSED, before=f"{file} cannot be written: "):
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 
-from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.core.yaml_forms.problems import shown_path
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
 from gputui.runs.notices import Owed, Recipient
-from gputui.ui.cli.context import Exit, Session, exit_on, fail, listing, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, listing, print_json, print_table, say
 
 
 @listing("notify")
@@ -53,8 +53,7 @@ def recipients_of(session: Session) -> tuple[Recipient, ...]:
     """The recipients in notify.yaml; ends the command without any, or with one line per problem."""
     session.need_own_settings()
     path = session.workspace.notify
-    with exit_on(ProfileError, code=Exit.USAGE):
-        recipients = load_recipients(path)
+    recipients = load_recipients(path)
     if not recipients:
         fail(f"nobody is told of anything: write {shown_path(path)}, such as - to: ntfy://my-topic", Exit.REFUSED)
     return recipients

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.core.files import write_new
-from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
+from gputui.runs.manifests import MANIFESTS, write_manifest
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, print_json, print_table, say
 
@@ -115,8 +115,7 @@ def export(
 
     found = launch_spec.load_profile(session, profile)
     spec = launch_spec.resolve_spec(found, changes, gpus, None, heeds_shell_gpus=False)
-    with exit_on(ManifestError, code=Exit.USAGE):
-        text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
+    text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
     if out is None:
         for line in text.splitlines():
             say(line)

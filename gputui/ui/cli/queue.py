@@ -82,14 +82,14 @@ def pause_line(pause: queue.QueuePause, now: float) -> str:
 @command.verb("pause", changes=True, has_json=True)
 def pause_queue(session: Session, as_json: bool) -> None:
     """Start nothing new; what runs goes on, and is recovered as ever."""
-    result = session.command("queue_pause", None)
+    result = session.ask("queue_pause", None)
     print_result(result, "the queue is paused; gputui queue resume opens it", as_json)
 
 
 @command.verb("resume", changes=True, has_json=True)
 def resume_queue(session: Session, as_json: bool) -> None:
     """Open the queue again."""
-    print_result(session.command("queue_resume", None), "the queue is open", as_json)
+    print_result(session.ask("queue_resume", None), "the queue is open", as_json)
 
 
 @command.verb("move", changes=True, has_json=True)
@@ -111,5 +111,5 @@ def move(
     place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)
     with closing(session.reader()) as connection:
         run_id = session.find_run(connection, run, only=True).run_id
-    result = session.command("queue_move", run_id, place=place, priority=priority)
+    result = session.ask("queue_move", run_id, place=place, priority=priority)
     print_result(result, f"{run_id} {result['state']}", as_json)

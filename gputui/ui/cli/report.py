@@ -13,7 +13,7 @@ import click
 from gputui.core.typed_time import TypedTimeError, parse_moment
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.core.yaml_forms.quantities import parse_duration
-from gputui.reports.pages import ReportError, write_files
+from gputui.reports.pages import write_files
 from gputui.reports.summary import report
 from gputui.reports.summary.gates import GATE_THRESHOLDS
 from gputui.reports.summary.stored_facts import active_since, read_facts, siblings
@@ -60,8 +60,7 @@ def command(
     made = report.make(f"Report of {whose}", now, facts, others, prices, thresholds)
     folder = out or Path(f"report-{'since' if since is not None else runs[0].run_id}")
     if not as_json or out is not None:
-        with exit_on(ReportError, code=Exit.REFUSED):
-            write_files(folder, report.contents(made))
+        write_files(folder, report.contents(made))
     failed = [
         f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})"
         for run_id, verdicts in made.verdicts.items()

@@ -86,13 +86,10 @@ def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, A
 
 
 def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:
-    from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
+    from gputui.profiles.params import Parameter, apply, split_assignments
 
-    try:
-        texts = split_assignments(changes)
-        values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
-    except ParameterError as error:
-        fail(str(error).replace("\n", "; "), Exit.USAGE)
+    texts = split_assignments(changes)
+    values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
     wanted = {name: values[name] for name in texts}
     # Commands are stored, and a secret must not be.
     if redact_params(wanted) != wanted:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.core import units
 from gputui.core.redaction import Redactor
 from gputui.core.typed_time import TypedTimeError, parse_begin
-from gputui.core.yaml_forms.problems import ProfileError, shorten
+from gputui.core.yaml_forms.problems import shorten
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
@@ -126,10 +126,9 @@ def command(
             begin_at = parse_begin(begin, time.time())
     if target is not None:
         from gputui.profiles.preflight import check_elsewhere
-        from gputui.profiles.targets import TargetNotFoundError, TargetOptionError, find_target, with_job_options
+        from gputui.profiles.targets import find_target, with_job_options
 
-        with exit_on(TargetNotFoundError, TargetOptionError, ProfileError, code=Exit.USAGE):
-            place = with_job_options(find_target(target, chosen.form.targets, session.workspace), job)
+        place = with_job_options(find_target(target, chosen.form.targets, session.workspace), job)
         # The target itself is not asked, so that nothing waits for a network.
         spec = launch_spec.resolve_spec(chosen, changes, gpus, None, place)
         launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))

@@ -17,7 +17,7 @@ from gputui.runs.submission import ticket_to_renew
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import CommandRefusedError, Exit, Session, exit_on, fail, verb
+from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.layout.run_words import stop_words
@@ -79,10 +79,10 @@ def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[
         fail(f"--{next(iter(job))} is for a run on a target, and {run.run_id} runs here", Exit.USAGE)
     if run.target is None or not run.state.is_over:
         return {}
-    from gputui.profiles.targets import TargetOptionError, with_job_options
+    from gputui.profiles.targets import with_job_options
 
     try:
-        with exit_on(TargetOptionError, code=Exit.USAGE), session.writing():
+        with session.writing():
             return ticket_to_renew(session.workspace, run.run_id, lambda target: with_job_options(target, job))
     except SpecError as error:
         raise CommandRefusedError(str(error)) from error

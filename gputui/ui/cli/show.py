@@ -25,7 +25,7 @@ from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import SpecError, known_spec
+from gputui.runs.spec import known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints, json_shapes
 from gputui.store.attempts import Attempt, RunCost, run_cost
@@ -40,7 +40,6 @@ from gputui.ui.cli.context import (
     LONGEST_CELLS,
     Exit,
     Session,
-    exit_on,
     fail,
     print_json,
     print_table,
@@ -264,16 +263,15 @@ def cost_words(taken: RunCost) -> str:
 
 def print_diff(session: Session, view: Run, other: Run | None) -> None:
     """Print the diff of the code from its commit or from another run, without secrets."""
-    from gputui.runs.code_diff import CodeUnknownError, run_code_diff
+    from gputui.runs.code_diff import run_code_diff
 
-    with exit_on(CodeUnknownError, SpecError, code=Exit.REFUSED):
-        if other is not None:
-            lines = list(run_code_diff(session.workspace.runs, other.run_id, view.run_id))
-        else:
-            spec = read_spec(session.workspace.run_dir(view.run_id) / SPEC_FILE)
-            if spec.code is None:
-                fail(f"{view.run_id} did not run in a git checkout", Exit.REFUSED)
-            hide = Redactor(secrets_of(spec))
-            lines = [hide.text(line) for line in str(spec.code.get("diff") or "").splitlines()]
+    if other is not None:
+        lines = list(run_code_diff(session.workspace.runs, other.run_id, view.run_id))
+    else:
+        spec = read_spec(session.workspace.run_dir(view.run_id) / SPEC_FILE)
+        if spec.code is None:
+            fail(f"{view.run_id} did not run in a git checkout", Exit.REFUSED)
+        hide = Redactor(secrets_of(spec))
+        lines = [hide.text(line) for line in str(spec.code.get("diff") or "").splitlines()]
     for line in lines:
         say(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 
 from gputui.core import units
 from gputui.core.yaml_forms.quantities import parse_duration
-from gputui.store.studies import StudyLookupError, StudyRecord, find_study, read_studies, read_trials
+from gputui.store.studies import find_study, read_studies, read_trials
 from gputui.studies.spec import missing_library, study_spec
 from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, SCRIPT_SUFFIXES, CommandVerb
@@ -21,7 +20,6 @@ from gputui.ui.cli.context import (
     Exit,
     Group,
     Session,
-    exit_on,
     fail,
     print_json,
     print_result,
@@ -164,7 +162,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
     """One study with its trials, the newest where none is named."""
     moment = typed_moment(at)
     with closing(session.reader()) as connection:
-        record = _find(connection, study, moment)
+        record = find_study(connection, study, moment)
         if source:
             click.echo(record.source, nl=False)
             return
@@ -231,10 +229,9 @@ def extend(
 def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool) -> None:
     """Add a point by hand; it is the next trial. What is not given is as in the best trial."""
     from gputui.core.yaml_forms.document import plain_value
-    from gputui.profiles.params import ParameterError, split_assignments
+    from gputui.profiles.params import split_assignments
 
-    with exit_on(ParameterError, code=Exit.USAGE):
-        given = {name: plain_value(text) for name, text in split_assignments(values).items()}
+    given = {name: plain_value(text) for name, text in split_assignments(values).items()}
     _act(session, "study_enqueue", study, as_json, set=given)
 
 
@@ -262,23 +259,22 @@ def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) ->
 @click.option("--trial", type=click.IntRange(0), help="With --lineage: of this member instead.")
 def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
     """Copy a study to an Optuna storage in SQLite."""
-    from gputui.studies.export import StudyExportError, export_lineage, export_storage
+    from gputui.studies.export import export_lineage, export_storage
 
     if trial is not None and not lineage:
         fail("--trial goes with --lineage", Exit.USAGE)
     with closing(session.reader()) as connection:
-        found = _find(connection, study)
+        found = find_study(connection, study)
         study_id, folder = found.study_id, session.workspace.studies / found.study_id
-        with exit_on(StudyExportError, code=Exit.REFUSED):
-            if lineage:
-                number, phases = export_lineage(connection, folder, found, file, trial)
-                shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}
-                course = f"the course of trial {number} of {study_id}, in {units.count_of(phases, 'phase')}"
-                text = f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}"
-            else:
-                count = export_storage(connection, folder, found, file)
-                shape = {"id": study_id, "file": str(file), "trials": count}
-                text = f"{units.count_of(count, 'trial')} of {study_id} written; optuna-dashboard sqlite:///{file}"
+        if lineage:
+            number, phases = export_lineage(connection, folder, found, file, trial)
+            shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}
+            course = f"the course of trial {number} of {study_id}, in {units.count_of(phases, 'phase')}"
+            text = f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}"
+        else:
+            count = export_storage(connection, folder, found, file)
+            shape = {"id": study_id, "file": str(file), "trials": count}
+            text = f"{units.count_of(count, 'trial')} of {study_id} written; optuna-dashboard sqlite:///{file}"
     print_result(shape, text, as_json)
 
 
@@ -291,16 +287,15 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
 
     Prints Markdown; with --out it writes report.md and report.html with pictures.
     """
-    from gputui.reports.pages import ReportError, write_files
+    from gputui.reports.pages import write_files
     from gputui.studies.report import contents, markdown, read_findings
 
     moment = typed_moment(at)
     with closing(session.reader()) as connection:
-        found = _find(connection, study, moment)
+        found = find_study(connection, study, moment)
         findings = read_findings(connection, session.workspace, found, time.time(), moment)
     if out is not None:
-        with exit_on(ReportError, code=Exit.REFUSED):
-            write_files(out, contents(findings))
+        write_files(out, contents(findings))
     if as_json:
         print_json(report_shape(findings))
     elif out is not None:
@@ -310,17 +305,9 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
             say(line)
 
 
-def _find(
-    connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
-) -> StudyRecord:
-    """The named study, the newest for None; ends the command if it is not there."""
-    with exit_on(StudyLookupError, code=Exit.REFUSED):
-        return find_study(connection, wanted, at, only=only)
-
-
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
     """Send a command about a study and print the answer."""
     with closing(session.reader()) as connection:
-        study_id = _find(connection, wanted, only=True).study_id
-    result = session.command(verb, None, study=study_id, **args)
+        study_id = find_study(connection, wanted, only=True).study_id
+    result = session.ask(verb, None, study=study_id, **args)
     print_result(result, str(result.get("text") or f"{study_id} {result.get('state')}"), as_json)

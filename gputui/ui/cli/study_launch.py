@@ -17,7 +17,7 @@ from gputui.core import units
 from gputui.core.redaction import redact_argv
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.params import ParameterError, split_assignments
+from gputui.profiles.params import split_assignments
 from gputui.profiles.profile_file import Profile
 from gputui.profiles.resolve import ResolveError
 from gputui.runs.identity import actor
@@ -31,14 +31,13 @@ from gputui.studies import launch as plans
 from gputui.studies.spec import StudySpec, missing_library
 from gputui.studies.study_file import (
     StudyFile,
-    StudyFileNotFoundError,
     find_study_file,
     grid_source,
     load_study,
     read_study,
 )
 from gputui.ui.cli import launch_spec
-from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json, print_result, refuse, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json, print_result, refuse, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 POLL_SECONDS = 0.2
@@ -47,9 +46,8 @@ AGENT_SECONDS = 5.0
 
 def load_file(session: Session, wanted: str, target: str | None = None) -> StudyFile:
     """The study of a path or name, on a target; ends the command with one line per problem."""
-    with exit_on(StudyFileNotFoundError, ProfileError, code=Exit.USAGE):
-        path = find_study_file(wanted, session.workspace, Path.cwd())
-        return load_study(path, session.workspace, Path.cwd(), target)
+    path = find_study_file(wanted, session.workspace, Path.cwd())
+    return load_study(path, session.workspace, Path.cwd(), target)
 
 
 def load_grid(
@@ -77,8 +75,6 @@ def load_grid(
         study = read_study(source, Path("--grid"), session.workspace, Path.cwd())
         harmless = replace(profile, typed=redact_argv(profile.typed))
         return replace(study, source=grid_source(harmless, values, fixed, settings))
-    except ParameterError as error:
-        refuse(error.problems, Exit.USAGE)
     except ProfileError as error:
         # The file is not the person's own: its lines say nothing.
         problems = [replace(problem, file=_parameter(problem.key), line=None, key="") for problem in error.problems]
@@ -98,27 +94,19 @@ def note_ignored_gpus(found: StudyFile) -> None:
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
-    """The study with the GPUs of a trial, and the specification of its runs; ends the command if
-    this machine cannot run it."""
-    try:
-        return _resolved(session, spec, profile)
-    except ResolveError as error:
-        launch_spec.refuse_unresolved(error)
+    """The study with the GPUs of a trial, and the specification of its runs. Raises ResolveError."""
+    with closing(session.reader_or_empty()) as connection:
+        seconds = plans.usual_seconds(connection, spec)
+    return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
 
 
 def planned_study(session: Session, study: StudyFile) -> StudySpec:
     """The study with the GPUs that a trial would get here; as its file says if this machine cannot run it."""
     try:
-        spec, _ = _resolved(session, study.spec, study.profile)
+        spec, _ = resolve_study(session, study.spec, study.profile)
     except ResolveError:
         return study.spec
     return spec
-
-
-def _resolved(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
-    with closing(session.reader_or_empty()) as connection:
-        seconds = plans.usual_seconds(connection, spec)
-    return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
 
 
 def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Group, Session, exit_on, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Group, Session, print_json, print_table, say
 
 
 @click.group("target", cls=Group)
@@ -16,12 +16,10 @@ def command() -> None:
 @command.verb("list", changes=False, has_json=True)
 def list_(session: Session, as_json: bool) -> None:
     """List the targets of targets.yaml."""
-    from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 
     session.need_own_settings()
-    with exit_on(ProfileError, code=Exit.USAGE):
-        found = load_targets(session.workspace.targets)
+    found = load_targets(session.workspace.targets)
     if as_json:
         print_json(list(found.values()))
     elif not found:
@@ -47,11 +45,9 @@ def check(session: Session, name: str, as_json: bool) -> None:
     Is it reached, has it the right partition and account, free GPUs, and a clock that agrees? Over
     SSH it also goes through a launch of nothing there.
     """
-    from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.profiles.targets import TargetNotFoundError, find_target, survey
+    from gputui.profiles.targets import find_target, survey
 
-    with exit_on(TargetNotFoundError, ProfileError, code=Exit.USAGE):
-        target = find_target(name, {}, session.workspace)
+    target = find_target(name, {}, session.workspace)
     results = []
     for result in survey(target):
         results.append(result)
