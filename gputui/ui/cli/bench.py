@@ -74,8 +74,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
 
     session.need_agent()
     if on_gpus:
-        with closing(session.reader()) as connection:
-            gpus, problem = wait_for_gpus(connection)
+        gpus, problem = wait_for_gpus(session)
         if len(gpus) < counts[-1]:
             seen = f"this machine shows {units.count_of(len(gpus), 'GPU')}" if gpus else problem
             hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,9 +17,15 @@ from gputui.store.database import StoreError, open_reader
 Items = list[CompletionItem]
 
 
-def runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
-    """Complete ids of runs, newest first."""
-    return _of_query(ctx, "SELECT run_id, state FROM runs ORDER BY sequence DESC", incomplete)
+def _from_store(query: str) -> Callable[[click.Context, click.Parameter, str], Items]:
+    """A completer of what a query for (value, remark) finds in the store."""
+    return lambda ctx, _, incomplete: _of_query(ctx, query, incomplete)
+
+
+runs = _from_store("SELECT run_id, state FROM runs ORDER BY sequence DESC")
+studies = _from_store("SELECT study_id, state FROM studies ORDER BY sequence DESC")
+profiles_of_runs = _from_store("SELECT DISTINCT profile, NULL FROM runs ORDER BY profile")
+tags = _from_store("SELECT DISTINCT value, NULL FROM run_labels, json_each(tags) ORDER BY value")
 
 
 def predecessors(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
@@ -70,21 +76,6 @@ def metrics_of_profile(ctx: click.Context, _: click.Parameter, incomplete: str) 
         names = [] if row is None else metric_names(connection, row[0])
         return _beginning([(name, None) for name in names], incomplete)
     return []
-
-
-def studies(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
-    """Complete ids of studies, newest first."""
-    return _of_query(ctx, "SELECT study_id, state FROM studies ORDER BY sequence DESC", incomplete)
-
-
-def profiles_of_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
-    """Complete the profiles of runs."""
-    return _of_query(ctx, "SELECT DISTINCT profile, NULL FROM runs ORDER BY profile", incomplete)
-
-
-def tags(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
-    """Complete tags of runs."""
-    return _of_query(ctx, "SELECT DISTINCT value, NULL FROM run_labels, json_each(tags) ORDER BY value", incomplete)
 
 
 def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 import click
 
@@ -60,9 +61,8 @@ def command(
         fail("--memory goes with --recommend", Exit.USAGE)
     if (quarantine is None) != (why is None):
         fail("--quarantine GPU and --why TEXT go together", Exit.USAGE)
-    session.need_agent()
+    gpus, problem = wait_for_gpus(session)
     connection = session.reader()
-    gpus, problem = wait_for_gpus(connection)
     uuid_of = {name: gpu.uuid for gpu in gpus for name in (gpu.uuid, str(gpu.index))}
     if clear is not None:
         session.ask("clear_gpu", None, uuid=uuid_of.get(clear, clear))
@@ -117,14 +117,16 @@ def shapes(connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str
     return gpu_shapes(gpus, ranks, failed, xid_counts(connection, now - XID_SECONDS, now))
 
 
-def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:
-    """The GPUs once this agent has read them, and why there are none."""
+def wait_for_gpus(session: Session) -> tuple[list[GpuView], str | None]:
+    """The GPUs once an agent, which is started if none runs, has read them; and why there are none."""
+    session.need_agent()
     deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
-    while True:
-        agent, gpus = read_agent(connection), read_gpus(connection, time.time())
-        if has_samples(agent, gpus) or time.monotonic() > deadline:
-            return gpus, agent.gpu_problem if agent else None
-        time.sleep(0.02)
+    with closing(session.reader()) as connection:
+        while True:
+            agent, gpus = read_agent(connection), read_gpus(connection, time.time())
+            if has_samples(agent, gpus) or time.monotonic() > deadline:
+                return gpus, agent.gpu_problem if agent else None
+            time.sleep(0.02)
 
 
 def has_samples(agent: AgentView | None, gpus: Sequence[GpuView]) -> bool:

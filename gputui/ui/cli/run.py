@@ -188,8 +188,7 @@ def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], 
 
     session.need_agent()
     if wants_gpus(profile, gpus):
-        with closing(session.reader()) as connection:
-            wait_for_gpus(connection)
+        wait_for_gpus(session)
     situation = launch_spec.gpu_situation(session)
     spec = launch_spec.resolve_spec(profile, changes, gpus, situation)
     past = known_peaks(session.workspace.database, spec.name)

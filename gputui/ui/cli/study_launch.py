@@ -116,8 +116,7 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
         fail(missing, Exit.REFUSED)
     session.need_agent()
     if spec.target is None and (spec.gpus_per_trial or not profile.form.gpus.is_none):
-        with closing(session.reader()) as connection:
-            wait_for_gpus(connection)
+        wait_for_gpus(session)
     spec, base = resolve_study(session, spec, profile)
     situation = launch_spec.gpu_situation(session)
     launch_spec.refuse_failed(plans.check_first_trial(session.workspace, base, spec, situation))
