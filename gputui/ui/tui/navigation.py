@@ -32,6 +32,8 @@ STEP_SECONDS = 10.0
 
 FAR_STEPS = 10
 
+KEYS_OF_RERUN = {"resume": "r", "clone": "c", "restart": "0"}
+
 P = TypeVar("P", bound=ActionScreen)
 
 
@@ -179,31 +181,27 @@ class Navigation(Commands):
         from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 
         context, study_id, run = self.page.context(), self.page.study_in_question, self.page.run_in_question
-        if context.marked:
-            words = {"resume": "from their newest valid checkpoints", "restart": "from step 0"}
-            items = [
-                MenuItem(key, name, words[name], partial(self.perform, name), find(name, "run").why_not(context))
-                for key, name in zip("r0", words, strict=True)
-            ]
-            self.push_screen(MenuScreen(f"{len(context.marked)} marked runs", items))
-            return
-        if study_id is not None:
+        if study_id is not None and not context.marked:
             resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
-            items = [MenuItem("r", "resume", "continue with its next trials", resume,
-                              refusal("study_resumable", context)),
-                     MenuItem("e", "extend", "add trials", partial(self._extend, study_id))]  # fmt: skip
-        else:
-            newest = run.checkpoint_step if run is not None else None
-            begin = "its newest valid checkpoint" if newest is None else f"step {count(newest)}"
-            # What changes nothing of the run comes before what discards its steps.
-            words = {"resume": f"from {begin}", "clone": "with changes", "restart": "from step 0"}
-            actions = [find(name, "run") for name in words]
+            why_not = refusal("study_resumable", context)
             items = [
-                MenuItem(key, action.label, words[action.name], partial(self.perform, action.name),
-                         action.why_not(context))
-                for key, action in zip("rc0", actions, strict=True)
-            ]  # fmt: skip
-        title = study_id or (run.run_id if run is not None else "")
+                MenuItem("r", "resume", "continue with its next trials", resume, why_not),
+                MenuItem("e", "extend", "add trials", partial(self._extend, study_id)),
+            ]
+            self.push_screen(MenuScreen(clean(study_id), items))
+            return
+        # What changes nothing of the run comes before what discards its steps.
+        words = {"resume": "from their newest valid checkpoints", "restart": "from step 0"}
+        title = f"{len(context.marked)} marked runs"
+        if run is not None and not context.marked:
+            newest, title = run.checkpoint_step, run.run_id
+            begin = "its newest valid checkpoint" if newest is None else f"step {count(newest)}"
+            words = {"resume": f"from {begin}", "clone": "with changes", "restart": "from step 0"}
+        items = []
+        for name, effect in words.items():
+            action = find(name, "run")
+            perform = partial(self.perform, name)
+            items.append(MenuItem(KEYS_OF_RERUN[name], action.label, effect, perform, action.why_not(context)))
         self.push_screen(MenuScreen(clean(title), items))
 
     def _extend(self, study_id: str) -> None:
