@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from gputui.core.redaction import redact_text
-from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format, absolute_target
 from gputui.store.metrics import queries
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, exit_on, fail, say, verb
+from gputui.ui.cli.metrics import require_metric
 
 
 @verb("export", changes=lambda options: options["follow"] or FORMATS[options["name"]].is_address)
@@ -59,9 +59,7 @@ def _once(
     if not known:
         fail(f"{view.run_id} has measured nothing yet; --follow waits for it", Exit.REFUSED)
     for wanted in names:
-        if wanted not in known:
-            hint = did_you_mean(wanted, known) or f"it has {', '.join(known)}"
-            fail(f"{view.run_id} has no metric {wanted!r}; {hint}", Exit.REFUSED)
+        require_metric(view, known, wanted)
     forced = "writes it once more" if FORMATS[name].is_address else "replaces it"
     with exit_on(TargetTakenError, code=Exit.REFUSED, after=f"; --force {forced}"):
         subject = read_subject(connection, view.run_id, name, target, names)

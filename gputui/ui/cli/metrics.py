@@ -62,14 +62,14 @@ def command(
         view = session.find_run(connection, run, only=loss is not None)
         known = by_interest(queries.metric_names(connection, view.run_id), view.roles)
         if loss is not None:
-            _require(view, known, loss)
+            require_metric(view, known, loss)
             session.ask("set_loss", view.run_id, loss=loss)
             say(f"{view.run_id}: its loss is {clean(loss)}")
             return
         if names and not known and not as_json:
             fail(_none_words(connection, view), Exit.REFUSED)
         for name in names:
-            _require(view, known, name)
+            require_metric(view, known, name)
         if as_json:
             print_json_list(queries.points_json(connection, view.run_id, names or known))
             return
@@ -97,7 +97,7 @@ def command(
         print_table(("METRIC", "NEWEST"), rows)
 
 
-def _require(run: Run, known: Sequence[str], name: str) -> None:
+def require_metric(run: Run, known: Sequence[str], name: str) -> None:
     """End the command if a run has no such metric."""
     if name not in known:
         hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"

@@ -33,7 +33,6 @@ from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics import intake
 from gputui.store.metrics.roles import FIRST_LINES, stored_names, without_loss_words
 from gputui.store.rows import json_mapping
-from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
@@ -68,9 +67,7 @@ class RunDetails(Struct, frozen=True):
     their ids, ``went_on`` says of each attempt from where it really went on."""
 
     row: RunRow
-    attempts: list[Attempt]
-    incidents: list[IncidentView]
-    decisions: list[DecisionView]
+    history: costs.RunHistory
     took: RunCost
     costs: dict[int, costs.Cost]
     went_on: dict[int, Resumption]
@@ -111,9 +108,10 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
     for label, text in _facts(details, now):
         say(f"{label:12}{text}")
-    if details.attempts:
+    if details.history.attempts:
         say("")
-        print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), [_cells(details, one, now) for one in details.attempts])
+        rows = [_cells(details, attempt, now) for attempt in details.history.attempts]
+        print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows)
     together = costs.total(details.costs.values())
     if together is not None and (words := costs.in_words(together)):
         say("")
@@ -129,9 +127,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
     return RunDetails(
         row=row_of(connection, run),
-        attempts=history.attempts,
-        incidents=history.incidents,
-        decisions=history.decisions,
+        history=history,
         took=run_cost(connection, run.run_id, now),
         costs=history.costs(),
         went_on=dict(resumptions(history.attempts, history.clock, saved)),
@@ -151,9 +147,9 @@ def details_shape(found: RunDetails) -> dict[str, Any]:
     together = costs.total(found.costs.values())
     shape = json_shapes.show_shape(
         found.row.run,
-        found.attempts,
-        found.incidents,
-        found.decisions,
+        found.history.attempts,
+        found.history.incidents,
+        found.history.decisions,
         costs.by_incident(found.costs),
         None if together is None else together.sum_json(),
         found.took,
@@ -236,7 +232,7 @@ def _source_facts(found: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _cells(found: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]:
-    cause = next((one.summary for one in reversed(found.incidents) if one.attempt == attempt.number), None)
+    cause = next((one.summary for one in reversed(found.history.incidents) if one.attempt == attempt.number), None)
     not_resumed = _NOT_RESUMED.get(found.went_on.get(attempt.number))
     return (
         str(attempt.number),

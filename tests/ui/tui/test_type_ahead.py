@@ -42,4 +42,4 @@ async def test_a_dialog_takes_what_follows_the_key_that_opens_it(app: GputuiApp)
             assert await typed_into(pilot, app, key, kind) == "1930"
             await pilot.press("escape")
         burst(app, "t", "escape", "/", *"abc")
-        await until(pilot, lambda: overview(app).filter_text == "abc")
+        await until(pilot, lambda: overview(app).table.filter_text == "abc")

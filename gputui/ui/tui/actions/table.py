@@ -134,7 +134,7 @@ run | follow | f end G | follow | Follow the end |  | log story
 processes | process_detail | enter i | detail | Process details | process
 processes | signal | s | signal | Send a signal to the process | change process
 processes | environment | e | environment | Process environment | process
-processes | process_run | r l right | run | Open the run of the process | run
+processes | open | r l right | run | Open the run of the process | run
 processes | process_tree | v | tree | Processes as a tree, or a list
 processes | process_group | b | group | Group by GPU, by run, or not at all
 gpu | open_run | enter | run | Open the run on this GPU | run
@@ -151,7 +151,7 @@ compare | reverse | O |  | Reverse the sort order
 compare | params | i |  | The parameters that differ | run
 compare | code | e |  | How its code differs | run
 compare | group |  |  | Group the runs by a parameter that differs
-alerts | alert_run | enter l right | run | Open the run of the alert | alert alert_run
+alerts | open | enter l right | run | Open the run of the alert | alert alert_run
 alerts | acknowledge | a space | ack | Acknowledge the alert | change alert alert_active alert_new
 alerts | acknowledge_all | A |  | Acknowledge all active alerts | change
 alerts | silence | z | silence | Silence its notifications for a while | change alert alert_active

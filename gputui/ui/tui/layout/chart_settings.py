@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,15 +44,6 @@ class ChartView(Struct, frozen=True):
     def rescaled(self, **changes: Any) -> ChartView:
         """The view over another x axis, on which window and crosshair have no place."""
         return replace(self, viewport=Viewport(), cursor=None, **changes)
-
-
-T = TypeVar("T")
-
-
-def after(choices: Sequence[T], chosen: T, by: int = 1) -> T:
-    """The choice ``by`` places after ``chosen``, wrapping around."""
-    place = choices.index(chosen) if chosen in choices else 0
-    return choices[(place + by) % len(choices)]
 
 
 def from_kept(settings: Settings) -> ChartView:

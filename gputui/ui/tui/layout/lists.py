@@ -16,6 +16,12 @@ from gputui.ui.tui.layout.columns import Column, filled, fit_line, head_line, pl
 Row = TypeVar("Row")
 
 
+def after(choices: Sequence[Row], chosen: Row | None, by: int = 1) -> Row:
+    """The choice ``by`` places after ``chosen``, wrapping around."""
+    place = choices.index(chosen) if chosen is not None and chosen in choices else 0
+    return choices[(place + by) % len(choices)]
+
+
 class RowOrder(NamedTuple, Generic[Row]):
     """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end;
     without a key the rows stay as they are."""

@@ -15,7 +15,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
-from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, order_named
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, order_named
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -41,10 +41,9 @@ def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id 
 
 
 class ListPage(ActionScreen):
-    """Moves the cursor of ``table``, which has a ``cursor``; if the list scrolls and has a filter,
-    also a ``top`` and a ``filter_text``, as a `ListState`."""
+    """Moves the cursor of ``table``, filters and sorts it."""
 
-    table: Any
+    table: ListState
     page_rows = 1
     """Rows that a page key moves by."""
     ORDERS: ClassVar[Sequence[RowOrder[Any]]] = ()
@@ -109,17 +108,11 @@ class ListPage(ActionScreen):
     def do_sort(self) -> None:
         """Sort by the next order; the following key may choose one by its letter."""
         orders = self.ORDERS
-        place = orders.index(order_named(orders, self.table.order))
-        self.sort_by(orders[(place + 1) % len(orders)])
+        self.sort_by(after(orders, order_named(orders, self.table.order)))
         self._awaits_letter = True
         self.shell.say("A letter chooses the order: " + " · ".join(f"{each.letter} {each.name}" for each in orders))
 
     # --- the filter
-
-    @property
-    def filter_text(self) -> str:
-        """The words that shown rows contain."""
-        return getattr(self.table, "filter_text", "")
 
     def set_filter(self, text: str) -> None:
         """Show only rows that contain these words."""
@@ -132,7 +125,7 @@ class ListPage(ActionScreen):
         return [fit_line([(" filter ", "title"), *self._filter_line.spans(max(8, width - 9))], width), *lines[1:]]
 
     def do_filter(self) -> None:
-        self._filter_line = LineEdit.at_end(self.filter_text)
+        self._filter_line = LineEdit.at_end(self.table.filter_text)
         self._before_filter = self.table.cursor
 
     @property
@@ -141,7 +134,7 @@ class ListPage(ActionScreen):
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
         self._filter_line = line
-        if text != self.filter_text:
+        if text != self.table.filter_text:
             self.set_filter(text)
 
     def take_key(self, event: events.Key) -> bool:
@@ -158,7 +151,7 @@ class ListPage(ActionScreen):
         if order is not None:
             self.shell.say("")
             self.sort_by(order)
-        elif event.key == "escape" and self.filter_text:
+        elif event.key == "escape" and self.table.filter_text:
             self.set_filter("")
             self.changed()
         else:
@@ -169,7 +162,7 @@ class ListPage(ActionScreen):
 class ListingPage(ListPage, Generic[Row]):
     """A page whose list is a `Listing`, in a frame where the terminal has room for one."""
 
-    OPENS: ClassVar[str]
+    OPENS: ClassVar[str] = "open"
     """The action of a double click."""
 
     table: ListState
@@ -223,7 +216,7 @@ class ListingPage(ListPage, Generic[Row]):
     def run_in_question(self) -> Run | None:
         return None if (row := self.current) is None else self.snapshot.run_of(self.run_id_of(row))
 
-    def open_run(self) -> None:
+    def do_open(self) -> None:
         """Open the page of the run that the row under the cursor is about."""
         if (run := self.run_in_question) is not None:
             self.shell.open_run(run.run_id)

@@ -30,7 +30,6 @@ class AlertsScreen(ListingPage[AlertView]):
     """A list of alerts, and below it the one under the cursor in full."""
 
     SCOPE: ClassVar[Scope] = "alerts"
-    OPENS = "alert_run"
     ORDERS = tuple(RowOrder[AlertView](name, name[0], f"by {name}") for name in ("severity", "time"))
 
     def __init__(self) -> None:
@@ -76,8 +75,6 @@ class AlertsScreen(ListingPage[AlertView]):
         return [] if self.current is None else [Copyable("the alert", alert_words(self.current, self.snapshot))]
 
     # --- actions
-
-    do_alert_run = ListingPage.open_run
 
     def do_alert_moment(self) -> None:
         assert self.current is not None

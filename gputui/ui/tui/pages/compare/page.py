@@ -16,10 +16,10 @@ from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.sheet import DiffScreen, SheetScreen
-from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartView, after
+from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import is_boxed
-from gputui.ui.tui.layout.lists import Listing, ListState
+from gputui.ui.tui.layout.lists import Listing, ListState, after
 from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.run_words import run_colour, run_title
 from gputui.ui.tui.pages.compare.comparison import (
@@ -44,7 +44,6 @@ class CompareScreen(ListingPage[ComparedRun]):
     """Charts, and a table of runs; the curve of the run under the cursor is on top."""
 
     SCOPE: ClassVar[Scope] = "compare"
-    OPENS = "open"
 
     def __init__(self, run_ids: Sequence[str], view: ChartView | None = None) -> None:
         super().__init__(ListState())
@@ -117,8 +116,6 @@ class CompareScreen(ListingPage[ComparedRun]):
         self.list.draw(lambda: self.list_lines(width, rows), height=rows)
 
     # --- keys
-
-    do_open = ListingPage.open_run
 
     def do_back(self) -> None:
         if not self.charts.clear():

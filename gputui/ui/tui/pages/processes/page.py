@@ -20,7 +20,7 @@ from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import is_boxed
-from gputui.ui.tui.layout.lists import Listing
+from gputui.ui.tui.layout.lists import Listing, after
 from gputui.ui.tui.pages.processes import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -87,15 +87,12 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         self.table = replace(self.table, is_tree=not self.table.is_tree)
 
     def do_process_group(self) -> None:
-        place = view.GROUPINGS.index(self.table.grouping)
-        self.table = replace(self.table, grouping=view.GROUPINGS[(place + 1) % len(view.GROUPINGS)])
+        self.table = replace(self.table, grouping=after(view.GROUPINGS, self.table.grouping))
 
     def do_process_detail(self) -> None:
         if (row := self.current) is not None:
             texts = [f"{name:<12} {text}" for name, text in view.facts(row)]
             self.app.push_screen(SheetScreen(f"Process {row.pid}", texts))
-
-    do_process_run = ListingPage.open_run
 
     def do_environment(self) -> None:
         if (row := self.current) is not None:

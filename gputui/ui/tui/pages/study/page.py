@@ -19,7 +19,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.columns import beside
-from gputui.ui.tui.layout.lists import Listing
+from gputui.ui.tui.layout.lists import Listing, after
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -40,7 +40,6 @@ class StudyScreen(ListingPage[view.TrialRow]):
     """The list of trials, charts beside or below it, and details of the trial under the cursor."""
 
     SCOPE: ClassVar[Scope] = "studies"
-    OPENS = "open"
     ORDERS = view.ORDERS
 
     table: view.TrialList
@@ -129,14 +128,12 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     # --- actions
 
-    do_open = ListingPage.open_run
-
     def _turn(self, by: int) -> None:
         ids = [row.study_id for row in self.study.known] if self.study is not None else []
         if len(ids) < 2:
             self.shell.say("There is no other study.")
         else:
-            self.turn_to(ids[(ids.index(self.study_in_question or "") + by) % len(ids)])
+            self.turn_to(after(ids, self.study_in_question, by))
 
     do_study_next, do_study_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
 
@@ -147,9 +144,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     def do_study_view(self) -> None:
         if self.study is not None:
-            views = view.views_of(self.study)
-            place = views.index(self.table.view) if self.table.view in views else -1
-            self.table = replace(self.table, view=views[(place + 1) % len(views)])
+            self.table = replace(self.table, view=after(view.views_of(self.study), self.table.view))
 
     def _ask(self, words: str, verb: str, **args: object) -> None:
         self.shell.ask(words, verb, None, {"study": self.study_in_question, **args})

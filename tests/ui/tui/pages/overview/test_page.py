@@ -132,7 +132,7 @@ async def test_a_filter_that_is_given_up_gives_the_cursor_back_and_one_that_is_k
             await pilot.press("slash", *typed.replace(" ", "_"))
             assert overview(app).table.cursor != before
             await pilot.press("escape")
-            assert overview(app).table.cursor == before and not overview(app).filter_text
+            assert overview(app).table.cursor == before and not overview(app).table.filter_text
         await pilot.press("slash", *"none", "enter", "escape")
         assert overview(app).table.cursor == before
         await pilot.press("slash", *"vit", "enter", "escape")
