@@ -18,8 +18,8 @@ from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import rows
 from gputui.studies.failures import SAME_OF_SPACE
+from gputui.studies.json_shapes import show_shape
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
-from gputui.ui.cli.study_shapes import show_shape
 from tests.stores import open_store
 from tests.studies.desk import GRID, STUDY, Desk
 
@@ -309,7 +309,7 @@ def test_what_json_does_not_know_is_a_word(begin: Begin) -> None:
     desk.process.journal.study.tell(asked.number, math.inf)
     desk.report(0, 15, math.inf)
     desk.process.turn()
-    shape = show_shape(desk.connection, desk.study, desk.wall, None, desk.workspace)
+    shape = show_shape(desk.connection, desk.study, desk.wall, None, desk.workspace, {})
     own, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
     assert own["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
 

@@ -13,6 +13,7 @@ import click
 from gputui.core import units
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.store.studies import find_study, read_studies, read_trials
+from gputui.studies.json_shapes import report_shape, show_shape, study_shape
 from gputui.studies.spec import missing_library, study_spec
 from gputui.ui.cli import completers
 from gputui.ui.cli.command_verb import IS_COMMAND, SCRIPT_SUFFIXES, CommandVerb
@@ -27,7 +28,7 @@ from gputui.ui.cli.context import (
     say,
     typed_moment,
 )
-from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row, waiting_trials
+from gputui.ui.cli.study_rows import study_row, trial_row, waiting_trials
 
 
 @click.group("study", cls=Group)
@@ -166,7 +167,10 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         if source:
             click.echo(record.source, nl=False)
             return
-        shape = show_shape(connection, record, time.time(), moment, session.workspace)
+        now, waiting = time.time(), dict[str, str]()
+        if moment is None:
+            waiting = waiting_trials(connection, record.study_id, now)
+        shape = show_shape(connection, record, now, moment, session.workspace, waiting)
         if as_json:
             print_json(shape)
             return
@@ -182,9 +186,6 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         say(f"optuna-dashboard {shape['storage']}")
         best = {trial["number"] for trial in shape["best"]}
         trials = read_trials(connection, record.study_id, moment)
-        waiting: dict[str, str] = {}
-        if moment is None:
-            waiting = waiting_trials(connection, record.study_id, time.time())
         rows = [
             trial_row(trial, is_best=trial.number in best, waits_for=waiting.get(trial.run_id or ""))
             for trial in trials

@@ -180,8 +180,8 @@ def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, 
 
 def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
     from gputui.studies.analysis import ranked
+    from gputui.studies.json_shapes import study_shape
     from gputui.studies.spec import study_spec
-    from gputui.ui.cli.study_shapes import study_shape
 
     study = get_study(connection, study_id)
     assert study is not None

@@ -1,4 +1,4 @@
-"""Studies and trials as rows of tables, and as JSON, which is stable: fields are only ever added.
+"""Studies and trials as JSON, which is stable: fields are only ever added.
 
 ``trials`` is a count by state in a list of studies, and a list of trials for one study.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.store.json_shapes import iso, number_or_word
-from gputui.store.runs import read_runs
 from gputui.store.studies import (
     RungValue,
     StudyRecord,
@@ -25,7 +23,6 @@ from gputui.store.studies import (
     read_trials,
     rungs_by_trial,
     study_gpu_hours,
-    study_wall_seconds,
 )
 from gputui.studies.analysis import ranked
 from gputui.studies.rows import JOURNAL_FILE
@@ -33,66 +30,6 @@ from gputui.studies.spec import StudySpec, study_spec
 
 if TYPE_CHECKING:
     from gputui.studies.report import StudyFindings
-
-
-def study_row(
-    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
-) -> tuple[str, ...]:
-    """Id, state, trials, pruned ones, best value, time and reason of a study in a list."""
-    spec, trials = study_spec(study), read_trials(connection, study.study_id, at)
-    over = sum(trial.state.is_over for trial in trials)
-    pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
-    best = ranked(trials, spec.objectives)
-    value = units.metric_value(best[0].value) if best else units.UNKNOWN
-    if len(spec.objectives) > 1:
-        value = f"Pareto front: {units.count_of(len(best), 'trial')}"
-    # Points that a person added, reruns and earlier runs count beyond the budget.
-    wanted = spec.wanted_trials
-    progress = str(over) if wanted is None else f"{over}/{max(wanted, len(trials))}"
-    took = units.duration(study_wall_seconds(connection, study.study_id, now))
-    return study.study_id, study.state, progress, str(pruned), value, took, study.remark
-
-
-def waiting_trials(connection: sqlite3.Connection, study_id: str, now: float) -> dict[str, str]:
-    """What each run of a study that waits in a queue waits for, by its id."""
-    # Lists of studies need no words of runs.
-    from gputui.ui.tui.layout.run_words import waiting_words
-
-    runs = (run for run in read_runs(connection, active_only=True) if run.study_id == study_id)
-    return {run.run_id: words for run in runs if (words := waiting_words(run, now))}
-
-
-def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None) -> tuple[str, ...]:
-    """Number, run, state, rung, values, point and a remark of a trial in a list. ``waits_for`` is
-    what its run waits for in a queue."""
-    # Lists of studies need no profiles.
-    from gputui.studies.launch import point_words
-
-    origins = {
-        "enqueued": "by hand",
-        "warm": "an earlier run",
-        "rerun": f"trial {trial.parent} again, to the end",
-        "outside": "run by another process",
-    }
-    remarks = [origins[trial.origin]] if trial.origin in origins else []
-    if trial.generation is not None:
-        parent = "itself" if trial.parent is None else f"trial {trial.parent}"
-        remarks.append(f"from {parent} after milestone {trial.generation}")
-    if trial.wish == "keep" and not trial.state.is_over:
-        remarks.append("kept")
-    if waits_for:
-        remarks.append(waits_for)
-    if trial.reason:
-        remarks.append(trial.reason)
-    return (
-        f"{'★' if is_best else ' '} {trial.number}",
-        trial.run_id or units.UNKNOWN,
-        "waiting" if waits_for and trial.state is TrialState.RUNNING else trial.state.word,
-        units.UNKNOWN if trial.rung is None else str(trial.rung),
-        ", ".join(map(units.metric_value, trial.values or (trial.shown_value,))),
-        point_words(trial.params),
-        "; ".join(remarks),
-    )
 
 
 def study_shape(
@@ -107,15 +44,19 @@ def study_shape(
 
 
 def show_shape(
-    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None, workspace: Workspace
+    connection: sqlite3.Connection,
+    study: StudyRecord,
+    now: float,
+    at: float | None,
+    workspace: Workspace,
+    waiting: Mapping[str, str],
 ) -> dict[str, Any]:
     """A study of ``gputui study show --json``: with its space, its Optuna storage, and a list of
-    trials with their values at rungs."""
+    trials with their values at rungs; ``waiting`` says what runs that wait in a queue wait for, by their ids."""
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     rungs = rungs_by_trial(connection, study.study_id, at)
-    waiting = waiting_trials(connection, study.study_id, now) if at is None else {}
     return {
         **_study_shape(study, spec, trials, hours),
         "space": [asdict(dimension) for dimension in spec.space],
