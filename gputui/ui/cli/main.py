@@ -7,6 +7,8 @@ import os
 import sqlite3
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,14 @@ class VerbGroup(click.Group):
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _until_the_reader_leaves():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise
+            with _until_the_reader_leaves():
+                return super().invoke(ctx)
         except (OSError, sqlite3.Error) as error:
             remedy = ""
             if ctx.params["home"] is None and not os.environ.get("GPUTUI_HOME"):
@@ -107,6 +112,17 @@ class VerbGroup(click.Group):
         for title, verbs in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in verbs.items()])
+
+
+@contextmanager
+def _until_the_reader_leaves() -> Iterator[None]:
+    """End the program without an error if nobody reads its output any more, as behind ``| head``."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The interpreter must not write to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.OK)
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -216,7 +232,3 @@ def entry() -> None:
         fail(error.format_message(), Exit.USAGE)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(Exit.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader is gone, and the interpreter must not write to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -42,6 +42,16 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 3
 
 
+@pytest.mark.parametrize("words", ["help recovery", "--help", "ps --help", "profile list"])
+def test_a_reader_that_leaves_is_no_error(workspace: Workspace, words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "gputui", "--home", str(workspace.state.parent), *words.split()]
+    done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 def test_only_a_home_that_nobody_named_is_told_beside_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_named: bool
