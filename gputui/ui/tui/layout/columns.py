@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.core.text import cell_width, char_width, clip, fit
 from gputui.metrics.draw.glyphs import bar
@@ -81,6 +82,14 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
 def telling(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
     """The columns that tell anything of these rows: others get the room of the rest."""
     return [column for column in columns if any(column.value(row) is not None for row in rows)]
+
+
+def fitted(column: Column[Row], rows: Sequence[Row]) -> Column[Row]:
+    """A column as wide as its head and the longest of its cells, up to its ``most``: what it does not need, others
+    get."""
+    longest = max((cells_in(column.cell(row, column.most)) for row in rows), default=0)
+    width = min(column.most, max(cell_width(column.head), longest))
+    return replace(column, width=width, most=width)
 
 
 def selected(line: Sequence[Span]) -> Line:

@@ -20,10 +20,12 @@ from gputui.ui.tui.layout.columns import (
     bar_spans,
     cells_in,
     fit_line,
+    fitted,
     place,
     row_line,
     rule,
     selected,
+    telling,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
 from gputui.ui.tui.layout.run_words import (
@@ -60,7 +62,7 @@ def runs_panel(
     """A heading, then a row per run or study. ``entries`` are filtered and sorted; without ``has_keys`` the panel is
     printed, and names no key."""
     shown = entries[state.top : state.top + max(0, height - 1)]
-    placed = place(_columns(entries, width), width)
+    placed = place(_columns(entries, snapshot, state, width), width)
     notes: list[Span] = [(f"{len(state.marked)} marked", "accent")] if state.marked else []
     if len(entries) > len(shown) > 0:
         notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}", "dim"))
@@ -109,11 +111,15 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
 def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     if isinstance(entry, StudyEntry):
         line = _study_row(placed, entry, snapshot, state, width)
-    elif entry.run.state == "running" and not entry.run.has_exited and not awaits_step(entry):
+    elif _is_training(entry):
         line = row_line(placed, _Shown(entry, snapshot, state), width)
     else:
         line = _idle_row(placed, _Shown(entry, snapshot, state), width)
     return selected(line) if entry_id(entry) == state.cursor and state.is_focused else line
+
+
+def _is_training(row: RunRow) -> bool:
+    return row.run.state == "running" and not row.run.has_exited and not awaits_step(row)
 
 
 def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
@@ -133,7 +139,8 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     at_step = f"step {count(progress.step)} · " if progress.step is not None and not has_step else ""
     before = _queue_words(shown) + at_step + (f"{tags} · " if tags else "")
     after = ((words + more, style),) if style == "dim" else ((words, style), (more, "dim"))
-    return [*_short_row(head, ((before, "label"), *after), width)]
+    gap = placed[len(head)][0].gap
+    return [*_short_row(head, gap, ((before, "label"), *after), width)]
 
 
 def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
@@ -150,7 +157,8 @@ def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, st
         cells["PROGRESS"] = _share_bar(share, next((w for c, w in placed if c.head == "PROGRESS"), 0), "bar")
         cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.wanted, 'trial')}", "dim")]
     head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
-    return [*_short_row(head, _study_words(entry, snapshot.at), width)]
+    gap = placed[len(head)][0].gap
+    return [*_short_row(head, gap, _study_words(entry, snapshot.at), width)]
 
 
 def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
@@ -171,10 +179,10 @@ def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
 
 @lru_cache(1024)
 def _short_row(
-    head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], tail: tuple[Span, ...], width: int
+    head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], gap: int, tail: tuple[Span, ...], width: int
 ) -> tuple[Span, ...]:
-    """Cells, each with its room and its column, and the text behind them, whose dim facts are whole or not there; the
-    last cell takes the room that it needs.
+    """Cells, each with its room and its column, and the text ``gap`` cells behind them, whose dim facts are whole or
+    not there; the last cell takes the room that it needs.
 
     Cached, because most rows of a long table stay the same for hours.
     """
@@ -184,7 +192,7 @@ def _short_row(
             room = max(room, sum(cell_width(text) for text, _ in spans))
         cell = fit_line(spans, room, column.align)
         line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
-    line.append(("  ", "text"))
+    line.append((" " * gap, "text"))
     for text, style in tail:
         while style == "dim" and cell_width(text) > width - cells_in(line) and " · " in text:
             text = text.rpartition(" · ")[0]
@@ -318,24 +326,38 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
     return [(tags, "label"), (f" {note}" if tags else note, "dim")]
 
 
-_LEAST_NAME, _LEAST_STATE = 13, 10
+_LEAST_NAME = 13
+
+_FITTED = ("GPUS", "LOST", "PROFILE")
+"""The columns that only runs which train have, and whose cells differ in length."""
 
 
-def _columns(entries: Sequence[Entry], width: int) -> tuple[Column[_Shown], ...]:
-    """The columns for these rows; long names get up to a sixth of the width."""
-    rows = [entry for entry in entries if isinstance(entry, RunRow)]
-    widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
+def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, width: int) -> list[Column[_Shown]]:
+    """The columns for these rows, none wider than its cells need, so that the words behind them get the rest. Long
+    names have up to a sixth of the width, and more if it is spare."""
+    rows = [_Shown(entry, snapshot, state) for entry in entries if isinstance(entry, RunRow)]
+    training = [shown for shown in rows if _is_training(shown.row)]
+    widest = max((cell_width(run_title(shown.row.run)) for shown in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
-    has_own = any(row.progress.has_own_metric for row in rows)
-    state = max([_LEAST_STATE, *(cell_width(run_state_text(row.run)) for row in rows)])
-    others = [Column("STATE", state, _state, gap=1, grow=1, most=max(13, state)), *_OTHERS]
-    if has_own:
+    others: list[Column[_Shown]] = []
+    for column in _OTHERS:
+        if column.head not in _FITTED:
+            others.append(column)
+        elif telling([column], training):
+            others.append(fitted(column, training))
+    if any(shown.row.progress.has_own_metric for shown in rows):
         others[others.index(_LOSS)] = _METRIC
-    if any(row.run.tags or row.run.note for row in rows):
+    if any(shown.row.run.tags or shown.row.run.note for shown in rows):
         others.insert(-1, _LABELS)
-    return (_SIGN, Column("RUN", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
+    return [
+        _SIGN,
+        Column("RUN", name, _name, gap=1, grow=2, most=max(name, min(widest, 60))),
+        fitted(_STATE, rows),
+        *others,
+    ]
 
 
+_STATE: Column[_Shown] = Column("STATE", 10, _state, gap=1)
 _SIGN: Column[_Shown] = Column("", 2, _sign)
 _LABELS: Column[_Shown] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
 _LOSS: Column[_Shown] = Column(
@@ -348,8 +370,8 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     _LOSS,
     Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
-    Column("GPUS", 8, lambda shown, _: [(_gpu_indices(shown), "text")], importance=5, gap=2, grow=1, most=16),
-    Column("LOST", 21, _lost, importance=6, gap=2),
+    Column("GPUS", 8, lambda shown, _: [(_gpu_indices(shown), "text")], importance=5, gap=2, most=24),
+    Column("LOST", 21, _lost, importance=6, gap=2, value=lambda shown: _lost(shown, 0) or None),
     Column("TIME", 11, _run_time, ">", importance=7, gap=2),
     Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),
     Column("ETA", 12, _time_left, gap=2, grow=4),

@@ -15,7 +15,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule, telling
+from gputui.ui.tui.layout.columns import Column, filled, fitted, paragraph, rule, telling
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.process_words import script_words
 from gputui.ui.tui.layout.run_words import run_style
@@ -288,7 +288,7 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
             "TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", 5, gap=1,
             value=lambda row: row.running_seconds,
         ),
-        Column("RUN", 14, run, importance=2, grow=1, most=26, value=lambda row: row.run_id),
+        fitted(Column("RUN", 14, run, importance=2, most=26, value=lambda row: row.run_id), rows),
         Column("COMMAND", 14, _command, grow=8),
     ]  # fmt: skip
     return telling(columns, rows)

@@ -244,6 +244,24 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert "Press n" in text_of(runs_panel([], RunsState(), Snapshot(NOW), 80, 3))[1]
 
 
+def test_no_column_of_runs_is_wider_than_its_cells_and_which_gpus_is_never_cut(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.agent()
+    filler.gpus(8)
+    filler.run("a-1", gpus=(0, 1, 3, 5, 7))
+    filler.curve("a-1", 1, 0, 40)
+    filler.run("b-1", "failed", ended_ago=60.0, reason="it broke")
+    for width in (120, 160, 200):
+        snapshot = read(workspace)
+        heading, training, failed = text_of(runs_panel(snapshot.runs, RunsState(), snapshot, width, 3))
+        assert " 0–1, 3, 5, 7" in training
+        assert "LOST" not in heading, "no failure cost anything"
+        if "PROFILE" in heading:
+            assert heading.index("PROFILE") - heading.index("TIME") == len("TIME  ")
+        assert failed.index("1 min ago") == heading.index("PROGRESS")
+
+
 # --- layout
 
 
