@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gputui.core.text import clean
+from gputui.metrics.curves.axis import interpolate
 from gputui.metrics.curves.model import ChartRequest
 from gputui.runs.spec import asked_steps
 from gputui.store.attempts import read_attempts
@@ -63,7 +64,7 @@ class RunTracker:
             attempts = read_attempts(connection, self.run_id)
             name = self._roles.loss or LOSS
             loss = self._curves.curves(connection, attempts, ChartRequest((name,), bins=SPARK_POINTS))[name]
-            self._losses = tuple(each.last for each in loss.bins)
+            self._losses = at_equal_steps([(each.last_x, each.last) for each in loss.bins])
         self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
         lines = queries.ranks(connection, self.run_id, attempt)
@@ -118,11 +119,23 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
         # Its newest line may be of a test, at a step of its own.
         ranks[0] = ranks[0]._replace(step=step)
     loss = run.roles.loss
-    losses = tuple(value for _, value in past.sampled(connection, reached, loss or LOSS, SPARK_POINTS))
+    losses = at_equal_steps(past.sampled(connection, reached, loss or LOSS, SPARK_POINTS))
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
     gap = queries.report_seconds(connection, run.attempt, reached)
     metrics = _NewestMetrics(loss, newest, losses)
     return _progress(run, ranks, metrics, pace, gap), tuple(clean(name) for name in newest)
+
+
+def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float | None, ...]:
+    """The values at up to `SPARK_POINTS` equally distant steps, which points are not: an attempt of a minute may have
+    as many as one of a day. Beyond the last finite value they are unknown."""
+    finite = sorted({step: value for step, value in points if value is not None and math.isfinite(value)}.items())
+    if not finite:
+        return ()
+    start, end = finite[0][0], max(step for step, _ in points)
+    count = min(SPARK_POINTS, len(finite))
+    steps = [start + (end - start) * number / max(1, count - 1) for number in range(count)]
+    return tuple(interpolate(finite, step) if step <= finite[-1][0] else None for step in steps)
 
 
 class _NewestMetrics(NamedTuple):
