@@ -7,6 +7,7 @@ import sqlite3
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gputui.metrics.curves.live_curves import RunCurves
 
 RATE_WINDOW_SECONDS = 60.0
-"""The pace is the mean over this time: long enough to be calm, short enough to show a change."""
+"""The pace is that of this time: long enough to be calm, short enough to show a change."""
 
 SPARK_POINTS = 24
 
@@ -82,7 +83,8 @@ class RunTracker:
         return _progress(run, self._ranks, metrics, self._steps_per_second(), self._report_seconds)
 
     def _steps_per_second(self) -> float | None:
-        """The mean pace of the last `RATE_WINDOW_SECONDS`, or of a little more where older lines are thinned out."""
+        """The median of the paces between reports of the last `RATE_WINDOW_SECONDS`, or of a little more where older
+        lines are thinned out: a pause, such as a validation, is no pace."""
         points = [*self._curves.pace(self._attempt)] if self._attempt is not None else []
         known = ((rank.at, rank.step) for rank in self._ranks.values() if rank.at is not None and rank.step is not None)
         newest = next(known, None)
@@ -90,9 +92,10 @@ class RunTracker:
             points.append(newest)
         if len(points) < 2:
             return None
-        end_at, end_step = points[-1]
-        at, step = next((each for each in reversed(points) if end_at - each[0] >= RATE_WINDOW_SECONDS), points[0])
-        return (end_step - step) / (end_at - at)
+        end_at = points[-1][0]
+        begin = next((at for at, _ in reversed(points) if end_at - at >= RATE_WINDOW_SECONDS), points[0][0])
+        recent = [point for point in points if point[0] >= begin]
+        return statistics.median((step - before) / (at - since) for (since, before), (at, step) in pairwise(recent))
 
 
 def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:

@@ -154,6 +154,18 @@ def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_o
     assert "usually 40 s" in outlook(row, NOW + 200)[0]
 
 
+def test_a_pause_within_the_last_minute_is_no_slower_pace(filler: Filler, workspace: Workspace) -> None:
+    """As the processes of the demo, which begin some seconds after its past ended, or a validation."""
+    filler.run("vit-1", "running")
+    filler.attempt("vit-1", 1)
+    times = [*(NOW - 50 + 0.5 * number for number in range(40)), *(NOW - 10 + 0.5 * number for number in range(21))]
+    lines = [{"step": step, "time": at, "loss": 1.0, "total_steps": 261} for step, at in enumerate(times, 1)]
+    filler.metrics("vit-1", 1, lines)
+    progress = row_of(workspace, "vit-1").progress
+    assert progress.steps_per_second == pytest.approx(2.0)
+    assert progress.seconds_left == pytest.approx(100.0)
+
+
 @table("contact, age, poll, problem, words", [
     (30.0, 30.5, 60.0, None, None), (89.0, 89.5, 60.0, None, None), (1.0, 40.0, 2.0, None, "no step for 39 s"),
     (30.0, 30.5, 60.0, "no route", "lab: running"), (33.0, 33.5, 2.0, None, "lab: running"),
