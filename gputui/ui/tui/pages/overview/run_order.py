@@ -77,9 +77,11 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
     return [*(StudyEntry(each, (), study) for each, study in active.items() if each not in shown), *entries]
 
 
-def words_of(row: RunRow) -> str:
-    """The words that a filter searches: id, name, ``#tags``, note, state, profile and the reason of its end. What a run
-    waits for names other runs."""
-    run = row.run
+def words_of(entry: Entry) -> str:
+    """The words that a filter searches: id, name, ``#tags``, note, state, profile and the reason of its end; of a study
+    its id. What a run waits for names other runs."""
+    if isinstance(entry, StudyEntry):
+        return entry.study_id
+    run = entry.run
     words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "")
     return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or ""))

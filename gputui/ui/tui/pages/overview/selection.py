@@ -48,15 +48,19 @@ class OverviewCursor(ListPage):
 
     @property
     def entries(self) -> list[Entry]:
-        """The filtered and sorted runs. Without a filter, studies stand for their trials."""
+        """The filtered and sorted runs. Without a filter, studies stand for their trials; with one, they are above
+        them."""
         snapshot, table = self.snapshot, self.table
         if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
-            rows = order_named(ORDERS, table.order).sorted(matching(snapshot.runs, table.filter_text, words_of))
-            found = with_studies(rows, snapshot.studies)
+            entries = with_studies(order_named(ORDERS, table.order).sorted(snapshot.runs), snapshot.studies)
             if table.filter_text:
-                studies = (entry for entry in found if isinstance(entry, StudyEntry))
-                found = [*matching(studies, table.filter_text, lambda study: study.study_id), *rows]
-            self._entries = (snapshot, table.filter_text, table.order, found)
+                unfolded: list[Entry] = []
+                for entry in entries:
+                    unfolded.append(entry)
+                    if isinstance(entry, StudyEntry):
+                        unfolded += entry.trials
+                entries = matching(unfolded, table.filter_text, words_of)
+            self._entries = (snapshot, table.filter_text, table.order, entries)
         return self._entries[3]
 
     @property

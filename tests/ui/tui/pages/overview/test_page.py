@@ -242,6 +242,19 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
         assert app.screen is overview(app) and feed_of(app).interest.gpu_uuid is None
 
 
+async def test_a_filter_keeps_the_order_of_runs_and_studies(filler: Filler, make_app: MakeApp) -> None:
+    filler.study(state="finished")
+    filler.overnight()
+    app = make_app()
+    async with app.run_test(size=SMALL) as pilot:
+        table = overview(app)
+        whole = table.row_ids
+        assert whole.index("study lr-search-1") > 0
+        await pilot.press("slash", *"r")
+        shown = [row_id for row_id in table.row_ids if row_id in whole]
+        assert shown == [row_id for row_id in whole if row_id in shown] and "study lr-search-1" in shown
+
+
 async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler, make_app: MakeApp) -> None:
     filler.overnight()
     filler.study()
