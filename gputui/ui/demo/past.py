@@ -145,7 +145,7 @@ class DemoPast:
         run_id = self.begin_run(spec, story.actor)
         gpus = story.gpus
         for act in story.acts:
-            yield from self._act(run_id, act, gpus, MODELS[story.profile].step_seconds, story.actor)
+            yield from self._act(run_id, act, gpus, story.actor)
             quarantined = {uuid for (uuid,) in self.connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
             gpus = tuple(index for index in gpus if self.gpus[index].uuid not in quarantined)
 
@@ -153,8 +153,11 @@ class DemoPast:
         self, run_id: str, gpus: tuple[int, ...], step_seconds: float, last_step: int, pruned: str | None, actor: str
     ) -> None:
         """Write the only attempt of a trial's run, to its end or to where it is pruned."""
-        act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES, kept=1)
-        for _ in self._act(run_id, act, gpus, step_seconds, actor):
+        act = Act(
+            last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES, kept=1,
+            step_seconds=step_seconds,
+        )  # fmt: skip
+        for _ in self._act(run_id, act, gpus, actor):
             pass
 
     def begin_run(self, spec: RunSpec, actor: str, name: str | None = None) -> str:
@@ -174,7 +177,7 @@ class DemoPast:
             add_event(connection, "launched", f"launched by {actor}", now=self.at, run_id=run_id)
         return run_id
 
-    def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> Play:
+    def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], actor: str) -> Play:
         """Write the start of an attempt and all that it does, then its end."""
         connection, workspace = self.connection, self.workspace
         run = self._run(run_id)
@@ -191,7 +194,7 @@ class DemoPast:
         began_at = self.at
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, self.at)
-        printed = self._train(run_id, attempt, act, len(gpus), step_seconds)
+        printed = self._train(run_id, attempt, act, len(gpus))
         peak = MODELS[run.profile].peak_bytes(int(str(attempt.params["batch_size"])))
         log = attempt_dir(workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
         log.write_text("\n".join([f"training on {len(gpus)} GPUs", *printed, act.log]))
@@ -228,9 +231,13 @@ class DemoPast:
             self.context.note("requeued", f"resumed by {actor} from {newest.name}", run.run_id, key="resume")
         return self._run(run.run_id)
 
-    def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> list[str]:
+    def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int) -> list[str]:
         """Write metrics and checkpoints, and move the clock; returns what was printed."""
         folder = self.workspace.run_dir(run_id)
+        params = {name: float(str(value)) for name, value in attempt.params.items()}
+        model = MODELS[self._run(run_id).profile]
+        samples = int(params["batch_size"] * params["grad_accum"])
+        step_seconds = act.step_seconds or model.step_seconds(samples)
         first_step, first_at = attempt.resumed_step or 0, self.at + act.start_seconds
         if act.is_live:
             act = replace(act, last_step=first_step + int((self.until - first_at) / step_seconds))
@@ -243,11 +250,8 @@ class DemoPast:
             with transaction(self.connection):
                 repository.move(self.connection, run, RunState.RUNNING, cause="first step read", now=first_at)
         written: list[dict[str, object]] = []
-        params = {name: float(str(value)) for name, value in attempt.params.items()}
-        model = MODELS[self._run(run_id).profile]
         curve = LossCurve.of(model, int(params["steps"]), params["lr"], params["weight_decay"])
         printed: list[str] = []
-        samples = int(params["batch_size"] * params["grad_accum"])
         peak = model.peak_bytes(int(params["batch_size"]))
         for step in steps:
             at = first_at + (step - first_step) * step_seconds

@@ -31,13 +31,18 @@ OOM = """\
 
 
 class TrainedModel(NamedTuple):
-    """What is trained. A checkpoint holds its weights."""
+    """What is trained, with the usual samples of a step and rank. A checkpoint holds its weights."""
 
-    step_seconds: float
+    usual_seconds: float
+    usual_samples: int
     first_loss: float
     last_loss: float
     checkpoint_bytes: int
     sample_bytes: int
+
+    def step_seconds(self, samples: int) -> float:
+        """The time of a step of so many samples of a rank."""
+        return self.usual_seconds * samples / self.usual_samples
 
     def peak_bytes(self, batch_size: int) -> int:
         """The most memory of a rank: weights, gradients and two moments, and what each sample of its batch takes."""
@@ -45,10 +50,10 @@ class TrainedModel(NamedTuple):
 
 
 MODELS = {
-    "gpt2-124m": TrainedModel(0.4, 10.9, 2.8, 498_000_000, 639_000_000),
-    "resnet50": TrainedModel(0.4, 6.9, 1.4, 102_000_000, 160_000_000),
-    "vit-b16": TrainedModel(0.5, 6.9, 1.7, 346_000_000, 150_000_000),
-    "bert-mlm": TrainedModel(0.4, 10.3, 1.8, 440_000_000, 240_000_000),
+    "gpt2-124m": TrainedModel(0.4, 64, 10.9, 2.8, 498_000_000, 639_000_000),
+    "resnet50": TrainedModel(0.4, 256, 6.9, 1.4, 102_000_000, 160_000_000),
+    "vit-b16": TrainedModel(0.5, 512, 6.9, 1.7, 346_000_000, 150_000_000),
+    "bert-mlm": TrainedModel(0.4, 128, 10.3, 1.8, 440_000_000, 240_000_000),
 }
 SHORT_STEPS = 12_000
 """A shorter training has shorter steps, so that a trial of the study takes a minute."""
@@ -109,7 +114,7 @@ class LossCurve(NamedTuple):
 
     def training(self, step: int) -> float:
         """The loss of a step's batch. Its noise is that of single batches, so that a mean still falls."""
-        wide = 0.02 + 0.05 * math.exp(-8 * step / self.total)
+        wide = 0.008 + 0.05 * math.exp(-8 * step / self.total)
         return self._smooth(step) * (1 + wide * (noise(self.seed, step) + noise(self.seed, step, 5)))
 
     def validation(self, step: int) -> float:
@@ -250,7 +255,8 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
     """Make the steps that are left, until ``should_stop`` is filled or the ``store`` is gone; returns the exit code."""
     begin, fails_at = Continuation(*json.loads(os.environ["CONTINUATION"]))
     model = MODELS[options.model]
-    step_seconds = model.step_seconds * min(1.0, options.steps / SHORT_STEPS)
+    samples = options.batch_size * options.grad_accum
+    step_seconds = model.step_seconds(samples) * min(1.0, options.steps / SHORT_STEPS)
     curve = LossCurve.of(model, options.steps, options.lr, options.weight_decay)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     folder, began_at = options.out / "checkpoints", time.monotonic()
@@ -263,7 +269,7 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
             sys.stderr.write(OOM)
             return 1
         written = lines(
-            step, time.time(), curve=curve, ranks=ranks, batch_size=options.batch_size * options.grad_accum,
+            step, time.time(), curve=curve, ranks=ranks, batch_size=samples,
             step_seconds=step_seconds, lr=options.lr, peak=model.peak_bytes(options.batch_size),
         )  # fmt: skip
         line = next(one for one in written if one["rank"] == rank)

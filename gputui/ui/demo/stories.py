@@ -45,7 +45,8 @@ FAULT = BUS_ERROR.replace("rank3", "rank1")
 
 
 class Act(Struct, frozen=True):
-    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned.
+    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned, and the time of a step if it
+    is not that of its model.
 
     After a stop, the run's owner resumed it with ``batch_size``. A live one trains on; if ``fails_after`` so many
     steps, it then runs out of memory.
@@ -63,6 +64,7 @@ class Act(Struct, frozen=True):
     fails_after: int | None = None
     batch_size: int | None = None
     start_seconds: float = 18.0
+    step_seconds: float | None = None
 
 
 class Story(Struct, frozen=True):
@@ -86,23 +88,23 @@ STORIES = (
     Story("vit-b16", 7.5 * HOUR, (4, 6), (Act(4_150, OOM, 1), Act(52_910, FAULT, 1), Act(0, is_live=True)), lr=0.00025),
     Story(
         "gpt2-124m",
-        5.5 * HOUR,
+        5.51 * HOUR,
         (0, 1, 2, 3),
         (
             Act(49_320, is_stopped=True),
-            Act(0, is_live=True, batch_size=128, fails_after=45, start_seconds=8.0),
+            Act(0, is_live=True, batch_size=128, fails_after=24, start_seconds=8.0),
         ),
     ),
-    Story("resnet50", 95.0, (), (), "bob"),
+    Story("resnet50", 55.0, (), (), "bob"),
 )
 
 
-# What each profile trains: GPUs, steps, batch.
+# What each profile trains: GPUs, steps.
 TRAININGS = {
-    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000, 64),
-    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000, 256),
-    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000, 512),
-    "bert-mlm": ("BERT base, masked words", 2, 90_000, 128),
+    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000),
+    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000),
+    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000),
+    "bert-mlm": ("BERT base, masked words", 2, 90_000),
 }
 
 PROFILE = """\
@@ -128,7 +130,8 @@ checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.safetensors", re
 def write_profiles(workspace: Workspace, at: float) -> None:
     """Write the profiles, the script that they start, and the file of a study, committed at a time (UTC)."""
     folder = workspace.profiles
-    for name, (description, gpus, steps, batch_size) in TRAININGS.items():
+    for name, (description, gpus, steps) in TRAININGS.items():
+        batch_size = simulated_trainer.MODELS[name].usual_samples
         text = PROFILE.format(name=name, description=description, gpus=gpus, steps=steps, batch_size=batch_size)
         (folder / f"{name}.yaml").write_text(text, "utf-8")
     workspace.study_files.mkdir(exist_ok=True)

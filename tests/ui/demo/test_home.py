@@ -92,13 +92,18 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     assert subprocess.run(again, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0
 
 
+def test_samples_a_second_do_not_depend_on_the_samples_of_a_step() -> None:
+    model = MODELS["gpt2-124m"]
+    assert 64 / model.step_seconds(64) == 128 / model.step_seconds(128) == 160.0
+
+
 @pytest.mark.parametrize(
     ("model", "total", "lr", "begin"), [("gpt2-124m", 120_000, 6e-4, 49_400), ("vit-b16", 90_000, 2.5e-4, 52_800)]
 )
 def test_losses_fall_so_steadily_that_no_alert_says_otherwise(model: str, total: int, lr: float, begin: int) -> None:
     """For the first three hours of a demo: a mean of losses is a better one within each ten minutes."""
     curve, course = LossCurve.of(MODELS[model], total, lr, WEIGHT_DECAY), LossCourse()
-    ten_minutes = int(600 / MODELS[model].step_seconds)
+    ten_minutes = int(600 / MODELS[model].usual_seconds)
     patience = RULES["no_improvement"].limits["steps"]
     for step in range(begin, begin + 18 * ten_minutes):
         course.add(curve.training(step), step, None, patience)
