@@ -3,6 +3,7 @@ selects. Pure."""
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Collection, Iterator, Sequence
 
@@ -11,7 +12,16 @@ from msgspec.structs import replace
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence
 from gputui.recovery.kinds import KINDS, Tier
-from gputui.recovery.process_ends import CRASHES, USAGE_EXIT, EndedProcess, Finding, explain_end, headline, last_message
+from gputui.recovery.process_ends import (
+    CRASHES,
+    NOTICED_LATE_SECONDS,
+    USAGE_EXIT,
+    EndedProcess,
+    Finding,
+    explain_end,
+    headline,
+    last_message,
+)
 from gputui.recovery.signatures import match_chain, match_lines
 from gputui.recovery.tracebacks import by_rank, last_chain
 from gputui.recovery.wrappers import is_wrapper, shell_code, wrapped_code
@@ -21,6 +31,7 @@ from gputui.runs.launchers.reports import LauncherReport, RankFailure, parse_rep
 # Delay of driver reports, which are polled once a second, relative to exceptions.
 SEEN_LATE_SECONDS = 3.0
 _OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
+_BY_LOST_RANK = _OUR_DOING | {"rendezvous"}
 
 
 def reports_of(evidence: Evidence) -> list[LauncherReport]:
@@ -55,6 +66,7 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
         of_command = _explain_command(evidence, reports[-1], of_ranks, with_ranks=killed is not None)
         findings += [each for each in (killed, of_command) if each is not None]
     findings = _consequences_marked(findings, evidence, is_signalled=got_signal is not None)
+    findings = [replace(each, tier=Tier.CONSEQUENCE) if _is_ended_after(each, of_ranks) else each for each in findings]
     if not any(finding.tier is Tier.CAUSE for finding in findings):
         for report in reports:
             findings += _left_early(evidence, report, named, findings)
@@ -79,6 +91,22 @@ def _consequences_marked(findings: Sequence[Finding], evidence: Evidence, *, is_
         else each
         for each in findings
     ]
+
+
+def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
+    """Return whether a signal ended a rank after another rank had failed by what no lost rank explains: launchers kill
+    the others, and not each of them says so."""
+    if killed.kind != "killed" or killed.rank is None:
+        return False
+    noticed = math.inf if killed.at is None else killed.at + NOTICED_LATE_SECONDS
+    return any(
+        found.tier is Tier.CAUSE
+        and found.specific
+        and found.kind not in _BY_LOST_RANK
+        and found.rank != killed.rank
+        and (found.at is None or math.floor(found.at) <= noticed)
+        for found in of_ranks
+    )
 
 
 # --- supervision ------------------------------------------------------------------------------

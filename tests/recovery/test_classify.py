@@ -39,6 +39,26 @@ def test_the_earliest_of_two_causes_wins(tmp_path: Path) -> None:
     assert incident.rank == 1 and "earlier" in incident.summary
 
 
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@table("text, at, kind, rank", [
+    (FULL, "17:42:04", "cuda_oom", 1), (FULL, "17:42:01", "cuda_oom", 1), (FULL, "17:42:06", "killed", 0),
+    ("OSError: [Errno 28] No space left on device", "17:42:04", "disk_full", 1),
+    ("RuntimeError: a rank has gone", "17:42:04", "killed", 0),
+    ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", "17:42:04", "killed", 0),
+])  # fmt: skip
+def test_ranks_that_a_launcher_kills_when_another_failed_are_a_consequence(
+    tmp_path: Path, text: str, at: str, kind: str, rank: int
+) -> None:
+    """It need not say whom it kills, and all stamps of torchrun may be of one second."""
+    before, root = report({0: -9, 1: 1}, root=1).split("Root Cause")
+    output = f"{before}Root Cause{root.replace('17:42:04', at)}"
+    lay_out(tmp_path, {"output.log": output, "ranks/0/stderr.log": "", "ranks/1/stderr.log": traceback(text, rank=1)})
+    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
+    assert (incident.kind, incident.rank) == (kind, rank)
+
+
 def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path) -> None:
     waiting = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation"
     lay_out(
