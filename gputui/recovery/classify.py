@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -101,7 +101,10 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     """
     reports = reports_of(evidence)
     findings = _by_target(evidence) or gather(evidence, reports)
-    primary = min(findings, key=_order) if findings else _without_findings(evidence)
+    roots = {report.root.rank for report in reports if report.root is not None}
+    primary = _without_findings(evidence)
+    if findings:
+        primary = min(findings, key=lambda finding: _order(finding, roots))
     free = None if evidence.exit is None else evidence.exit.disk_free_bytes
     if primary.kind in _SAYS_NOTHING and free is not None and free < FULL_BYTES:
         # The disk of the logs was full, which explains the lack of a message.
@@ -110,8 +113,12 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         primary = Finding("disk_full", rank, tier, text, specific=False, detail=text)
     if primary.kind == "cuda_oom" and evidence.shared_with:
         primary = replace(primary, kind=SHARED_OOM)
-    detail = _detail(primary, evidence)
-    says = KINDS[primary.kind].says.format(who=_who(primary, evidence))
+    detail, says = _detail(primary, evidence), KINDS[primary.kind].says
+    if len(ranks := _ranks_alike(primary, findings, evidence)) > 1:
+        says = says.replace("{who} was", "{who} were").replace(" its ", " their ")
+        says = says.format(who=_several(ranks, {tail.rank for tail in evidence.tails} - {None}))
+    else:
+        says = says.format(who=_who(primary, evidence))
     python = ""
     if primary.kind == "import_error" and evidence.python is not None:
         python = f"; it was started by {evidence.python}"
@@ -171,14 +178,32 @@ def fingerprint(kind: str, message: str) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _order(finding: Finding) -> tuple[int, bool, float, bool, int]:
+def _ranks_alike(primary: Finding, findings: Sequence[Finding], evidence: Evidence) -> list[int]:
+    """The ranks that failed by the same cause in the same place. Several symptoms are of one cause elsewhere."""
+    if primary.tier is not Tier.CAUSE:
+        return []
+    alike = (each for each in findings if (each.kind, each.tier) == (primary.kind, primary.tier))
+    detail = _detail(primary, evidence)
+    return sorted({each.rank for each in alike if each.rank is not None and _detail(each, evidence) == detail})
+
+
+def _several(ranks: Sequence[int], known: Collection[int | None]) -> str:
+    """``both ranks``, ``all 4 ranks`` or ``ranks 0 and 2``."""
+    if len(known) != len(ranks):
+        return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+
+
+def _order(finding: Finding, roots: Collection[int]) -> tuple[int, bool, float, bool, bool, int]:
     """Sort key: causes before symptoms before consequences; unkillable processes first, because
-    nothing can replace them; then the earliest, then the more specific finding."""
+    nothing can replace them; then the earliest, then the more specific finding, then that of the
+    ranks that launchers saw first."""
     return (
         finding.tier,
         finding.kind != "unkillable",
         math.inf if finding.at is None else finding.at,
         not finding.specific,
+        finding.rank is not None and finding.rank not in roots,
         -1 if finding.rank is None else finding.rank,
     )
 
@@ -226,6 +251,8 @@ def _evidence(
             code = report.root.exit_code
             how = signal_name(-code) if code < 0 else f"code {code}"
             what = f"saw rank {report.root.rank} fail first, with {how}"
+            if primary.rank not in (report.root.rank, None):
+                what = f"noticed the end of rank {report.root.rank} first, with {how}"
             yield "launcher", f"{report.launcher}: {what}"
         for failure in report.failures:
             if failure.pid in report.forced:

@@ -39,6 +39,29 @@ def test_the_earliest_of_two_causes_wins(tmp_path: Path) -> None:
     assert incident.rank == 1 and "earlier" in incident.summary
 
 
+TYPO = "NameError: name 'modle' is not defined"
+OTHER = "KeyError: 'labels'"
+ON_GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 80 GiB"
+
+
+@table("texts, says, rank", [
+    ([TYPO, TYPO], "both ranks raised an exception (NameError: name 'modle' is not defined, train.py:88 in main)", 1),
+    ([TYPO] * 3, "all 3 ranks raised an exception", 1), ([TYPO, OTHER], "rank 1 raised an exception (KeyError", 1),
+    ([TYPO, TYPO, OTHER, TYPO], "ranks 0, 1 and 3 raised an exception (NameError", 1),
+    ([ON_GPU.format(0), ON_GPU.format(1)], "both ranks ran out of GPU memory (tried to allocate 2.00 GiB, train.py", 1),
+    (["OSError: [Errno 28] No space left on device", TYPO], "rank 0 found no space left on the disk", 0),
+    ([PEER_LOST.format(rank=0).splitlines()[-1].split(": ", 1)[1]] * 2, "rank 1 lost the connection", 1),
+])  # fmt: skip
+def test_ranks_that_failed_alike_are_told_together(tmp_path: Path, texts: list[str], says: str, rank: int) -> None:
+    """Torchrun saw rank 1 fail first, in the same second as the others."""
+    logs = {f"ranks/{at}/stderr.log": traceback(text, rank=at) for at, text in enumerate(texts)}
+    lay_out(tmp_path, {"output.log": report(dict.fromkeys(range(len(texts)), 1), root=1), **logs})
+    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
+    assert incident.summary.startswith(says) and incident.rank == rank
+    verb = "saw rank 1 fail first" if rank == 1 else "noticed the end of rank 1 first"
+    assert f"torchrun: {verb}, with code 1" in incident.evidence_lines
+
+
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
