@@ -142,6 +142,19 @@ class Run(Struct, frozen=True):
         return self.state.has_attempt and self.attempt_exited_at is not None
 
     @property
+    def has_ended_there(self) -> bool:
+        """True if the job of its attempt has ended on its target, and what that left is not examined yet."""
+        is_expected = self.state in (RunState.STARTING, RunState.RUNNING)
+        return is_expected and self.placement is not None and self.placement.state == "ended"
+
+    @property
+    def shown_state(self) -> str:
+        """Its state, or ``ending`` between the end of an attempt and the decision what follows from it."""
+        if self.state != RunState.STOPPING and (self.has_exited or self.has_ended_there):
+            return "ending"
+        return self.state
+
+    @property
     def gpu_total(self) -> int | None:
         """The number of its GPUs, on a target those that it asked for; None if that is unknown."""
         return len(self.gpus) if self.placement is None else self.placement.gpus

@@ -22,7 +22,7 @@ from gputui.ui.cli.selection import filter_options, sizes_of
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
-from gputui.ui.tui.layout.run_words import activity, awaits_step, has_ended_there, placement_words, tag_words, time_left
+from gputui.ui.tui.layout.run_words import activity, awaits_step, placement_words, tag_words, time_left
 from gputui.ui.tui.layout.words import run_state_text
 
 ORDERS = ("loss", "size", "started")
@@ -93,7 +93,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
         "NAME": run.name if run.is_renamed else "",
         "PROFILE": "" if run.run_id.rpartition("-")[0] == run.profile else run.profile,
         "TAGS": tag_words(run),
-        "STATE": "ending" if run.has_exited or has_ended_there(run) else run_state_text(run),
+        "STATE": run_state_text(run),
         "GPUS": _gpus(run),
         "STEP": "–" if progress.step is None else units.count(progress.step) + total,
         **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),

@@ -83,7 +83,8 @@ def activity(row: RunRow, now: float) -> Span | None:
     if run.state == "queued" or run.state.is_over:
         return None
     if run.has_exited:
-        return (clean(run.waiting_for or "has ended; its logs and checkpoints are being read"), "text")
+        doing = clean(run.waiting_for or "has ended; its logs and checkpoints are being read")
+        return (f"attempt {run.attempt} {doing}", "text")
     if run.state == "stopping":
         return stop_words(row, now)
     if run.placement is not None and not run.placement.is_seen_running(now):
@@ -107,7 +108,7 @@ def activity(row: RunRow, now: float) -> Span | None:
 
 def awaits_step(row: RunRow) -> bool:
     """Return whether a running attempt has not made its first step, of a run whose steps can be known."""
-    if row.run.state != "running" or row.run.has_exited or row.progress.step is not None:
+    if row.run.shown_state != "running" or row.progress.step is not None:
         return False
     spec = known_spec(row.run)
     return spec is not None and bool(spec.metrics)
@@ -201,11 +202,6 @@ def unsaved_words(step: int | None, stop: StopRequest) -> str:
     return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"
 
 
-def has_ended_there(run: Run) -> bool:
-    """True if the job of a run's attempt has ended on its target, and its end is not examined yet."""
-    return run.state in ("starting", "running") and run.placement is not None and run.placement.state == "ended"
-
-
 def waiting_words(run: Run, now: float) -> str:
     """What an active run waits for in a queue, here or on its target; "" if it waits for nothing."""
     if run.state in ("queued", "recovering"):
@@ -225,7 +221,7 @@ def placement_words(run: Run, now: float) -> Span:
         why = f" ({clean(placement.problem)})" if placement.problem else ""
         return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
     words = [f"{where}: {placement.state}"]
-    if has_ended_there(run):
+    if run.has_ended_there:
         words = [f"{where}: its end is being examined, its job ended"]
     if placement.nodes:
         words[0] += f" on {clean(', '.join(placement.nodes))}"
@@ -244,7 +240,7 @@ def placement_words(run: Run, now: float) -> Span:
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
     """Seconds without a step, if that is unusually long for a training run; else None."""
-    return _silence(row, now) if row.run.state == "running" else None
+    return _silence(row, now) if row.run.shown_state == "running" else None
 
 
 def stuck_seconds(row: RunRow, now: float) -> float | None:

@@ -33,7 +33,7 @@ AGENT_SILENT_SECONDS = 5.0
 
 _TIGHT = 110
 _SPACIOUS = 140
-_CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
+_CONCERNING = ("queued", "starting", "running", "ending", "recovering", "stopping")
 
 # Maker and brand, and what follows the memory: NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 4090.
 _MODEL = re.compile(r"^(?:NVIDIA )?(?:GeForce |Tesla )?(.*?\d+ ?GB|[^(]*)")
@@ -56,7 +56,7 @@ def head_line(
         parts.append(("simulated", "warn"))
     if readonly:
         parts.append(("read only", "dim"))
-    counts = Counter(str(row.run.state) for row in snapshot.runs)
+    counts = Counter(row.run.shown_state for row in snapshot.runs)
     right: list[Span] = [
         (f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style)
         for state in _CONCERNING

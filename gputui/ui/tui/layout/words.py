@@ -22,6 +22,7 @@ RUN_SIGNS = {
     "queued": Sign("◌", "queued", "dim"),
     "starting": Sign("◔", "starting", "accent"),
     "running": Sign("●", "running", "good"),
+    "ending": Sign("◑", "ending", "warn"),
     "recovering": Sign("↻", "recovering", "warn"),
     "stopping": Sign("◑", "stopping", "warn"),
     "succeeded": Sign("✓", "succeeded", "good"),
@@ -52,7 +53,7 @@ def run_sign(state: str) -> Sign:
 
 def sign_of(run: Run) -> Sign:
     """`run_sign` of a run; a trial that its study pruned was not stopped by a person."""
-    return PRUNED_SIGN if run.trial_state == "pruned" and run.state == "stopped" else run_sign(run.state)
+    return PRUNED_SIGN if run.trial_state == "pruned" and run.state == "stopped" else run_sign(run.shown_state)
 
 
 def run_state_text(run: Run) -> str:

@@ -28,7 +28,7 @@ MOST_COPIED_BYTES: Final = 50_000
 
 # States that a title names first.
 _WORST: Final = ("failed", "recovering", "stopping")
-_COUNTED: Final = ("running", "starting", "recovering", "queued", "stopping")
+_COUNTED: Final = ("running", "starting", "ending", "recovering", "queued", "stopping")
 FAILED_SECONDS: Final = 3600.0
 """How long after its end a failed run counts as the worst state."""
 
@@ -43,7 +43,7 @@ def title_words(snapshot: Snapshot, host_name: str, *, is_ascii: bool) -> str:
     counts: dict[str, int] = {}
     states: set[str] = set()
     for row in snapshot.runs:
-        state = row.run.state
+        state = row.run.shown_state
         counts[state] = counts.get(state, 0) + 1
         if state != "failed" or snapshot.at - (row.run.ended_at or 0.0) < FAILED_SECONDS:
             states.add(state)

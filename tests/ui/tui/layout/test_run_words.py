@@ -17,7 +17,6 @@ from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import (
     MOST_NAMED,
     awaits_step,
-    has_ended_there,
     outlook,
     placement_words,
     several_tag_words,
@@ -26,6 +25,7 @@ from gputui.ui.tui.layout.run_words import (
     unsaved_words,
     waiting_words,
 )
+from gputui.ui.tui.layout.words import run_state_text
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions
@@ -102,15 +102,18 @@ def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_w
 
 
 @table("state, waiting_for, words", [
-    (RunState.RUNNING, None, "has ended; its logs and checkpoints are being read"),
-    (RunState.STOPPING, None, "has ended; its logs and checkpoints are being read"),
-    (RunState.RUNNING, "has ended, and waits for a reading of its GPUs", "waits for a reading of its GPUs"),
+    (RunState.RUNNING, None, "attempt 1 has ended; its logs and checkpoints are being read"),
+    (RunState.STOPPING, None, "attempt 1 has ended; its logs and checkpoints are being read"),
+    (RunState.RUNNING, "has ended, and waits for a reading of its GPUs",
+     "attempt 1 has ended, and waits for a reading of its GPUs"),
 ])  # fmt: skip
 def test_a_run_whose_command_has_exited_says_what_it_waits_for_and_its_time_stands_still(
     state: RunState, waiting_for: str | None, words: str
 ) -> None:
     run = replace(RUN, state=state, attempt_exited_at=NOW - 30, waiting_for=waiting_for)
-    assert words in outlook(RunRow(run, Progress(step=7)), NOW)[0]
+    assert words == outlook(RunRow(run, Progress(step=7)), NOW)[0]
+    assert run_state_text(run) == ("ending" if state is RunState.RUNNING else "stopping")
+    assert silent_seconds(RunRow(run, Progress(step=7, newest_at=NOW - 90, steps_per_second=1.0)), NOW) is None
     assert run.trained_seconds(NOW) == run.trained_seconds(NOW + 60) == 60.0
 
 
@@ -195,7 +198,7 @@ def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is
 def test_a_run_whose_job_has_ended_does_not_run(state: str, is_ending: bool) -> None:
     place = PlacementView("ended", reason="FAILED", nodes=("n1",), contact_at=NOW)
     run = replace(RUN, state=RunState(state), target="lab", placement=place)
-    assert has_ended_there(run) == is_ending
+    assert run.has_ended_there == (run.shown_state == "ending") == is_ending
     assert ("being examined" in placement_words(run, NOW)[0]) == is_ending
 
 

@@ -119,15 +119,14 @@ def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsSt
 
 
 def _is_training(row: RunRow) -> bool:
-    return row.run.state == "running" and not row.run.has_exited and not awaits_step(row)
+    return row.run.shown_state == "running" and not awaits_step(row)
 
 
 def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     """A run that does not train now: its first columns, then its outlook in the room of the others. What matters of a
     failed one is the reason, which begins behind its state."""
     run, progress = shown.row.run, shown.row.progress
-    has_step = run.state in ("succeeded", "stopping", "stopped") or (run.has_exited and not run.state.is_over)
-    has_step = has_step and progress.step is not None
+    has_step = run.shown_state in ("succeeded", "ending", "stopping", "stopped") and progress.step is not None
     shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
     cells = max(number for number, (c, _) in enumerate(placed, 1) if c.head in shown_heads) if has_step else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
