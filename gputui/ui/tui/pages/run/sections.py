@@ -136,7 +136,7 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     changed, same = [], []
     for name in dict.fromkeys([*page.launched, *current]):
         values = _course_of(page, name)
-        words, reason = " → ".join(clean(parameter(value)) for value in values), ""
+        words, reason = _course_words(values), ""
         if len(values) == 1:
             same.append((clean(name), words, "text", reason))
             continue
@@ -157,10 +157,16 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
 
 
 def _course_of(page: RunPage, name: str) -> list[object]:
-    """The values of a parameter from the launch to now; of many, the first and the last two."""
+    """The values of a parameter from the launch to now."""
     every = [page.launched, *(attempt.params for attempt in page.attempts), page.run.params]
-    values = [value for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
-    return values if len(values) <= MOST_VALUES else [values[0], "…", *values[-2:]]
+    return [value for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
+
+
+def _course_words(values: Sequence[object]) -> str:
+    """``64 → 48 → 36``; of many values the first, the last, and how often they changed: ``64 → 1 (7×)``."""
+    if len(values) <= MOST_VALUES:
+        return " → ".join(clean(parameter(value)) for value in values)
+    return f"{clean(parameter(values[0]))} → {clean(parameter(values[-1]))} ({len(values) - 1}×)"
 
 
 # --- checkpoints

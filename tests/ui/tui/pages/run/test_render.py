@@ -88,7 +88,7 @@ def test_a_parameter_tells_its_values_from_the_launch_to_now(page: RunPage) -> N
     )
     assert text_of(parameter_lines(story, NOW, 80))[0] == " batch_size  64 → 128 → 64  out of GPU memory 01:41:05"
     resumed = replace(story, run=replace(page.run, params={"batch_size": 96, "lr": 0.1}))
-    assert text_of(parameter_lines(resumed, NOW, 80))[:2] == [" batch_size  64 → … → 64 → 96", " lr          – → 0.1"]
+    assert text_of(parameter_lines(resumed, NOW, 80))[:2] == [" batch_size  64 → 96 (3×)", " lr          – → 0.1"]
     same = replace(story, attempts=(first,), decisions=())
     assert text_of(parameter_lines(same, NOW, 80))[0] == " batch_size  64"
 
