@@ -279,7 +279,7 @@ def postmortem_task(
         resolved=resolved,
         folder=folder,
         attempt=fresh,
-        exit_record=exit_record,
+        exit_record=counted_from_start(exit_record, fresh.started_at),
         survivors=tuple(survivors),
         # A reboot of this machine does not end a remote attempt.
         rebooted=not context.executors.of(resolved.spec.target).is_replaceable and is_of_former_boot(fresh, folder),
@@ -290,6 +290,15 @@ def postmortem_task(
         gpus=gpu_use(connection, fresh, ended_at),
         last_step_at=StepTimes(connection, run.run_id).stamped_at(fresh.number),
     )
+
+
+def counted_from_start(record: Mapping[str, Any] | None, started_at: float | None) -> Mapping[str, Any] | None:
+    """The record of an attempt's end with its time since ``started_at`` (UTC unix seconds): a process that continued
+    an attempt, as those of the demo do, has measured only its own."""
+    began_at, measured = (record or {}).get("started_at"), (record or {}).get("ran_seconds")
+    if record is None or started_at is None or not isinstance(began_at, float) or not isinstance(measured, float):
+        return record
+    return {**record, "ran_seconds": measured + max(0.0, began_at - started_at)}
 
 
 def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -> float:

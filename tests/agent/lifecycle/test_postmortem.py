@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.agent.lifecycle.execution import examine
+from gputui.agent.lifecycle.execution import counted_from_start, examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import Redactor
@@ -12,6 +12,7 @@ from gputui.core.secret_patterns import REDACTED
 from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
 from tests.agent.conftest import SPEC
+from tests.tables import table
 
 
 def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_path: Path) -> None:
@@ -31,3 +32,17 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
     shown = repr(findings)
     assert REDACTED in shown and secret not in shown and "hunter2" not in shown
     assert any(REDACTED in line for line in findings.incident.evidence_lines)
+
+
+@table("record, started_at, seconds", [
+    ({"started_at": 154.0, "ran_seconds": 19.0}, 100.0, 73.0),
+    ({"started_at": 100.0, "ran_seconds": 19.0}, 100.0, 19.0),
+    ({"started_at": 99.5, "ran_seconds": 19.0}, 100.0, 19.0), ({"started_at": 154.0, "ran_seconds": 19.0}, None, 19.0),
+    ({"started_at": None, "ran_seconds": 19.0}, 100.0, 19.0), ({"started_at": 100.0, "ran_seconds": None}, 1.0, None),
+])  # fmt: skip
+def test_the_time_of_an_attempt_counts_from_its_start(
+    record: dict[str, float | None], started_at: float | None, seconds: float | None
+) -> None:
+    counted = counted_from_start(record, started_at)
+    assert counted is not None and counted["ran_seconds"] == seconds
+    assert counted_from_start(None, started_at) is None
