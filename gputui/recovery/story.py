@@ -115,7 +115,8 @@ def _repeated(repeats: Sequence[Attempt], now: float) -> str:
         if len(values) > 1:
             courses.append(f"{name} {' → '.join(map(parameter, values))}")
     changed = f", with {' and '.join(courses)}" if courses else ""
-    return f"Attempts {repeats[0].number} to {repeats[-1].number} failed in the same way{lasted}{changed}."
+    link = "and" if len(repeats) == 2 else "to"
+    return f"Attempts {repeats[0].number} {link} {repeats[-1].number} failed in the same way{lasted}{changed}."
 
 
 def _reaction(

@@ -87,7 +87,7 @@ def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
     told = tell(run("failed"), attempts, incidents, [], moves, now=NOW)
     beginnings = [
         "Attempt 1 ran",
-        "Attempts 2 to 3 failed",
+        "Attempts 2 and 3 failed",
         "Attempt 4 ran",
         "Attempt 5 ran",
         "ann asked for a restart",
