@@ -24,7 +24,8 @@ _NOTE = """
 UPDATE attempts SET
     first_step = min(coalesce(first_step, :first), iif(:is_again, :first, coalesce(first_step, :first))),
     last_step = max(coalesce(last_step, -1), :last),
-    first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN :now END)
+    first_step_at = coalesce(first_step_at, CASE
+        WHEN ended_at NOTNULL THEN NULL WHEN :written_at BETWEEN started_at AND :now THEN :written_at ELSE :now END)
 WHERE run_id = :run_id AND number = :attempt
 """
 _REPLACE = f"""
@@ -73,7 +74,10 @@ def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, no
         first, last = next(iter(steps), None), max(steps, default=None)
     if first is not None:
         is_again = batch.state.first_generation < batch.state.generation
-        connection.execute(_NOTE, attempt | {"first": first, "last": last, "is_again": is_again, "now": now})
+        # A line may be read late, after an absence of the agent, and its own clock may be wrong.
+        written_at = min((row[6] for row in batch.rows if row[5] is not None and row[6] is not None), default=now)
+        values = {"first": first, "last": last, "is_again": is_again, "now": now, "written_at": written_at}
+        connection.execute(_NOTE, attempt | values)
     strangers = [number for number in newest.keys() - with_loss if with_loss and "step" in newest[number]]
     for number in strangers:
         forget_newest(connection, number, batch.attempt, _OF_STEPS)

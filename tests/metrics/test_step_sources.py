@@ -11,7 +11,7 @@ import pytest
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics.queries import latest, points_json, ranks
 from gputui.store.metrics.step_times import StepTimes
-from tests.metrics.conftest import RUN, Bench
+from tests.metrics.conftest import NOW, RUN, Bench
 
 PATTERN = r"samples (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"
 PRINTED = "samples 32/512 loss 3.0\nsamples 64/512 loss 2.0\n"
@@ -91,3 +91,23 @@ def test_a_test_before_the_training_is_no_step_of_it(bench: Bench, size: int) ->
         bench.pump()
     assert steps(bench) == (32, 64, 512.0, 64)
     assert [point["step"] for point in points_json(bench.connection, RUN, ["accuracy"])] == [0, 999]
+
+
+@pytest.mark.parametrize(
+    ("written_at", "first_step_at"),
+    [
+        pytest.param(NOW - 100, NOW - 100, id="as it starts"),
+        pytest.param(NOW - 80, NOW - 80, id="read long after it was written"),
+        pytest.param(5.0, NOW, id="before the attempt's start: a wrong clock"),
+        pytest.param(NOW + 3600, NOW, id="after it was read: a wrong clock"),
+    ],
+)
+def test_the_first_step_is_dated_by_its_line_if_that_can_be(
+    bench: Bench, tmp_path: Path, written_at: float, first_step_at: float
+) -> None:
+    with bench.connection:
+        bench.connection.execute("UPDATE attempts SET started_at = ?", (NOW - 100,))
+    (tmp_path / "log.jsonl").write_text(f'{{"step": 1, "loss": 2.0, "time": {written_at}}}\n')
+    bench.pump()
+    (attempt,) = read_attempts(bench.connection, RUN)
+    assert attempt.first_step_at == first_step_at
