@@ -22,7 +22,7 @@ RUN_SIGNS = {
     "queued": Sign("◌", "queued", "dim"),
     "starting": Sign("◔", "starting", "accent"),
     "running": Sign("●", "running", "good"),
-    "ending": Sign("◑", "ending", "warn"),
+    "ending": Sign("◕", "ending", "warn"),
     "recovering": Sign("↻", "recovering", "warn"),
     "stopping": Sign("◑", "stopping", "warn"),
     "succeeded": Sign("✓", "succeeded", "good"),
