@@ -73,17 +73,15 @@ def head_line(
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
-    """The first keys to press in the demo, with a moment at which the longest of its finished runs
-    was training."""
-    middles = [
-        (run.ended_at - run.started_at, (run.started_at + run.ended_at) / 2)
-        for row in snapshot.runs
-        if (run := row.run).started_at is not None and run.ended_at is not None
+    """The first keys to press in the demo, with the moment just after the first failure of its last day."""
+    failures = [
+        event.at
+        for event in snapshot.events
+        if event.severity == "error" and event.run_id is not None and snapshot.at - event.at < DEMO_BACK_SECONDS
     ]
-    middle = max((pair for pair in middles if snapshot.at - pair[1] < DEMO_BACK_SECONDS), default=None)
     parts: list[list[Span]] = [
         [(" demo:", "warn"), (" ↵ opens a run", "dim")],
-        [(f" · t {clock(middle[1])[:5]} looks back", "dim")] if middle is not None else [],
+        [(f" · t {clock(min(failures) + 1.0)} shows a failure", "dim")] if failures else [],
         [(" · n launches", "dim")],
         [(" · q ends it, nothing is kept", "dim")],
     ]
