@@ -100,7 +100,7 @@ def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None
     # The other one recovers before the eyes of the reader.
     continuation = Continuation.take(home.run_dir("gpt2-124m-2"))
     assert continuation is not None and continuation.fails_at is not None
-    assert 10 < (continuation.fails_at - continuation.step) * MODELS["gpt2-124m"].step_seconds < 20
+    assert 10 < (continuation.fails_at - continuation.step) * MODELS["gpt2-124m"].step_seconds(128) < 20
 
 
 async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:

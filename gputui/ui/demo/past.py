@@ -309,7 +309,7 @@ class DemoPast:
         """Record GPUs and host: a sample per minute, at the end one every five seconds, with the alerts that follow."""
         begin, recent = self.until - SAMPLED_SECONDS, self.until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
-        times += [recent + 5.0 * number for number in range(180)]
+        times += [recent + 5.0 * number for number in range(1, 181)]
         recorder = self.context.recorder
         recorder.reported.clear()
         # Durations of alerts are those of the history.
