@@ -367,7 +367,7 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
     Column("STEP", 13, _step, ">", gap=1),
     _LOSS,
-    Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
+    Column("", 7, _curve, importance=3, gap=2, grow=1, most=24),
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
     Column("GPUS", 8, lambda shown, _: [(_gpu_indices(shown), "text")], importance=5, gap=2, most=24),
     Column("LOST", 21, _lost, importance=6, gap=2, value=lambda shown: _lost(shown, 0) or None),
