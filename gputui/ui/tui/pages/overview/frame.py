@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 from gputui.ui.tui.layout.columns import fit_line
@@ -41,11 +43,13 @@ def overview_frame(
             notes = [fit_line([(f"  … {len(dropped)} older ones; gputui ps lists all", "dim")], width)]
         events = events[-EVENTS_SHOWN:]
         gpus = gpu_height(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS)
-        rows = Rows(gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(events, snapshot.at))))
+        rows = Rows(
+            gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(replace(snapshot, events=events), width)))
+        )
     else:
         wanted = Wanted(
             lambda most: gpu_height(snapshot, width, most), len(entries), 0, 0, 0,
-            len(event_rows(events, snapshot.at)), has_charts=False,
+            len(event_rows(snapshot, width)), has_charts=False,
         )  # fmt: skip
         rows = share_rows(width, max(0, height - len(head)), wanted, is_framed=False)
     lines = [

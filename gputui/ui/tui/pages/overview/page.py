@@ -78,7 +78,7 @@ class OverviewScreen(OverviewCursor):
             sum(len(gpu.processes or ()) for gpu in snapshot.gpus),
             sum(foreign),
             sum(number - 1 for number in foreign if number),
-            len(event_rows(snapshot.events, snapshot.at)),
+            len(event_rows(snapshot, width)),
             has_charts=bool(snapshot.gpus) and not self.is_folded,
         )
         rows = share_rows(width, height - len(head) - 1 - passing, wanted, is_framed=is_framed, passing=passing)
@@ -160,9 +160,10 @@ class OverviewScreen(OverviewCursor):
             self.focus_at = replace(self.focus_at, section="runs")
             self.point_at(entry_id(entries[top + event.y - 1]))
         elif event.widget is self.events:
-            height = self.events.size.height - is_boxed(*self.app.size)
-            rows = event_rows(snapshot.events, snapshot.at, height, self._current_event)
-            if not 1 <= event.y <= len(rows) or isinstance(clicked := rows[event.y - 1], str):
+            frame = is_boxed(*self.app.size)
+            size = self.events.size
+            rows = event_rows(snapshot, size.width - 2 * frame, size.height - frame, self._current_event)
+            if not 1 <= event.y <= len(rows) or (clicked := rows[event.y - 1].event) is None:
                 return
             self.focus_at = replace(self.focus_at, section="events", event=clicked.event_id)
         elif event.widget is self.processes:

@@ -299,13 +299,29 @@ def test_a_time_of_another_day_has_its_day() -> None:
     assert {ago: dated_clock(NOW - ago, NOW) for ago in shown} == shown
 
 
+def test_a_long_event_has_two_lines_where_there_are_lines(filler: Filler, workspace: Workspace) -> None:
+    filler.event("launched by ada", subject="gpt-1", seconds_ago=60.0)
+    message = "lowered batch_size 128 → 64 and raised grad_accum 1 → 2, resuming from step_049400.safetensors"
+    filler.event(message, subject="gpt-1", seconds_ago=10.0)
+    snapshot = read(workspace)
+    whole = text_of(events_panel(snapshot, 80, 6))
+    assert whole[1:] == [
+        " 03:11:44   gpt-1  launched by ada",
+        " 03:12:34   gpt-1  lowered batch_size 128 → 64 and raised grad_accum 1 → 2,",
+        "                   resuming from step_049400.safetensors",
+    ]
+    assert len(text_of(events_panel(snapshot, 80, 3))) == 3 and "03:11:44" in text_of(events_panel(snapshot, 80, 3))[1]
+    assert [row.event.event_id for row in event_rows(snapshot, 80, 6) if row.event is not None] == [1, 2, 2]
+
+
 def test_events_name_each_day_once() -> None:
     events = [EventView(number, NOW - ago, "info", None, None, None, None, None, "") for number, ago in
               enumerate((200_000.0, 100_000.0, 98_000.0, 60.0, 0.0))]  # fmt: skip
     days = ("Wed 18 Nov 2026", "Thu 19 Nov 2026", "Sat 21 Nov 2026")
 
     def rows(height: int, cursor: int | None = None) -> list[object]:
-        return [row if isinstance(row, str) else row.event_id for row in event_rows(events, NOW, height, cursor)]
+        shown = event_rows(Snapshot(NOW, events=tuple(events)), 80, height, cursor)
+        return [row.text if row.event is None else row.event.event_id for row in shown]
 
     assert rows(9) == [days[0], 0, days[1], 1, 2, days[2], 3, 4]
     assert rows(6) == [days[1], 2, days[2], 3, 4] and rows(3) == [3, 4]
