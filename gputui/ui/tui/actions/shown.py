@@ -25,11 +25,13 @@ _LAST = ("palette", "help", "leave", "cancel")
 HeldKey = tuple[str, str]
 """Keys of a dialog or of a line being typed, by Textual's names with spaces between them, and what they do."""
 
-Density = tuple[str, bool]
-"""The gap between two keys of the footer, and whether those at its end have labels."""
+_ENDS = ("help", "leave", "cancel", "palette", *_FILTERS)
+"""The actions at the end of the footer, in the order in which they get labels where not all have room."""
 
-_WIDE, _NARROWER, _NARROWEST = ("  ", True), ("  ", False), (" ", False)
+Density = tuple[str, int]
+"""The gap between two keys of the footer, and how many of `_ENDS` may have labels."""
 
+_NARROWEST = " ", 0
 
 TWO_COLUMNS = 60
 """Least width of a help in two columns."""
@@ -78,10 +80,11 @@ def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
 
 def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], Density]]:
     """The actions in full, then without the spare ones, then denser, then without the least useful ones."""
-    yield actions, _WIDE
+    yield actions, ("  ", len(_ENDS))
     actions = [action for action in actions if not action.is_spare]
-    for density in (_WIDE, _NARROWER, _NARROWEST):
-        yield actions, density
+    for labels in range(len(_ENDS), -1, -1):
+        yield actions, ("  ", labels)
+    yield actions, _NARROWEST
     for least in sorted(actions, key=_drop_rank)[::-1]:
         if _drop_rank(least) > 0:
             actions = [action for action in actions if action != least]
@@ -90,11 +93,12 @@ def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], Densit
 
 def _packed(actions: Sequence[Action], context: Context, density: Density) -> list[tuple[str, list[Span]]]:
     """Each action with its key and label, and the gap behind it, which is a bar where another group begins."""
-    gap, has_last_labels = density
+    gap, labels = density
+    bare = _ENDS[labels:]
     parts: list[tuple[str, list[Span]]] = []
     for action, following in zip_longest(actions, actions[1:]):
         key, text = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
-        label = f" {action.label}" if has_last_labels or _group(action) < 2 else ""
+        label = "" if action.name in bare else f" {action.label}"
         spans: list[Span] = [(action.key_word(context), key), (label, text)]
         if following is not None and _group(action) != _group(following):
             spans.append((" │ ", "dim"))

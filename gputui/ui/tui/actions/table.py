@@ -22,6 +22,10 @@ SHOWN_IF: Mapping[str, Callable[[Context], bool]] = {
     "studies": lambda context: context.has_studies,
     "clear_gpu": lambda context: context.gpu is not None and context.gpu.uuid in context.quarantined,
     "unmark": lambda context: bool(context.marked),
+    # In the list of runs the cursor is always on one, if there is any.
+    **dict.fromkeys(
+        ("rerun", "stop"), lambda context: context.section != "runs" or refusal("row_run", context) is None
+    ),
 }
 """When the footer has an action that most screens have no use for."""
 

@@ -102,9 +102,13 @@ def test_the_footer_uses_the_width_in_three_parts() -> None:
         " ↵ open  n new  r rerun  s stop │ p proc  i GPU  c compare  ! alerts  t time │ "
         "/ filter  ^p find  ? help  q quit"
     )
-    assert footer(Context("overview"), 120) == wide
-    assert footer(Context("overview"), 80) == re.sub(" (filter|find|help|quit)", "", wide).replace("  ", " ")
-    assert mentions(footer(Context("overview"), 60), "↵ open", "s stop", "^p ? q")
+    with_run = Context("overview", section="gpus")
+    assert footer(with_run, 120) == wide
+    assert footer(with_run, 80) == re.sub(" (filter|find|help|quit)", "", wide).replace("  ", " ")
+    assert footer(with_run, 100).endswith("│ /  ^p  ? help  q quit"), "as many words as fit"
+    assert footer(with_run, 110).endswith("│ /  ^p find  ? help  q quit")
+    assert mentions(footer(with_run, 60), "↵ open", "s stop", "^p ? q")
+    assert footer(Context("overview"), 120) == wide.replace("  r rerun  s stop", ""), "there is no run"
     assert mentions(footer(Context("run", section="charts", has_studies=True), 80), "s stop", "→ crosshair", "^p ? q")
     for scope in ("overview", "run", "gpu", "processes", "alerts", "compare"):
         assert "S studies" in footer(Context(scope, has_studies=True), 200), scope
