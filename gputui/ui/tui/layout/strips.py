@@ -159,11 +159,10 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
     machine = snapshot.machine
     xids = sum(machine.xids.values())
     idle = [gpu.uuid for gpu in snapshot.gpus if is_free(gpu) and gpu.uuid not in machine.quarantined]
-    promised = len(machine.promised.keys() & idle)
-    if promised < len(idle) or not promised:
-        figures.append([(f"{len(idle) - promised} free", "good" if idle else "dim")])
-    if promised:
-        figures.append([(f"{promised} promised", "dim")])
+    free: list[Span] = [(f"{len(idle)} free", "good" if idle else "dim")]
+    if promised := len(machine.promised.keys() & idle):
+        free.append((f", {promised} promised", "dim"))
+    figures.append(free)
     figures += [[(f"{total.lost_count} lost", "bad")]] if total.lost_count else []
     figures += [[(count_of(xids, "XID"), "warn")]] if xids else []
     if total.memory_reserved_bytes is not None:

@@ -98,7 +98,8 @@ class GpuScreen(ActionScreen):
         below = len(lines) - self.top - room
         shown = lines[self.top : self.top + room]
         if below > 0:
-            shown[-1] = fit_line([(f"  … {below + 1} more lines below", "dim")], width)
+            key = self.shell.keys.word("down", "gpu")
+            shown[-1] = fit_line([(f"  … {below + 1} more lines below, {key} scrolls", "dim")], width)
         return shown
 
     # --- what it is about
