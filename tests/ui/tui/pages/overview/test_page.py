@@ -190,7 +190,7 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         assert asked(filler)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
 
 
-async def test_a_gpu_that_a_queued_run_gets_next_is_not_called_free(app: GputuiApp, filler: Filler) -> None:
+async def test_a_gpu_that_a_queued_run_gets_next_is_free_and_promised(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=LARGE) as pilot:
         assert "free" in text(app, "gpus")
         filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
