@@ -29,6 +29,7 @@ from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.plans import FailedAttempt, RecoveryPlan
 from gputui.recovery.process_ends import printed_at_end
 from gputui.runs import repository
+from gputui.runs.checkpoint_names import step_words
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.scheduler import GpuAvailability
@@ -141,7 +142,7 @@ def _stopped(end: _End) -> None:
     with repository.transaction(connection):
         _close(end, "stopped", record)
         end.move(RunState.STOPPED, cause, ended_at)
-        end.note("stopped", cause, at=ended_at)
+        end.note("stopped", _stop_event(end, cause), at=ended_at)
         spec = spec_of(run)
         if attempt.stop_requested == "restart":
             repository.set_gpu_count(connection, run.run_id, None)
@@ -151,6 +152,18 @@ def _stopped(end: _End) -> None:
         if following is not None:
             params = {**run.params, **following.phase.params}
             _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
+
+
+def _stop_event(end: _End, cause: str) -> str:
+    """The cause with who stopped the run and the checkpoint that a resume would go on from, for its event."""
+    connection, search, choice = end.context.connection, end.task.checkpoints, end.findings.checkpoints
+    if end.attempt.stop_requested not in ("stop", KILL) or not cause.startswith("stopped"):
+        return cause
+    words = cause.replace("stopped", f"stopped by {_who_stopped(connection, end.run.run_id)}", 1)
+    usable = [] if search is None or choice is None else candidates(choice.rows, search.attempts)
+    if usable and usable[0].step is not None:
+        words += f"; it can go on from {step_words(usable[0].name, usable[0].step)}"
+    return words
 
 
 def _at_limit(end: _End) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.metrics.trackers import steps_of
+from gputui.runs.identity import actor
 from gputui.runs.labels import LABELS_FILE
 from gputui.store import commands
 from gputui.ui.cli.context import Session
@@ -106,6 +107,8 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
         connection.execute("UPDATE attempts SET started_at = started_at - 7200, ended_at = ended_at - 7200")
         connection.execute("UPDATE runs SET started_at = started_at - 7200")
     saved = machine.steps(run_id)[-1][1] + 1
+    words = f"stopped by {actor()}; it can go on from step {saved - 1}"
+    assert machine.rows("SELECT message FROM events WHERE kind = 'stopped'") == [(words,)]
     printed = machine.gputui("resume", run_id)
     assert f"queued from step_{saved:06d}.pt;" in printed and "logs" in printed
     wait_until(lambda: any(attempt == 2 for attempt, _ in machine.steps(run_id)), 60, "a step of the next attempt")
