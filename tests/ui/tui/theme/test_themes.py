@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from gputui.metrics.draw.glyphs import CELLS, ascii_char, ascii_line, block_char
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.layout.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.ui.tui.settings import Settings
-from gputui.ui.tui.theme.colors import THEMES, styles_of, theme_for
+from gputui.ui.tui.theme.colors import THEMES, Theme, styles_of, theme_for
 from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.emulator import Terminal, repaint
 from tests.ui.tui.filling import Filler
@@ -54,6 +56,37 @@ def test_every_text_can_be_read() -> None:
             assert style.color is not None and style.bgcolor is not None, theme
             assert not style.dim, key
             assert contrast(style.color.name, style.bgcolor.name) >= 4.5, key
+
+
+def lab(colour: Rgb) -> Rgb:
+    """CIELAB of a linear colour, for the white of sRGB."""
+    red, green, blue = (max(0.0, part) for part in colour)
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def without_red(colour: Rgb) -> Rgb:
+    """A linear colour as it is seen without the receptors for red (Viénot, Brettel, Mollon 1999)."""
+    red, green, blue = colour
+    mixed = 0.11238 * red + 0.88762 * green
+    return mixed, mixed, 0.00401 * red - 0.00401 * green + blue
+
+
+def without_green(colour: Rgb) -> Rgb:
+    red, green, blue = colour
+    mixed = 0.29275 * red + 0.70725 * green
+    return mixed, mixed, -0.02234 * red + 0.02234 * green + blue
+
+
+@pytest.mark.parametrize("theme", PAINTED)
+def test_any_two_curves_can_be_told_apart_by_their_hues(theme: Theme) -> None:
+    series = [linear(rgb(theme.colours[f"series.{number}"])) for number in range(6)]
+    for seen, least in ((lambda colour: colour, 35), (without_red, 15), (without_green, 15)):
+        for one, other in itertools.combinations(series, 2):
+            assert math.dist(lab(seen(one)), lab(seen(other))) > least, (theme.name, one, other)
 
 
 def test_a_terminal_that_knows_all_colours_gets_the_dark_theme() -> None:
