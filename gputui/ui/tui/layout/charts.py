@@ -286,7 +286,8 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     cursor, end = look.view.cursor, look.window[1]
     known = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
     drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in known if curve and curve.bins]
-    texts = [metric_value(_end_value(shown)) for *_, shown in drawn]
+    # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
+    texts = [f"{'~' * bool(curve.smooth)}{metric_value(_end_value(shown))}" for _, curve, shown in drawn]
     # If they are too long, what all names (they are no paths) begin with is left out.
     common = commonprefix([run.name for run, *_ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
     is_long = any(
@@ -298,8 +299,10 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
         if smooth:
             curves.append(Curve(within(curve.bins, look), "shadow", is_shadow=True))
         sign, name = SHAPES[run.colour], run.name
+        if is_long and name.startswith(common):
+            name = f"…{name.removeprefix(common)}"
         if is_long:
-            name = clip_middle(f"…{name.removeprefix(common)}", max(4, end_cells - len(text) - _SIGN_CELLS))
+            name = clip_middle(name, max(4, end_cells - len(text) - _SIGN_CELLS))
         line = Curve(shown, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
         if cursor is not None:
             there = average_at(smooth, cursor) if smooth else value_at(shown, cursor)

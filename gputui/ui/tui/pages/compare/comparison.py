@@ -264,13 +264,13 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
 
     return [
         Column("", 1, mark),
-        Column("run", 16, lambda run, room: [(clip_middle(run_title(run.row.run), room), "text")], grow=2, most=40),
-        Column("max" if is_more_better(metric) else "min", 10, best, ">"),
-        Column("at", 8, at, ">", importance=3),
-        Column("last", 9, lambda run, _: [(lasts[run.run_id], "text")], ">", importance=1),
-        Column("step", 9, lambda run, _: [(count(run.row.progress.step), "text")], ">", importance=2),
-        Column("state", 12, state, importance=4),
-        Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], ">", importance=5),
+        Column("RUN", 16, lambda run, room: [(clip_middle(run_title(run.row.run), room), "text")], grow=2, most=40),
+        Column("MAX" if is_more_better(metric) else "MIN", 10, best, ">"),
+        Column("AT", 8, at, ">", importance=3),
+        Column("LAST", 9, lambda run, _: [(lasts[run.run_id], "text")], ">", importance=1),
+        Column("STEP", 9, lambda run, _: [(count(run.row.progress.step), "text")], ">", importance=2),
+        Column("STATE", 12, state, importance=4),
+        Column("TOOK", 11, lambda run, _: [(duration(run.seconds), "text")], ">", importance=5),
     ]
 
 
@@ -290,5 +290,5 @@ def _parameters(runs: Sequence[ComparedRun]) -> list[Column[ComparedRun]]:
         def cell(run: ComparedRun, _: int, texts: Mapping[str, str] = texts) -> list[Span]:
             return [(texts[run.run_id], "text")]
 
-        columns.append(Column(name, width, cell, ">", 3 + place))
+        columns.append(Column(name.upper(), width, cell, ">", 3 + place))
     return columns

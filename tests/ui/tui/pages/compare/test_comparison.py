@@ -134,7 +134,7 @@ def test_the_place_of_the_best_is_named_as_on_the_axis() -> None:
     places = {"step": "~45k", "epoch": "~45k", "time": "~12h30", "trained": "~12h30"}
     for axis, text in places.items():
         run = replace(compared(ALL)[0], best_x=45_012.0, is_best_x_exact=False, axis=axis)
-        [at] = [column for column in table_of([run], None, "loss").columns if column.head == "at"]
+        [at] = [column for column in table_of([run], None, "loss").columns if column.head == "AT"]
         assert "".join(piece for piece, _ in at.cell(run, at.width)) == text
     assert [time_text(seconds) for seconds in (0.4, 59.0, 303.0, 3600.0, 400_000.0)] == [
         "0", "59s", "5:03", "1h", "111h07",
@@ -159,6 +159,6 @@ def test_the_label_at_a_curves_end_says_what_the_curve_shows() -> None:
     look = ChartLook(ChartView(), (ChartedRun(smoothed, "a-1"), ChartedRun(raw, "b-1", 1)), window=(0.0, 2.0))
     panel = Panel("loss", "loss", 0)
     ends = [curve.end for curve in panel_curves(panel, look, 80, 12) if curve.end]
-    assert ends == ["● a-1 5", "■ b-1 1"]
+    assert ends == ["● a-1 ~5", "■ b-1 1"]
     cut = [curve.end for curve in panel_curves(panel, replace(look, window=(0.0, 1.0)), 80, 12) if curve.end]
-    assert cut == ["● a-1 7", "■ b-1 5"], "where the charts end before the newest value"
+    assert cut == ["● a-1 ~7", "■ b-1 5"], "where the charts end before the newest value"

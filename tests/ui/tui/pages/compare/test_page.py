@@ -54,7 +54,7 @@ async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: Gput
         await opened(app, pilot)
         assert "3 runs" in text(app, "head") and "· loss" in text(app, "head")
         table = text(app, "runs")
-        assert "lr" in table and "batch_size" in table and "depth" not in table
+        assert "LR" in table and "BATCH_SIZE" in table and "DEPTH" not in table
         assert all(f"sweep-{number}" in table and str(rate) in table for number, rate in enumerate(RATES, 1))
         assert "0.1970" in table  # 8 / (1 + 396 × 0.1)
         charts = text(app, "charts")
@@ -80,7 +80,7 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         await pilot.press("tab")
         await pilot.pause()
         assert "val/accuracy" in text(app, "head")
-        assert "max" in text(app, "runs")
+        assert "MAX" in text(app, "runs")
         await pilot.press("shift+tab", "m", "y")
         await pilot.pause()
         assert "smoothing 0.8" in text(app, "charts") and text(app, "charts").splitlines()[1].endswith("log│")
