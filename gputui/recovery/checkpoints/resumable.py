@@ -80,6 +80,17 @@ def newest_own(rows: AnyRows) -> CheckpointRow | None:
     return next((row for row in newest_first(rows) if row.is_written), None)
 
 
+def own_words(rows: AnyRows) -> str:
+    """``the newest last.pt (attempt 2)`` of those that the run wrote, or why none is known to be its own."""
+    newest = newest_own(rows)
+    if newest is not None:
+        return f"the newest {newest.name} (attempt {newest.attempt})"
+    contested = next((row for row in newest_first(rows) if row.origin == "contested"), None)
+    if contested is not None:
+        return f"whose cannot be told: {contested.name} {contested.why}"
+    return "none of its own"
+
+
 def candidates_by_age(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
     """The files that may be resumed from, the one seen last first."""
     course = CheckpointCourse.of(rows, attempts)
@@ -151,10 +162,7 @@ def seen_checkpoints_sentence(rows: AnyRows) -> str:
     seen = newest_first(rows)
     if not seen:
         return "Checkpoints: none is there any more."
-    newest, place = newest_own(rows), "none of its own"
-    if newest is not None:
-        place = f"the newest {newest.name} (attempt {newest.attempt})"
-    return clean(f"Checkpoints: {count(len(seen))} seen, {place}; the script is given none.")
+    return clean(f"Checkpoints: {count(len(seen))} seen, {own_words(rows)}; the script is given none.")
 
 
 def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:

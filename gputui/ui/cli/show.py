@@ -20,7 +20,7 @@ from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.recovery import costs
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
-from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, newest_own, refused
+from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, own_words, refused
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of
@@ -201,10 +201,8 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         yield "" if position else "sinks", f"{name} → {target}"
     if found.saved:
         if spec is not None and spec.checkpoints is None:
-            newest, latest = newest_own(found.saved), "none of its own"
-            if newest is not None:
-                latest = f"latest {newest.name}"
-            yield "checkpoints", f"{len(found.saved)} seen, {latest}; a new attempt of the script is given none"
+            words = f"{len(found.saved)} seen, {own_words(found.saved)}"
+            yield "checkpoints", f"{words}; a new attempt of the script is given none"
         else:
             usable, passed = candidates(found.saved, found.spans), refused(found.saved, found.spans)
             latest = f", latest {usable[0].name}" if usable else ""
