@@ -71,7 +71,8 @@ class ChartMemory:
         self._known: dict[str, ChartView] = {}
 
     def of(self, run_id: str) -> ChartView:
-        return self._known.get(run_id, self.usual)
+        """The view when the page of a run opens, without the crosshair of an earlier visit."""
+        return replace(self._known.get(run_id, self.usual), cursor=None)
 
     def keep(self, run_id: str, view: ChartView) -> None:
         self._known[run_id] = view

@@ -108,9 +108,11 @@ class ListPage(ActionScreen):
     def do_sort(self) -> None:
         """Sort by the next order; the following key may choose one by its letter."""
         orders = self.ORDERS
-        self.sort_by(after(orders, order_named(orders, self.table.order)))
+        order = after(orders, order_named(orders, self.table.order))
+        self.sort_by(order)
         self._awaits_letter = True
-        self.shell.say("A letter chooses the order: " + " · ".join(f"{each.letter} {each.name}" for each in orders))
+        letters = " · ".join(f"{each.letter} {each.name}" for each in orders)
+        self.shell.say(f"Sorted by {order.name}. A letter chooses another order: {letters}")
 
     # --- the filter
 

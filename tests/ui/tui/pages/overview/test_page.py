@@ -93,6 +93,7 @@ async def test_marks_and_orders(app: GputuiApp) -> None:
         assert marked(app) == [] and "unmark" not in text(app, "footer")
         await pilot.press("o")
         assert "RUNS newest first" in text(app, "runs")
+        assert text(app, "message").strip().startswith("· Sorted by newest. A letter chooses another order: s state")
         assert overview(app).row_ids[0] == "resnet50-2"
         await pilot.press("o", "o")
         losses = [row.progress.loss for row in overview(app).entries if isinstance(row, RunRow)]

@@ -192,6 +192,8 @@ def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
     memory.keep("a", mine)
     assert memory.of("a") == mine and memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
     assert from_kept(Settings(**to_keep(kept[-1]))) == memory.of("b")
+    memory.keep("a", replace(mine, cursor=40.0))
+    assert memory.of("a") == mine, "a crosshair is of one visit"
     memory.keep("a", replace(mine, filter_text=""))
     assert len(kept) == 1
 
