@@ -133,7 +133,7 @@ def _with_launcher(data: dict[str, Any]) -> dict[str, Any]:
 
 def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
     """The file of a profile, given by path or by name. A name is looked up in ``./profiles``, in the home's profiles
-    and in the shipped ones: first as a file's name, then as a profile's ``name``.
+    and in the shipped ones: first as a file's name, then as a profile's ``name``; last among the files beside.
 
     Raises ProfileNotFoundError.
     """
@@ -149,11 +149,10 @@ def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
     for entry in entries:
         if entry.profile is not None and entry.profile.name == name_or_path:
             return entry.path
-    beside = next(
-        (name_or_path + suffix for suffix in SUFFIXES if os.path.lexists(cwd / f"{name_or_path}{suffix}")), None
-    )
-    if name_or_path and beside is not None:
-        raise ProfileNotFoundError(clean(f"no profile goes by the name {name_or_path!r}; did you mean ./{beside}?"))
+    for suffix in SUFFIXES:
+        path = cwd / f"{name_or_path}{suffix}"
+        if name_or_path and os.path.lexists(path):
+            return path
     looked = ", ".join(shown_path(folder) for folder, _ in folders)
     names = {entry.name for entry in entries} | {entry.profile.name for entry in entries if entry.profile is not None}
     hint = did_you_mean(name_or_path, sorted(names)) or "list them with gputui profile list"

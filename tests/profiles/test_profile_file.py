@@ -194,7 +194,7 @@ def test_a_name_is_looked_for_here_then_at_home_and_a_path_is_a_path(here: Path,
         path.unlink()
     with pytest.raises(ProfileNotFoundError):
         find("mine", workspace, here)
-    for text, cwd in (("a.yaml", here), ("./a.yaml", here), (str(here / "a.yaml"), Path("/"))):
+    for text, cwd in (("a.yaml", here), ("./a.yaml", here), (str(here / "a.yaml"), Path("/")), ("a", here)):
         assert find(text, workspace, cwd).resolve() == here / "a.yaml"
 
 

@@ -63,7 +63,9 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     unread = intake.without_metrics(connection)
     has_own = any(row.progress.has_own_metric for row in listed)
     table = [_row(row, unread.get(row.run.run_id), now, has_own, sizes.get(row.run.run_id)) for row in listed]
-    unused = [head for head in ("NAME", "PROFILE", "TAGS") if not any(row[head] for row in table)]
+    unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
+    if all(run.run_id.rpartition("-")[0] == run.profile for run in runs):
+        unused.append("PROFILE")
     heads = [head for head in table[0] if head not in unused and (sizes or head != "SIZE")]
     spare = [head for head in _SPARE if head.lower() != order]
     print_table(heads, [[row[head] for head in heads] for row in table], spare=spare)
@@ -91,7 +93,7 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.is_renamed else "",
-        "PROFILE": "" if run.run_id.rpartition("-")[0] == run.profile else run.profile,
+        "PROFILE": run.profile,
         "TAGS": tag_words(run),
         "STATE": run_state_text(run),
         "GPUS": _gpus(run),

@@ -97,9 +97,9 @@ def command(
 ) -> None:
     """Launch a run: from a profile, a script, or any command.
 
-    PROFILE is a path that ends with .yaml, or a name that gputui profile list lists. What follows a
-    script or -- belongs to it: gputui run --gpus 2 train.py --lr 0.1. A run is queued when its GPUs
-    are busy, and survives the end of this terminal.
+    PROFILE is a path that ends with .yaml, a name that gputui profile list lists, or that of a YAML
+    file here. What follows a script or -- belongs to it: gputui run --gpus 2 train.py --lr 0.1. A run
+    is queued when its GPUs are busy, and survives the end of this terminal.
     """
     from gputui.ui.cli import check, launch_spec
 

@@ -53,6 +53,18 @@ def test_commands_without_a_run_take_the_newest(workspace: Workspace) -> None:
     filler.close()
 
 
+def test_a_list_names_each_profile_where_one_is_not_told_by_a_run_s_name(workspace: Workspace) -> None:
+    filler = Filler(workspace)
+    filler.run("steps-1", "succeeded", ended_ago=10.0)
+    filler.connection.execute("UPDATE runs SET profile = 'steps'")
+    assert "PROFILE" not in said(workspace, "ps")
+    filler.run("typo-1", "failed", ended_ago=10.0)
+    filler.connection.execute("UPDATE runs SET profile = 'steps'")
+    filler.close()
+    head, *rows = said(workspace, "ps").splitlines()
+    assert "PROFILE" in head and all("  steps  " in row for row in rows if "-1" in row)
+
+
 def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--wait")
     machine.gputui("resume", "steps-1", code=3)
