@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gputui.core.redaction import redact_params
 from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
+from gputui.core.units import count_of
 from gputui.runs.command import format_value
 from gputui.ui.tui.widgets.line_edit import LineEdit
 
@@ -213,9 +214,13 @@ def _run_fields(profile: Profile, targets: Sequence[str], inventory: Sequence[Gp
     gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or f"{chosen.count * chosen.share:g}"
     if len(chosen.devices) == 1 and isinstance(chosen.devices[0], int):
         gpus += ","
+    hint = "how many GPUs, which (0,1), or all; ^g chooses from a table"
+    if gpus == "0":
+        processes = profile.form.nproc if isinstance(profile.form.nproc, int) else 1
+        hint = f"no GPU: {count_of(processes, 'process')} on the CPU; else {hint}"
     place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
     return [
-        Field(GPUS, gpus, "how many, which (0,1), or all; ^g chooses from a table", parse=parse_selection),
+        Field(GPUS, gpus, hint, parse=parse_selection),
         *([Field(PLACE, "", place, parse=target)] if targets else []),
         Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …"),
     ]
