@@ -56,11 +56,12 @@ def _notes(bins: Sequence[Bin], axis: YAxis, *, as_asked: bool) -> Line:
     return notes
 
 
-def _legend(title: str, curves: Sequence[Curve], notes: Line, width: int) -> Line:
-    """The first line: title, newest values, and on the right notes."""
+def _legend(title: str, curves: Sequence[Curve], axis: YAxis, notes: Line, width: int) -> Line:
+    """The first line: title, newest values as on the axis, and on the right notes."""
+    words_of = axis.label or metric_value
     left: Line = []
     for curve in curves:
-        value = "" if curve.value is None else metric_value(curve.value)
+        value = "" if curve.value is None else words_of(curve.value)
         words = " ".join(filter(None, (curve.shape if curve.label else "", curve.label, value)))
         if words:
             left.append((words, curve.style))
@@ -240,7 +241,7 @@ def chart(
 
     lines: list[Line] = []
     if has_legend:
-        lines.append(_legend(title, curves, _notes(bins, y_axis, as_asked=as_asked), width))
+        lines.append(_legend(title, curves, y_axis, _notes(bins, y_axis, as_asked=as_asked), width))
     for row, line in enumerate(plotted):
         text = fit(gutter.get(row, ""), gutter_width - 1, ">") if gutter_width >= 0 else ""
         edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL

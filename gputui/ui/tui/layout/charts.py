@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clip_middle
-from gputui.core.units import count, gibibytes, metric_value, short_number
+from gputui.core.units import count, gibibytes, short_number
 from gputui.metrics.curves.bins import average_at
 from gputui.metrics.curves.model import (
     Axis,
@@ -30,7 +30,7 @@ from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.columns import fit_line
-from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace
+from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace, metric_words
 from gputui.ui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
@@ -67,7 +67,6 @@ MARKED_APART = 8
 GRAVITY = list(MARKER_STYLES)
 _TIMES = frozenset({"time", "seconds", "sec", "ms", "latency", "throughput"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
-_BYTES = frozenset({"memory", "host_memory"})
 _SIGN_CELLS = 4
 _REACHES_END = 0.97
 """Part of the window beyond which a curve ends beside its name, and needs no other sign."""
@@ -229,7 +228,7 @@ def _end_value(bins: Sequence[Bin]) -> float | None:
 
 def y_axis(panel: Panel, look: ChartLook) -> YAxis:
     """The value axis. Rates and times begin at 0: what hardly varies looks calm."""
-    if panel.field in _BYTES:
+    if panel.is_in_bytes:
         return YAxis(low=0.0, label=lambda value: short_number(value / 2**30), unit=2.0**30)
     if panel.field is not None:
         is_percent = panel.field in ("utilization", "host_cpu")
@@ -287,7 +286,7 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     known = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
     drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in known if curve and curve.bins]
     # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
-    texts = [f"{'~' * bool(curve.smooth)}{metric_value(_end_value(shown))}" for _, curve, shown in drawn]
+    texts = [f"{'~' * bool(curve.smooth)}{_value_words(panel, _end_value(shown))}" for _, curve, shown in drawn]
     # If they are too long, what all names (they are no paths) begin with is left out.
     common = commonprefix([run.name for run, *_ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
     is_long = any(
@@ -316,8 +315,8 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
 def _value_words(panel: Panel, value: float | None) -> str:
     """A value without its unit, which is in the title of the chart."""
     if panel.field is None:
-        return metric_value(value)
-    if panel.field in _BYTES:
+        return metric_words(panel.key, value)
+    if panel.is_in_bytes:
         return gibibytes(value)
     return "–" if value is None else f"{value:.0f}"
 

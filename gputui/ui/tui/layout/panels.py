@@ -8,8 +8,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.core.text import clean
+from gputui.core.units import gibibytes, metric_value
 from gputui.metrics.curves.model import HardwareField
 from gputui.metrics.curves.names import filter_names, is_of_the_run, is_set
+from gputui.store.gpu_use import PEAK_METRIC
 from gputui.store.metrics.queries import is_of_events
 from gputui.store.metrics.roles import LOSS, NO_ROLES, VALIDATION_LOSS, MetricRoles, training_loss, validation_loss
 from gputui.ui.tui.data.progress import THROUGHPUT
@@ -36,6 +38,7 @@ _TITLES = {
     "step_time": "step time s",
     "data_time": "data time s",
     "comm_time": "communication time s",
+    PEAK_METRIC: "GPU memory peak",
 }
 HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
@@ -57,6 +60,11 @@ class Panel(Struct, frozen=True):
     colour: int
     field: HardwareField | None = None
     is_pinned: bool = False
+
+    @property
+    def is_in_bytes(self) -> bool:
+        """True if its values are bytes, which charts show in GiB."""
+        return self.field in ("memory", "host_memory") if self.field is not None else self.key == PEAK_METRIC
 
 
 class Panels(Struct, frozen=True):
@@ -81,7 +89,7 @@ def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView, roles
     every = {
         key: Panel(key, title, number % 4, field, key in view.pins)
         for number, key in enumerate(keys)
-        for field, title in (HARDWARE.get(key, (None, metric_title(key))),)
+        for field, title in (HARDWARE.get(key, (None, metric_heading(key))),)
     }
     found, is_filtered = filter_names(keys, view.filter_text), bool(view.filter_text.strip())
     pinned = [pin for pin in view.pins if pin in every]
@@ -107,6 +115,16 @@ def by_interest(keys: Sequence[str], roles: MetricRoles = NO_ROLES) -> list[str]
 def metric_title(name: str) -> str:
     """The title of a metric: ``samples/s`` for ``samples_per_s``."""
     return _TITLES.get(name, clean(name).replace("_per_s", "/s").replace("_", " "))
+
+
+def metric_heading(name: str) -> str:
+    """The title of a metric above values of `metric_words`, with their unit where that is another."""
+    return f"{metric_title(name)} GiB" if name == PEAK_METRIC else metric_title(name)
+
+
+def metric_words(name: str, value: float | None) -> str:
+    """The value of a metric; bytes in GiB."""
+    return gibibytes(value) if name == PEAK_METRIC else metric_value(value)
 
 
 def places(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelPlace]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.text import clean, clip_middle
-from gputui.core.units import aligned, count, count_of, duration, metric_value, parameter, short_number
+from gputui.core.units import aligned, count, count_of, duration, parameter, short_number
 from gputui.metrics.curves.model import Axis, ChartData
 from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.draw.axes import time_text
@@ -24,6 +24,7 @@ from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.layout.lists import Listing
+from gputui.ui.tui.layout.panels import metric_words
 from gputui.ui.tui.layout.run_words import run_title
 from gputui.ui.tui.layout.words import run_state_text, sign_of
 
@@ -228,7 +229,7 @@ def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Lis
         members, heading = list(each), ""
         if value is not None:
             best = best_of(members, metric)
-            words = "nothing measured" if best is None else f"best {metric_value(best)}"
+            words = "nothing measured" if best is None else f"best {metric_words(metric, best)}"
             heading = f"{clean(group or '')} {value} · {count_of(len(members), 'run')} · {words}"
         sections[heading] = members
     differing = len(runs[0].params) if runs else 0
@@ -246,8 +247,8 @@ def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Lis
 def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRun]]:
     ids = [run.run_id for run in runs]
     leading = best_of(runs, metric) if sum(run.best is not None for run in runs) > 1 else None
-    bests = dict(zip(ids, aligned([metric_value(run.best) for run in runs]), strict=True))
-    lasts = dict(zip(ids, aligned([metric_value(run.last) for run in runs]), strict=True))
+    bests = dict(zip(ids, aligned([metric_words(metric, run.best) for run in runs]), strict=True))
+    lasts = dict(zip(ids, aligned([metric_words(metric, run.last) for run in runs]), strict=True))
 
     def mark(run: ComparedRun, _: int) -> list[Span]:
         return [("·", "dim") if run.colour is None else (SHAPES[run.colour], f"series.{run.colour}")]

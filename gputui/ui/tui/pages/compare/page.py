@@ -20,7 +20,7 @@ from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import Listing, ListState, after
-from gputui.ui.tui.layout.panels import metric_title
+from gputui.ui.tui.layout.panels import metric_heading
 from gputui.ui.tui.layout.run_words import run_colour, run_title
 from gputui.ui.tui.pages.compare.comparison import (
     MOST_CURVES,
@@ -88,7 +88,7 @@ class CompareScreen(ListingPage[ComparedRun]):
         return next((tuple(each.params) for each in self.listing.rows), ())
 
     def summary(self) -> list[Span]:
-        words = [count_of(len(self.comparison.run_ids), "run"), metric_title(self.charts.focused_key or "–")]
+        words = [count_of(len(self.comparison.run_ids), "run"), metric_heading(self.charts.focused_key or "–")]
         return [(" · ".join(["", *words]), "text"), *((f" · {note}", "accent") for note in self.comparison.notes)]
 
     # --- drawing

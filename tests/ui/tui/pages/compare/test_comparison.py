@@ -14,8 +14,8 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.chart_settings import ChartView
-from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, panel_curves
-from gputui.ui.tui.layout.panels import Panel
+from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, panel_curves, panel_lines
+from gputui.ui.tui.layout.panels import Panel, metric_words, panels
 from gputui.ui.tui.pages.compare.comparison import (
     ComparedRun,
     Comparison,
@@ -151,6 +151,15 @@ def test_a_stretch_knows_only_its_ends_exactly() -> None:
         [run] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",)), "loss", 200.0)
         found[values] = run.best, run.best_x, run.is_best_x_exact
     assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]
+
+
+def test_bytes_are_gibibytes_in_the_title_at_the_axis_and_in_the_table() -> None:
+    data = measured("gpu_mem_peak", 2.0**34, 1.5 * 2.0**34, 2.0**35)
+    (panel,) = panels(["gpu_mem_peak"], (), ChartView()).shown
+    legend, *plot = panel_lines(panel, ChartLook(ChartView(), (ChartedRun(data),), window=(0.0, 2.0)), 60, 8)
+    assert "".join(text for text, _ in legend).split() == ["GPU", "memory", "peak", "GiB", "32"]
+    assert {"".join(text for text, _ in line).split()[0] for line in plot} >= {"0", "20"}
+    assert metric_words("gpu_mem_peak", 2.0**34) == "16.0" and metric_words("loss", 2.5) == "2.5"
 
 
 def test_the_label_at_a_curves_end_says_what_the_curve_shows() -> None:
