@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gputui.core.text import cell_width
 from gputui.core.units import age, duration
@@ -12,6 +12,11 @@ from gputui.store.timeline import Timeline
 from gputui.ui.tui.data.snapshot import Past, Snapshot
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.layout.words import clock, dated_clock, day_name
+
+KeyWords = Mapping[str, str]
+"""Printed keys by their actions; none on a page that is printed, where no key can be pressed."""
+
+NO_KEYS: KeyWords = {}
 
 LEAST_CELLS = 12
 
@@ -24,12 +29,14 @@ _TICKS = {
 _WEIGHTS = {kind: weight for weight, kind in enumerate(_TICKS)}
 
 
-def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Span]:
+def right_end(at: float, past: Past | None, keys: KeyWords = NO_KEYS) -> list[Span]:
     """The right end of a head line: the clock, or the past moment shown and the key that returns to the present."""
     if past is None:
         return [(clock(at) + " ", "text")]
     shown: list[Span] = [(f"◀ {past_words(at, past.now)}", "accent")]
-    return [*shown, (" · ", "dim"), ("L", "key"), (" live ", "accent")] if has_keys else [*shown, (" ", "text")]
+    if not keys.get("live"):
+        return [*shown, (" ", "text")]
+    return [*shown, (" · ", "dim"), (keys["live"], "key"), (" live ", "accent")]
 
 
 def past_words(at: float, now: float) -> str:

@@ -18,7 +18,7 @@ from gputui.store.series import HostSample
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
-from gputui.ui.tui.layout.moments import past_notices, right_end
+from gputui.ui.tui.layout.moments import NO_KEYS, KeyWords, past_notices, right_end
 from gputui.ui.tui.layout.sparklines import combined, spark
 from gputui.ui.tui.layout.words import SIGNS, clock, dated_clock, is_hot, run_sign
 
@@ -40,7 +40,7 @@ _MODEL = re.compile(r"^(?:NVIDIA )?(?:GeForce |Tesla )?(.*?\d+ ?GB|[^(]*)")
 
 
 def head_line(
-    snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, has_keys: bool = True
+    snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, keys: KeyWords = NO_KEYS
 ) -> Line:
     """The host and its GPUs, the number of runs in each active state, and the time."""
     agent = snapshot.agent
@@ -63,9 +63,11 @@ def head_line(
         if counts[state] and not is_tight
     ]
     if snapshot.machine.queue_pause is not None:
-        opens: list[Span] = [(", ", "dim"), ("P", "key"), (" opens", "dim")] if has_keys and not is_tight else []
+        opens: list[Span] = []
+        if keys.get("queue_toggle") and not is_tight:
+            opens = [(", ", "dim"), (keys["queue_toggle"], "key"), (" opens", "dim")]
         right = [("queue paused", "warn"), *opens, ("  ", "text"), *right]
-    right = [("  ", "text"), *right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)]
+    right = [("  ", "text"), *right, *right_end(snapshot.at, snapshot.past, keys)]
     room = width - sum(len(text) for text, _ in right)
     shown = ([("  " if not number else " · ", "dim"), part] for number, part in enumerate(parts))
     left = fitting([[(" gputui", "title")], *shown], room)
@@ -276,7 +278,7 @@ def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | 
     return name.format(alert.subject_name), next(iter(values), None)
 
 
-def alert_strip(snapshot: Snapshot, width: int, *, has_keys: bool = True) -> Line | None:
+def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Line | None:
     """The number of alerts of each severity, and the worst in words; None if there are none."""
     state, now = snapshot.alerts, snapshot.at
     news = [alert for alert in state.last if alert.is_news(now)]
@@ -294,5 +296,6 @@ def alert_strip(snapshot: Snapshot, width: int, *, has_keys: bool = True) -> Lin
         words += f", since {dated_clock(worst.raised_at, now)}"
     quiet = len(state.last) - len(news)
     right: list[Span] = [(f"{quiet} acked or silenced  ", "dim")] if quiet and width >= 110 else []
-    right += [(" !", "key"), (" alerts ", "dim")] if has_keys else []
+    if keys.get("alerts"):
+        right += [(f" {keys['alerts']}", "key"), (" alerts ", "dim")]
     return between([*parts, (words, SIGNS[worst.severity][1])], right, width)

@@ -244,7 +244,7 @@ class ListingPage(ListPage, Generic[Row]):
 
     def show_head(self, width: int) -> None:
         """Show the page's name behind the trail of pages, the summary, and the time."""
-        end: list[Span] = [(" ", "text"), *right_end(self.snapshot.at, self.snapshot.past)]
+        end: list[Span] = [(" ", "text"), *right_end(self.snapshot.at, self.snapshot.past, self.key_words)]
         name: list[Span] = [(f" {self.crumb}", "title"), *self.summary()]
         self.head.show([self.with_trail(lambda room: between(name, end, room), width)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
@@ -142,6 +142,12 @@ class ActionScreen(Screen[None]):
             connection_lag=app.line_words,
             keys=app.keys.on(self.SCOPE),
         )
+
+    @property
+    def key_words(self) -> Mapping[str, str]:
+        """The printed keys of the page's actions by their names."""
+        printed = Context(self.SCOPE, is_ascii=self.shell.is_ascii, keys=self.shell.keys.on(self.SCOPE))
+        return {action.name: action.key_word(printed) for action in actions_in(self.SCOPE)}
 
     def interest(self) -> Interest | None:
         """The page's request to the feed; None if the page needs nothing."""

@@ -37,8 +37,8 @@ def test_the_moment_in_words() -> None:
 
 def test_the_end_of_a_head_line() -> None:
     assert text_of(right_end(NOW, None)) == "03:12:44 "
-    assert mentions(text_of(right_end(NOW - 30, past())), "◀ 03:12:14 · 30 s ago", "L live")
-    assert text_of(right_end(NOW - 30, past(), has_keys=False)) == "◀ 03:12:14 · 30 s ago "
+    assert mentions(text_of(right_end(NOW - 30, past(), {"live": "M"})), "◀ 03:12:14 · 30 s ago · M live ")
+    assert text_of(right_end(NOW - 30, past())) == "◀ 03:12:14 · 30 s ago "
 
 
 def test_the_time_line_fills_the_width() -> None:

@@ -62,7 +62,7 @@ class GpuScreen(ActionScreen):
             state = STATES.get(gpu.state, ("✗ unreadable", "bad"))
             words = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
             lines = (self._wide if is_boxed(width, height) else self._narrow)(gpu, width, room)
-        end = right_end(snapshot.at, snapshot.past)
+        end = right_end(snapshot.at, snapshot.past, self.key_words)
         self.head.show([self.with_trail(lambda cells: between(words, end, cells), width)])
         self.lines.show(lines, height=room)
 

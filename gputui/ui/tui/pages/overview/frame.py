@@ -27,11 +27,11 @@ def overview_frame(
     snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
 ) -> list[Line]:
     """Head, notices, GPUs, host, runs and events, in ``height`` lines or, for None, in as many as they need."""
-    head = [head_line(snapshot, width, host_name, demo=False, readonly=False, has_keys=False)]
+    head = [head_line(snapshot, width, host_name, demo=False, readonly=False)]
     if snapshot.past is not None:
         head.append(time_line(snapshot.past, snapshot.at, width))
     head += notice_lines(snapshot, notice, width)
-    alerts = alert_strip(snapshot, width, has_keys=False)
+    alerts = alert_strip(snapshot, width)
     head += [] if alerts is None else [alerts]
     entries, events = with_studies(snapshot.runs, snapshot.studies), snapshot.events
     notes: list[Line] = []

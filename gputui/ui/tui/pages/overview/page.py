@@ -64,11 +64,13 @@ class OverviewScreen(OverviewCursor):
         self.keep_cursor()
         is_framed = is_boxed(width, height)
         app = self.shell
-        head = [head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)]
+        head = [
+            head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly, keys=self.key_words)
+        ]
         if self.shell.is_demo and snapshot.past is None and height >= DEMO_LINE_HEIGHT:
             head.append(demo_line(snapshot, width))
         self.head.show(head)
-        strip = alert_strip(snapshot, width)
+        strip = alert_strip(snapshot, width, self.key_words)
         self.alerts.show([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
         foreign = [sum(process.run_id is None for process in gpu.processes) for gpu in snapshot.gpus if gpu.processes]

@@ -177,9 +177,8 @@ class RunScreen(ActionScreen):
         if "charts" not in sizes or not self.charts.pane.is_behind:
             self._progress = page.progress
         told = replace(page, progress=self._progress)
-        self.head.show(
-            [self.with_trail(lambda room: run_head(told, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
-        )
+        moment = snapshot.past, self.key_words
+        self.head.show([self.with_trail(lambda room: run_head(told, snapshot.gpus, snapshot.at, room, *moment), width)])
 
     def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
         snapshot = self.snapshot
