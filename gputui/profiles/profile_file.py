@@ -13,6 +13,7 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from gputui.core.config import Workspace, shipped_profiles
+from gputui.core.errors import ExplainedError
 from gputui.core.text import clean
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
@@ -30,7 +31,7 @@ Source = Literal["here", "home", "shipped", "file", "typed"]
 """``file``: named by its path alone; ``typed``: a command, whose path is the folder where it was typed."""
 
 
-class ProfileNotFoundError(LookupError):
+class ProfileNotFoundError(ExplainedError, LookupError):
     """No profile has this name. One line: the searched folders and the nearest name."""
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.core.redaction import Redactor
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
 from gputui.store.gpu_use import known_peaks
 from gputui.ui.cli import completers
-from gputui.ui.cli.context import Exit, Session, print_json, say, verb
+from gputui.ui.cli.context import Exit, Session, print_json, refuse, say, verb
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
@@ -43,10 +44,15 @@ def command(
     session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, log: Path | None, as_json: bool
 ) -> None:
     """Check a profile, and show the exact command, environment and GPUs that it would start with."""
-    from gputui.profiles.preflight import check
+    from gputui.profiles.preflight import check, problems_of_rest
+    from gputui.profiles.profile_file import find, load
     from gputui.ui.cli import launch_spec
 
-    chosen = launch_spec.load_profile(session, profile, is_checked=True)
+    path = find(profile, session.workspace, Path.cwd())
+    try:
+        chosen = load(path)
+    except ProfileError as error:
+        refuse([*str(error).splitlines(), *problems_of_rest(path, error, session.workspace.state)], Exit.USAGE)
     if log is not None:
         from gputui.ui.cli.log_trial import show_trial
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import split_assignments
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
@@ -22,25 +21,12 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES, options_of
-from gputui.ui.cli.context import Exit, Session, fail, refuse
+from gputui.ui.cli.context import Exit, Session, refuse
 
 
-def load_profile(session: Session, wanted: str, *, or_else: str = "", is_checked: bool = False) -> Profile:
-    """The profile of a path or name; ends the command with one line per problem. ``or_else`` says
-    what else it could have been. If it is to be checked, problems are also what its other keys tell."""
-    try:
-        path = find(wanted, session.workspace, Path.cwd())
-    except ProfileNotFoundError as error:
-        fail("; ".join(filter(None, (str(error), or_else))), Exit.USAGE)
-    try:
-        return load(path)
-    except ProfileError as error:
-        problems = str(error).splitlines()
-        if is_checked:
-            from gputui.profiles.preflight import problems_of_rest
-
-            problems += problems_of_rest(path, error, session.workspace.state)
-        refuse(problems, Exit.USAGE)
+def load_profile(session: Session, wanted: str) -> Profile:
+    """The profile of a path or name. Raises ProfileNotFoundError, ProfileError."""
+    return load(find(wanted, session.workspace, Path.cwd()))
 
 
 def is_command(session: Session, words: Sequence[str]) -> bool:

@@ -101,6 +101,7 @@ def command(
     file here. What follows a script or -- belongs to it: gputui run --gpus 2 train.py --lr 0.1. A run
     is queued when its GPUs are busy, and survives the end of this terminal.
     """
+    from gputui.profiles.profile_file import ProfileNotFoundError
     from gputui.ui.cli import check, launch_spec
 
     ctx = click.get_current_context()
@@ -109,7 +110,9 @@ def command(
     elif len(words) > 1:
         fail(f"{words[0]} is a profile, and {words[1]} none of its options; --set changes a parameter", Exit.USAGE)
     else:
-        chosen = launch_spec.load_profile(session, words[0], or_else="no file or program has that name either")
+        after = "; no file or program has that name either"
+        with exit_on(ProfileNotFoundError, code=Exit.USAGE, after=after):
+            chosen = launch_spec.load_profile(session, words[0])
     asked = {"partition": partition, "account": account}
     job = {key: value for key, value in asked.items() if value is not None}
     limit: dict[str, float] = {}
