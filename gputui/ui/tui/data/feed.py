@@ -188,10 +188,8 @@ class Feed:
 
     def _open(self, clock: float) -> sqlite3.Connection | None:
         """The connection. At most once a second it is opened again if it was lost or if the file was replaced."""
-        if self._connection is not None and clock - self._opened_at < REOPEN_SECONDS:
+        if clock - self._opened_at < REOPEN_SECONDS:
             return self._connection
-        if self._connection is None and clock - self._opened_at < REOPEN_SECONDS:
-            return None
         self._opened_at = clock
         file = _identity(self._workspace)
         if file != self._file:

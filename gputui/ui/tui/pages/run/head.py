@@ -17,7 +17,7 @@ from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap_at_most
-from gputui.ui.tui.layout.moments import NO_KEYS, KeyWords, right_end
+from gputui.ui.tui.layout.moments import KeyWords, right_end
 from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
 from gputui.ui.tui.layout.words import run_state_text, sign_of
 
@@ -29,14 +29,7 @@ _DISPENSABLE = 3
 _HELPFUL = ("traceback", "section_log", "rerun")
 
 
-def run_head(
-    page: RunPage,
-    gpus: Sequence[GpuView],
-    now: float,
-    width: int,
-    past: Past | None = None,
-    keys: KeyWords = NO_KEYS,
-) -> Line:
+def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None, keys: KeyWords) -> Line:
     """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
     run, progress, sign = page.run, page.progress, sign_of(page.run)
     tail = [(" ", "text"), *right_end(now, past, keys)]
