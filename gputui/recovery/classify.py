@@ -161,7 +161,7 @@ def _by_target(evidence: Evidence) -> list[Finding]:
 
 def detail_of(summary: str) -> str:
     """The detail of an incident's summary, such as the requested memory and the line of code; "" without one."""
-    return summary.partition(" (")[2]
+    return summary.partition(" (")[2].removesuffix(")")
 
 
 def names_request(detail: str) -> bool:

@@ -284,7 +284,8 @@ class _Decision:
         if futile is not None:
             step = self.failed.step
             where = "before the first step" if step is None else f"at step {count(step)}"
-            return "no_difference", f"{title} {where} in {len(self.same) + 1} attempts; {futile}"
+            detail = detail_of(self.failed.incident.summary)
+            return "no_difference", f"{title} {where} in {len(self.same) + 1} attempts ({detail}); {futile}"
         names = (name for past in self.retries if past.kind == kind for name in past.actions)
         tried = [action_title(name) for name in dict.fromkeys(names) if name != UNDO]
         if not tried and not skipped:

@@ -131,7 +131,7 @@ def ladder_of(details: list[tuple[int | None, str]], kind: str = "cuda_oom") -> 
             return sizes, plan
         actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
         past = PastDecision(len(history) + 1, kind, plan.rung, "retry", reach.made, True, actions, dict(params))
-        history.append(replace(past, step=step, detail=f"{detail})"))
+        history.append(replace(past, step=step, detail=detail))
         params = plan.params
         sizes.append(params["batch_size"])
 
@@ -162,9 +162,10 @@ def test_batches_that_make_no_difference_are_not_lowered_without_end(
 
 def test_the_reason_names_the_batches_that_made_no_difference() -> None:
     assert ladder_of([(60, SAME)])[1].reason == (
-        "out of GPU memory at step 60 in 3 attempts; batch_size 64 → 48 → 36 made no difference"
+        "out of GPU memory at step 60 in 3 attempts (tried to allocate 2.00 GiB, train.py:18); "
+        "batch_size 64 → 48 → 36 made no difference"
     )
-    assert "out of GPU memory before the first step in 3 attempts; " in ladder_of([(None, SAME)])[1].reason
+    assert "out of GPU memory before the first step in 3 attempts (" in ladder_of([(None, SAME)])[1].reason
 
 
 def past(kind: str, attempt: int, *, progressed: bool = False, **replaced: Scalar) -> PastDecision:

@@ -78,9 +78,9 @@ def test_decisions_become_what_the_policy_needs() -> None:
     ]
     assert past_decisions(attempts, incidents, decisions, [LAUNCH]) == [
         PastDecision(
-            1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18)"
+            1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18"
         ),
-        PastDecision(2, "killed", 1, "retry", False, False, ("restart",), detail="SIGKILL)"),
+        PastDecision(2, "killed", 1, "retry", False, False, ("restart",), detail="SIGKILL"),
     ]
 
 
