@@ -105,7 +105,6 @@ def marked_refusal(name: str, context: Context) -> str | None:
 Check = tuple[Callable[[Context], object], str]
 """What refuses an action, and the sentence about it, which may name the context (``c``) and what refused (``why``)."""
 
-NO_TRACEBACK = "There is no traceback in its log."
 NO_RUN = "There is no run to choose."
 _NOW = "{c.run.run_id} {c.run.state.phrase}"
 _GONE = "This event is about no {} that is still there."
@@ -160,7 +159,7 @@ CHECKS: Mapping[str, str | Check] = {
         lambda c: c.alert and c.alert.acknowledged_at is not None,
         "{c.alert.acknowledged_by} has acknowledged it already.",
     ),
-    "traceback": (lambda c: c.lacks_traceback, NO_TRACEBACK),
+    "traceback": (lambda c: c.lacks_traceback, "There is no traceback in its log."),
     "form": (lambda c: c.blocked_by, "{why}"),
 }  # fmt: skip
 

@@ -196,18 +196,17 @@ def stop_words(row: RunRow, now: float) -> Span:
 def unsaved_words(step: int | None, stop: StopRequest) -> str:
     """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
     unsaved = 0 if step is None else step - (stop.saved_step or 0)
-    words = f"{count_of(unsaved, 'step')} unsaved"
-    if stop.has_checkpoints:
-        return words if unsaved > 0 else ""
-    return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"
+    parts = [f"{count_of(unsaved, 'step')} unsaved"] if unsaved > 0 else []
+    if not stop.has_checkpoints:
+        parts.append("its profile has no checkpoints")
+    return ", ".join(parts)
 
 
 def waiting_words(run: Run, now: float) -> str:
     """What an active run waits for in a queue, here or on its target; "" if it waits for nothing."""
     if run.state in ("queued", "recovering"):
         return clean(run.waiting_for or run.reason or "in the queue")
-    is_placed = run.state in ("starting", "running") and run.placement is not None
-    if is_placed and run.placement is not None and run.placement.is_waiting:
+    if run.state in ("starting", "running") and run.placement is not None and run.placement.is_waiting:
         return placement_words(run, now)[0]
     return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -40,21 +41,17 @@ def title_sequence(text: str) -> str:
 
 def title_words(snapshot: Snapshot, host_name: str, *, is_ascii: bool) -> str:
     """Counts of runs and the worst state: ``▲ recovering · 2 running 1 queued · gputui ws-kepler``."""
-    counts: dict[str, int] = {}
-    states: set[str] = set()
-    for row in snapshot.runs:
-        state = row.run.shown_state
-        counts[state] = counts.get(state, 0) + 1
-        if state != "failed" or snapshot.at - (row.run.ended_at or 0.0) < FAILED_SECONDS:
-            states.add(state)
-    worst = next((state for state in _WORST if state in states), None)
+    counts = Counter(row.run.shown_state for row in snapshot.runs)
+    failed_at = max((row.run.ended_at or 0.0 for row in snapshot.runs if row.run.state == "failed"), default=0.0)
+    has_failed = snapshot.at - failed_at < FAILED_SECONDS
+    worst = next((state for state in _WORST if counts[state] and (state != "failed" or has_failed)), None)
     lost = sum(gpu.state == "lost" for gpu in snapshot.gpus)
     parts = []
     if worst is not None:
         parts.append(f"{RUN_SIGNS[worst].glyph} {RUN_SIGNS[worst].word}")
     if lost:
         parts.append(f"{lost} GPU{'s' if lost > 1 else ''} lost")
-    counted = " ".join(f"{counts[state]} {RUN_SIGNS[state].word}" for state in _COUNTED if counts.get(state))
+    counted = " ".join(f"{counts[state]} {RUN_SIGNS[state].word}" for state in _COUNTED if counts[state])
     parts += [counted or "no runs", f"gputui {host_name}"]
     text = " · ".join(parts)
     return ascii_line(text) if is_ascii else text

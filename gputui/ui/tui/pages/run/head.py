@@ -110,27 +110,25 @@ def fatal_incident(page: RunPage) -> IncidentView | None:
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     """Of a failed run cause, decision and keys that help; of a queued one what it waits for."""
-    run, incident = page.run, fatal_incident(page)
+    run = page.run
     if run.state == "queued" and run.waiting_for:
-        waits = wrap_at_most(clean(run.waiting_for), width - 4, MOST_CAUSE_LINES)
-        return [fit_line([(" ┃ ", "warn"), (part, "text")], width) for part in waits]
+        return _barred(clean(run.waiting_for), "text", width, bar="warn")
     if run.state != "failed":
         return []
-    decision = None
-    if incident is not None:
-        decision = next((row for row in page.decisions if row.incident_id == incident.incident_id), None)
-    reason = run.told_reason or "no cause is known"
-    cause = clean(causes_of(reason, decision))
-    after = [f"{len(page.attempts)} attempts"] if len(page.attempts) > 1 else []
-    if decision is not None and cause != clean(reason):
-        after.append(in_keys(clean(decision.reason), context))
-    lines = []
-    for text, style in ((cause[:1].upper() + cause[1:], "bad"), (" · ".join(filter(None, after)), "text")):
-        parts = wrap_at_most(text, width - 4, MOST_CAUSE_LINES)
-        lines += [fit_line([(" ┃ ", "bad"), (part, style)], width) for part in parts]
+    reason, decision = run.told_reason or "no cause is known", next(reversed(page.decisions), None)
+    cause = causes_of(reason, decision)
+    lines = _barred(clean(cause[:1].upper() + cause[1:]), "bad", width)
+    if decision is not None and cause != reason:
+        lines += _barred(in_keys(clean(decision.reason), context), "text", width)
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
     for action in (find(name, "run") for name in _HELPFUL):
         word = action.key_word(context)
         if word and action.why_not(context) is None:
             keys.append([(word, "key"), (f" {action.label or action.tooltip.lower()}   ", "text")])
     return [*lines, fitting(keys, width)]
+
+
+def _barred(text: str, style: str, width: int, *, bar: str = "bad") -> list[Line]:
+    """The first lines of a text, behind a bar."""
+    parts = wrap_at_most(text, width - 4, MOST_CAUSE_LINES)
+    return [fit_line([(" ┃ ", bar), (part, style)], width) for part in parts]

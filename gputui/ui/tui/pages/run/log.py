@@ -50,8 +50,8 @@ class Search(Struct, frozen=True):
 class RunLog:
     """The visible lines of a log: its end or a place scrolled to, a search, warnings only.
 
-    ``label`` and ``is_deep`` are its request to the feed; ``left`` are cells scrolled out to the left;
-    ``lacks_traceback``: the last search for one found none."""
+    ``label`` and ``is_deep`` are its request to the feed; ``left`` are cells scrolled out to the
+    left; ``lacks_traceback``: the search for one ended here, in vain."""
 
     def __init__(self, say: Callable[[str], object], reveal: Callable[[], object]) -> None:
         self.label: str | None = None
@@ -71,7 +71,6 @@ class RunLog:
         # The number of the line below the visible ones; None shows the end.
         self._below: int | None = None
         self._to_try: list[str | None] = []
-        self._in_vain = ""
 
     @property
     def _end(self) -> int:
@@ -101,17 +100,15 @@ class RunLog:
         if tail is not self.tail:
             if (tail.label, tail.source) != (self.tail.label, self.tail.source):
                 self._below = self.current_hit = None
-            self.tail = tail
+            self.tail, self.lacks_traceback = tail, False
             self._find()
         if self._to_try and (tail.label == self.label or self.label is None):
             # This log has a traceback to show, or the next one is tried.
-            self._to_try = [] if self._show_traceback() else self._to_try[1:]
+            is_shown = self._show_traceback()
+            self._to_try = [] if is_shown else self._to_try[1:]
+            self.lacks_traceback = not is_shown and not self._to_try
             if self._to_try:
                 self.label = self._to_try[0]
-            elif tail.levels.rfind(Level.ERROR) < 0:
-                self.lacks_traceback = True
-                if self._in_vain:
-                    self._say(self._in_vain)
         # Progress bars take many bytes and few lines: older lines must fill the pane.
         self.is_deep |= bool(tail.lines) and len(tail.lines) < height and not tail.is_whole
 
@@ -143,9 +140,9 @@ class RunLog:
         self.is_deep = False
         self._to_try = []
 
-    def show_traceback(self, labels: Sequence[str], rank: int | None, in_vain: str = "") -> None:
-        """Show the newest traceback of ``rank``, else of any rank, a launcher's only if no rank has a log. Without one,
-        say ``in_vain``, at the end of what that rank printed."""
+    def show_traceback(self, labels: Sequence[str], rank: int | None) -> None:
+        """Show the newest traceback of ``rank``, else of any, a launcher's only if no rank has a log;
+        without one, the end of what that rank printed."""
         logs = [name for name in labels if OF_ATTEMPT not in name]
         logs = [name for name in logs if name.startswith("rank ")] or logs
         logs = [name for name in logs if name in (f"rank {rank}", f"rank {rank} stderr")] or logs
@@ -153,7 +150,7 @@ class RunLog:
         outputs = [name for name in logs if name not in errors]
         to_try: list[str | None] = [*errors, *reversed(outputs)]
         self.show(to_try[0] if to_try else None)
-        self._to_try, self._in_vain, self.lacks_traceback = to_try or [None], in_vain, False
+        self._to_try = to_try or [None]
 
     def _show_traceback(self) -> bool:
         """Show the newest block of error lines from its beginning; False if there is none."""
@@ -278,6 +275,8 @@ class RunLog:
         words = [] if report is None else [f"{report.exception}: how the launcher reports the stop"]
         below = len(self._shown) - self._end
         is_earlier = OF_ATTEMPT in (self.tail.label or "")
+        if self.lacks_traceback:
+            words.append("no traceback")
         if self.left:
             words.append(f"from column {count(self.left + 1)}")
         if self.search.text:

@@ -19,7 +19,6 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.actions.context import NO_TRACEBACK
 from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
@@ -110,8 +109,7 @@ class RunScreen(ActionScreen):
         return [] if text is None else [text]
 
     def context(self) -> Context:
-        has_ended = self.page is not None and self.page.run.state.is_over
-        lacks_traceback = has_ended and self.log_part.lacks_traceback
+        lacks_traceback = self.log_part.lacks_traceback
         return replace(super().context(), section=self.section, lacks_traceback=lacks_traceback)
 
     @property
@@ -146,7 +144,7 @@ class RunScreen(ActionScreen):
             self._has_sought_cause = False
         elif not self._has_sought_cause:
             self._has_sought_cause = True
-            self._show_traceback(page)
+            self.do_traceback()
         labels, banner = labels_line(page.run, width), banner_lines(page, self.context(), width)
         self.labels.show(labels)
         self.banner.show(banner)
@@ -407,13 +405,10 @@ class RunScreen(ActionScreen):
         self.in_thread(partial(write_chart, drawn, folder, name), lambda told: self.shell.say(*told))
 
     def do_traceback(self) -> None:
-        if self.page is not None:
-            self._show_traceback(self.page, NO_TRACEBACK)
-
-    def _show_traceback(self, page: RunPage, in_vain: str = "") -> None:
         self.section = "log"
-        incident = fatal_incident(page)
-        self.log_part.show_traceback(page.log.labels, incident.rank if incident is not None else None, in_vain)
+        if (page := self.page) is not None:
+            incident = fatal_incident(page)
+            self.log_part.show_traceback(page.log.labels, incident.rank if incident is not None else None)
 
     def do_check(self) -> None:
         page = self.page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import PurePath
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip_middle, fit
 from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duration, parameter, percent, rate
+from gputui.machine.child import signal_name
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words, total
@@ -130,21 +130,19 @@ MOST_VALUES = 3
 
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     """Each parameter, those first that changed after the launch, with the reason; and the code."""
-    current = page.run.params
     kinds = {incident.incident_id: kind_title(incident.kind) for incident in page.incidents}
     decisions = {name: decision for decision in page.decisions for name in decision.params}
-    changed, same = [], []
-    for name in dict.fromkeys([*page.launched, *current]):
-        values = _course_of(page, name)
-        words, reason = _course_words(values), ""
-        if len(values) == 1:
-            same.append((clean(name), words, "text", reason))
-            continue
-        decision = decisions.get(name)
-        if decision is not None and decision.params[name] == values[-1]:
+    every = [page.launched, *(attempt.params for attempt in page.attempts), page.run.params]
+    items = []
+    for name in dict.fromkeys([*page.launched, *page.run.params]):
+        values = [clean(parameter(value)) for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
+        course, reason, decision = " → ".join(values), "", decisions.get(name)
+        if len(values) > MOST_VALUES:
+            course = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
+        if len(values) > 1 and decision is not None and decision.params[name] == page.run.params.get(name):
             reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
-        changed.append((clean(name), words, "warn", reason))
-    items = [*changed, *same]
+        items.append((clean(name), course, "warn" if len(values) > 1 else "text", reason))
+    items.sort(key=lambda item: item[2] == "text")
     if (code := launched_code(page.run)) is not None:
         items.append(("code", code, "text", ""))
     if not items:
@@ -154,19 +152,6 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
         fit_line([(" " + fit(clip_middle(name, room - 2), room), "dim"), (value, style), (f"  {reason}", "dim")], width)
         for name, value, style, reason in items
     ]
-
-
-def _course_of(page: RunPage, name: str) -> list[object]:
-    """The values of a parameter from the launch to now."""
-    every = [page.launched, *(attempt.params for attempt in page.attempts), page.run.params]
-    return [value for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
-
-
-def _course_words(values: Sequence[object]) -> str:
-    """``64 → 48 → 36``; of many values the first, the last, and how often they changed: ``64 → 1 (7×)``."""
-    if len(values) <= MOST_VALUES:
-        return " → ".join(clean(parameter(value)) for value in values)
-    return f"{clean(parameter(values[0]))} → {clean(parameter(values[-1]))} ({len(values) - 1}×)"
 
 
 # --- checkpoints
@@ -379,8 +364,7 @@ def _end_of(attempt: Attempt, ended_at: float) -> _Entry:
     if attempt.state == "stopped":
         ended = "was stopped"
     elif attempt.exit_signal is not None:
-        names = {each.value: each.name for each in signal.Signals}
-        ended = f"was ended by {names.get(attempt.exit_signal, f'signal {attempt.exit_signal}')}"
+        ended = f"was ended by {signal_name(attempt.exit_signal)}"
     elif attempt.exit_code is not None:
         ended = f"exited with code {attempt.exit_code}" if attempt.exit_code else "exited normally"
     else:

@@ -264,10 +264,13 @@ NOISE = "launcher", "rank 0 of attempt 1", "launcher of attempt 1"
 def test_a_failed_run_opens_on_the_log_of_the_rank_that_failed(
     labels: tuple[str, ...], rank: int | None, with_errors: tuple[str, ...], label: str | None, is_lacking: bool
 ) -> None:
-    said: list[str] = []
-    view = log_of(LogTail(labels=labels), said)
-    view.show_traceback(labels, rank, "There is none.")
+    view = log_of(LogTail(labels=labels))
+    view.show_traceback(labels, rank)
+    levels = {name: bytes([Level.INFO, Level.ERROR if name in with_errors else Level.INFO]) for name in (*labels, None)}
+    tails = {name: LogTail(name, labels, ("one", "two"), levels=levels[name]) for name in levels}
     for _ in labels:
-        level = Level.ERROR if view.label in with_errors else Level.INFO
-        view.update(LogTail(view.label, labels, ("one", "two"), levels=bytes([Level.INFO, level])), 80, 4)
-    assert (view.label, view.lacks_traceback, said) == (label, is_lacking, ["There is none."] if is_lacking else [])
+        view.update(tails[view.label], 80, 4)
+    assert (view.label, view.lacks_traceback) == (label, is_lacking)
+    assert ("no traceback" in drawn(view, is_live=False)[0]) is is_lacking
+    view.update(LogTail(view.label, labels, ("one", "two", "three"), levels=bytes(3)), 80, 4)
+    assert not view.lacks_traceback, "what was written since may have one"

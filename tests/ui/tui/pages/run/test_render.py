@@ -22,6 +22,7 @@ from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, next_marker, panel_lines
+from gputui.ui.tui.layout.columns import wrap_at_most
 from gputui.ui.tui.layout.panels import HARDWARE, Panel, panels
 from gputui.ui.tui.pages.run.chart_files import file_name
 from gputui.ui.tui.pages.run.sections import (
@@ -37,6 +38,7 @@ from gputui.ui.tui.pages.run.sections import (
     timeline_lines,
 )
 from gputui.ui.tui.widgets.chart_pane import Charts, at_cursor
+from tests.tables import table
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of, widths
@@ -398,3 +400,8 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
     assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, None, -1) is MARKERS[2]
+
+
+@table("count, lines", [(3, ["one two", "three", "four"]), (2, ["one two", "three …"]), (1, ["one …"])])
+def test_what_does_not_fit_ends_at_a_word_and_says_so(count: int, lines: list[str]) -> None:
+    assert wrap_at_most("one two three four", 7, count) == lines
