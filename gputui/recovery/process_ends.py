@@ -247,18 +247,25 @@ def _unboxed(lines: Sequence[str]) -> list[str]:
 
 
 def last_message(evidence: Evidence, rank: int | None, *, since: float | None = None) -> str | None:
-    """The last message on standard error of a rank, else of another one; only of logs that were written
-    since a time."""
+    """The last message on standard error of a rank, else of another one that did not end for want of a
+    rank; only of logs that were written since a time."""
     first = -math.inf if since is None else since - MTIME_SECONDS
     tails = [tail for tail in evidence.tails if tail.written_at is None or tail.written_at >= first]
     own = [tail for tail in tails if tail.rank == rank and tail.stream in ("stderr", "output")]
     others = [tail for tail in tails if tail.rank not in (rank, None) and tail.stream == "stderr"]
-    for tail in (*own, *others):
+    for tail in (*own, *(tail for tail in others if not _lost_a_rank(tail.text, evidence))):
         lines = [line for line in _unboxed(lines_of(tail.text)) if not is_wrapper_line(line)]
         announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
         if announced or (lines and tail in own):
             return structured(announced[-1] if announced else lines[-1])
     return None
+
+
+def _lost_a_rank(text: str, evidence: Evidence) -> bool:
+    """Return whether the last exception of a log only says that another rank is gone."""
+    chain = last_chain(text, is_wrapper)
+    signature = None if chain is None else match_chain(chain, evidence.gpus)[1]
+    return signature is not None and signature.rank is Tier.CONSEQUENCE
 
 
 def printed_at_end(evidence: Evidence) -> list[str]:
