@@ -252,7 +252,7 @@ def _evidence(
             how = signal_name(-code) if code < 0 else f"code {code}"
             what = f"saw rank {report.root.rank} fail first, with {how}"
             if primary.rank not in (report.root.rank, None):
-                what = f"noticed the end of rank {report.root.rank} first, with {how}"
+                what = f"named rank {report.root.rank} first, with {how}"
             yield "launcher", f"{report.launcher}: {what}"
         for failure in report.failures:
             if failure.pid in report.forced:

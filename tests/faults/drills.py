@@ -116,8 +116,8 @@ DRILLS = [
     # communication
     Drill("nccl_timeout", printed(WATCHDOG, code=-6), "Watchdog caught collective operation timeout"),
     Drill("nccl_error", raised(NCCL.format("ncclInternalError: Internal check failed.")), "ncclInternalError"),
-    Drill("peer_lost", peers_lost, "Connection closed by peer", rank=0),
-    Drill("rank_left_early", tape("rank_left_early_recorded"), "saw rank 0 fail first"),
+    Drill("peer_lost", peers_lost, "Connection closed by peer", rank=1),
+    Drill("rank_left_early", tape("rank_left_early_recorded"), "named rank 0 first"),
     Drill("port_in_use", tape("port_in_use"), "EADDRINUSE", rank=None, actions=("new_port",)),
     Drill(
         "rendezvous", tape("rendezvous_store_unreachable"), "C10d store has failed", rank=None, actions=("new_port",)

@@ -58,7 +58,7 @@ def test_ranks_that_failed_alike_are_told_together(tmp_path: Path, texts: list[s
     lay_out(tmp_path, {"output.log": report(dict.fromkeys(range(len(texts)), 1), root=1), **logs})
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
     assert incident.summary.startswith(says) and incident.rank == rank
-    verb = "saw rank 1 fail first" if rank == 1 else "noticed the end of rank 1 first"
+    verb = "saw rank 1 fail first" if rank == 1 else "named rank 1 first"
     assert f"torchrun: {verb}, with code 1" in incident.evidence_lines
 
 
