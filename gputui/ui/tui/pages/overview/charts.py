@@ -141,7 +141,7 @@ def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int) -> l
     heading = rule("", inner, figures=[figure])
     if height < BOXED_FROM:
         return [[*line, (" ", "text")] for line in [heading, *plot]]
-    span: list[Span] = [("╴10 min", "dim")] if width >= NAMED_FROM else []
+    span: list[Span] = [(" 10 min ", "dim")] if width >= NAMED_FROM else []
     return box([heading, *plot], width, span)
 
 

@@ -102,7 +102,7 @@ def test_each_gpu_has_a_chart_with_its_values_in_the_colours_of_its_curves(snaps
     lines = charts.lines(snapshot, 200, 10)
     heading = text_of(lines)[0]
     assert widths(lines) == {200} and len(lines) == 10
-    assert heading.count("╭") == 9 and text_of(lines)[-1].count("╴10 min") == 9
+    assert heading.count("╭") == 9 and text_of(lines)[-1].count(" 10 min ") == 9
     gpu = snapshot.gpus[0]
     assert f"0 {gpu.utilization_percent:.0f}% 71G {gpu.temperature_celsius:.0f}° " in heading
     plot = [span for line in lines[1:-1] for span in line if "│" not in span[0]]
