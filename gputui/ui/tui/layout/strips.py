@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, byte_rate, celsius, count_of, duration, gibibytes, percent
@@ -229,19 +230,16 @@ def _load_style(value: float | None, limit: float) -> str:
 SEVEREST_FIRST = ("error", "warning", "info")
 
 
-WATCHED: Mapping[str, tuple[str, Callable[[GpuView], float | None]]] = {
+WATCHED: Mapping[str, tuple[str, Callable[[Any], float | None]]] = {
     "gpu_hot": ("{}", lambda gpu: gpu.temperature_celsius),
     "gpu_memory": ("{} memory", lambda gpu: _share(gpu.own_used_bytes, gpu.memory_total_bytes)),
     "gpu_parked": ("{} memory held", lambda gpu: None if gpu.own_used_bytes is None else gpu.own_used_bytes / 2**30),
-}
-"""By rule of GPUs: what it watches, with the GPU's name, and its value now in the unit of the rule."""
-
-WATCHED_OF_HOST: Mapping[str, tuple[str, Callable[[HostSample], float | None]]] = {
     "host_memory": ("Host memory", lambda host: _share(host.memory_used_bytes, host.memory_total_bytes)),
     "disk": ("State disk", lambda host: _share(host.disk_used_bytes, host.disk_total_bytes)),
     "shm": ("/dev/shm", lambda host: _share(host.shm_used_bytes, host.shm_total_bytes)),  # noqa: S108 - for people
 }
-"""The same of the host's rules. The other rules watch means, or what happened once: a snapshot has no such value."""
+"""By rule: what it watches of a GPU or of the host, and its value now in the unit of the rule. The other rules watch
+means, or what happened once: a snapshot has no such value."""
 
 
 def alert_words(alert: AlertView, snapshot: Snapshot) -> str:
@@ -268,14 +266,13 @@ def alert_words(alert: AlertView, snapshot: Snapshot) -> str:
 
 def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | None]:
     """What an alert watches and its value now; None for what a snapshot does not have."""
-    if alert.rule in WATCHED_OF_HOST:
-        name, host_value = WATCHED_OF_HOST[alert.rule]
-        return name, None if snapshot.host is None else host_value(snapshot.host)
     if alert.rule not in WATCHED:
         return None, None
-    name, gpu_value = WATCHED[alert.rule]
-    values = [gpu_value(gpu) for gpu in snapshot.gpus if gpu.uuid == alert.subject_id]
-    return name.format(alert.subject_name), next(iter(values), None)
+    name, value_of = WATCHED[alert.rule]
+    subject: GpuView | HostSample | None = snapshot.host
+    if alert.subject_kind == "gpu":
+        subject = next((gpu for gpu in snapshot.gpus if gpu.uuid == alert.subject_id), None)
+    return name.format(alert.subject_name), None if subject is None else value_of(subject)
 
 
 def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Line | None:
