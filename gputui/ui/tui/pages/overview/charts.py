@@ -23,7 +23,7 @@ CHART_WIDTH, CHART_HEIGHT = 15, 2
 """Least cells of a chart, for its heading in a frame, and its least lines."""
 
 NAMED_FROM = 18
-"""Least cells of a chart whose heading has the temperature, and whose frame says how long the curves are."""
+"""Least cells of all charts for headings with the temperature, and frames that say how long the curves are."""
 
 BOXED_FROM = 4
 """Least lines of a chart with a frame."""
@@ -107,8 +107,10 @@ class GpuCharts:
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
             self._plots = [_plot(subject, *_inner(*size)) for subject, size in zip(charted, sizes, strict=False)]
+        is_named = min(widths) >= NAMED_FROM
         charts = [
-            _chart(subject, plot, *size) for subject, plot, size in zip(charted, self._plots, sizes, strict=False)
+            _chart(subject, plot, *size, is_named=is_named)
+            for subject, plot, size in zip(charted, self._plots, sizes, strict=False)
         ]
         charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
         return [line for first in range(0, len(charts), across) for line in beside(*charts[first : first + across])]
@@ -123,7 +125,7 @@ def _inner(width: int, height: int) -> tuple[int, int]:
     return (width - 2, height - 2) if height >= BOXED_FROM else (width - 1, height - 1)
 
 
-def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int) -> list[Line]:
+def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, *, is_named: bool) -> list[Line]:
     """A chart with its heading, whose words have the styles of the curves."""
     inner, _ = _inner(width, height)
     load, memory = subject.styles
@@ -135,13 +137,13 @@ def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int) -> l
             (f" {percent(subject.utilization_percent)}", load),
             (f" {gigabytes(subject.memory_used_bytes).strip()}G", memory),
         ]
-        if width >= NAMED_FROM and subject.temperature_celsius is not None:
+        if is_named and subject.temperature_celsius is not None:
             heat = "warn" if subject.is_hot else "text"
             figure.append((f" {subject.temperature_celsius:.0f}°", heat))
     heading = rule("", inner, figures=[figure])
     if height < BOXED_FROM:
         return [[*line, (" ", "text")] for line in [heading, *plot]]
-    span: list[Span] = [(" 10 min ", "dim")] if width >= NAMED_FROM else []
+    span: list[Span] = [(" 10 min ", "dim")] if is_named else []
     return box([heading, *plot], width, span)
 
 

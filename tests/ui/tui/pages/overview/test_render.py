@@ -108,6 +108,7 @@ def test_each_gpu_has_a_chart_with_its_values_in_the_colours_of_its_curves(snaps
     plot = [span for line in lines[1:-1] for span in line if "│" not in span[0]]
     assert styles_of(lines[0], "71G") <= {style for text, style in plot if text.strip()}
     assert "10 min" not in text_of(charts.lines(snapshot, 120, 7))[-1], "no room beside the frame"
+    assert "°" not in text_of(charts.lines(snapshot, 140, 7))[0], "all charts or none"
 
 
 def test_charts_are_in_rows_of_equally_many_and_those_without_room_are_left_out(snapshot: Snapshot) -> None:
