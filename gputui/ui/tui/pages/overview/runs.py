@@ -364,7 +364,7 @@ _LOSS: Column[_Shown] = Column(
 )
 _METRIC: Column[_Shown] = Column("METRIC", 14, _metric, ">", importance=1, gap=2, grow=1, most=20)
 _OTHERS: tuple[Column[_Shown], ...] = (
-    Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
+    Column("PROGRESS", 9, _done, importance=2, gap=1, grow=1, most=20),
     Column("STEP", 13, _step, ">", gap=1),
     _LOSS,
     Column("", 7, _curve, importance=3, gap=2, grow=1, most=24),
@@ -373,5 +373,5 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     Column("LOST", 21, _lost, importance=6, gap=2, value=lambda shown: _lost(shown, 0) or None),
     Column("TIME", 11, _run_time, ">", importance=7, gap=2),
     Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),
-    Column("ETA", 12, _time_left, gap=2, grow=4),
+    Column("ETA", 11, _time_left, gap=2, grow=4),
 )
