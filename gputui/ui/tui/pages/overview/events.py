@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from gputui.core.text import cell_width, clean
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
@@ -21,8 +21,10 @@ NAMED_DAYS = 4
 """Least lines, with the heading, in which days have rows of their own, and long events two lines; in fewer each event
 has its day."""
 
-_LEAD = "▸03:11:54 ✗ "
-_GAP = "  "
+_SIGNS = "▸ ✗ "
+"""The cursor, the sign of the severity, and the blanks around the time between them."""
+
+_TIME, _DATED_TIME, _GAP = len("03:11:54"), len("Fri 03:11"), "  "
 
 
 class EventRow(NamedTuple):
@@ -49,9 +51,9 @@ def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None
         if event is None:
             lines.append(fit_line([(f" {text}", "dim")], width))
             continue
-        spans = [(" " * (len(_LEAD) + name_width), "text")]
+        spans = [(" " * (len(_SIGNS) + _TIME + name_width), "text")]
         if is_first:
-            time = clock(event.at) if height >= NAMED_DAYS else f"{dated_clock(event.at, now):<9}"
+            time = clock(event.at) if height >= NAMED_DAYS else f"{dated_clock(event.at, now):<{_DATED_TIME}}"
             spans = [
                 ("▸" if event.event_id == cursor else " ", "cursor"),
                 (f"{time} ", "dim"),
@@ -65,11 +67,12 @@ def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None
 
 def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int | None = None) -> list[EventRow]:
     """The rows that fit below the heading: the newest events, or those around the event of that id. From `NAMED_DAYS`
-    lines on, the name of the day stands above the first one and where it changes, unless all are of today."""
+    lines on, the name of the day stands above the first one and where it changes, unless all are of today; below, long
+    messages keep their begin and their end, which says how a run goes on."""
     rows: list[EventRow] = []
     now = snapshot.at
     place, day = None, day_name(now)
-    room = width - len(_LEAD) - _name_width(snapshot) - len(_GAP)
+    room = width - len(_SIGNS) - _name_width(snapshot) - len(_GAP)
     for event in snapshot.events:
         if day_name(event.at) != day and height >= NAMED_DAYS:
             day = day_name(event.at)
@@ -77,7 +80,10 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
         if event.event_id == cursor:
             place = len(rows)
         message = clean(with_indices(event.message, snapshot.gpus)) or UNKNOWN
-        parts = _in_two(message, room) if height >= NAMED_DAYS else (message,)
+        if height >= NAMED_DAYS:
+            parts = _in_two(message, room - _TIME)
+        else:
+            parts = (clip_middle(message, max(1, room - _DATED_TIME)),)
         rows += [EventRow(part, event, not number) for number, part in enumerate(parts)]
     below, end = max(0, height - 1), len(rows)
     if place is not None:
