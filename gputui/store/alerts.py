@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.store.events import Severity
 from gputui.store.rows import insert, records
@@ -59,11 +60,20 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
 
 
 def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
-    """The alerts that are active now, or were then: the severest first, then the newest."""
+    """The alerts that are active now, or as they were then: the severest first, then the newest."""
     order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
     if at is None:
         return _read(connection, f"cleared_at IS NULL {order}")
-    return _read(connection, f"raised_at <= ?1 AND coalesce(cleared_at, ?1) >= ?1 {order}", at)
+    then = _read(connection, f"raised_at <= ?1 AND coalesce(cleared_at, ?1) >= ?1 {order}", at)
+    return [_as_at(alert, at) for alert in then]
+
+
+def _as_at(alert: AlertView, at: float) -> AlertView:
+    """An alert as it was at a moment while it was active."""
+    active = replace(alert, cleared_at=None, cleared_because=None)
+    if alert.acknowledged_at is not None and alert.acknowledged_at > at:
+        return replace(active, acknowledged_at=None, acknowledged_by=None)
+    return active
 
 
 def cleared(connection: sqlite3.Connection, limit: int, before: float | None = None) -> list[AlertView]:

@@ -8,15 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from gputui.core.units import count_of
 from gputui.recovery.costs import Cost, RunHistory, total
 from gputui.runs import notices
 from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
 from gputui.store.agent import AgentView
-from gputui.store.alerts import AlertView
 from gputui.store.hardware import (
     GpuView,
     gpu_events,
@@ -135,23 +132,8 @@ OVER_KEPT = 200
 
 def read_alerts(connection: sqlite3.Connection, with_history: bool, at: float | None = None) -> AlertsState:
     """The alerts now, or at a past moment. Raises sqlite3.Error."""
-    last = alerts.lasting(connection, at)
     over = alerts.cleared(connection, OVER_KEPT, at) if with_history else []
-    if at is None:
-        return AlertsState(tuple(last), tuple(over))
-    return AlertsState(tuple(_as_at(one, at) for one in last), tuple(over))
-
-
-def _as_at(alert: AlertView, at: float) -> AlertView:
-    """An alert as it was at a moment while it was active."""
-    seen = alert.acknowledged_at is not None and alert.acknowledged_at <= at
-    return replace(
-        alert,
-        cleared_at=None,
-        cleared_because=None,
-        acknowledged_at=alert.acknowledged_at if seen else None,
-        acknowledged_by=alert.acknowledged_by if seen else None,
-    )
+    return AlertsState(tuple(alerts.lasting(connection, at)), tuple(over))
 
 
 LEAST_BYTES = 1 << 20
