@@ -12,7 +12,7 @@ from gputui.core.units import bytes_text, count_of, duration
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
-from gputui.runs.command import Launch, build_launch, substitute, values_for
+from gputui.runs.command import Launch, build_launch, substitute, values_for, without_gpus
 from gputui.runs.executors import Executors
 from gputui.runs.launchers.base import Placement
 from gputui.runs.learned_checkpoints import LEARNED
@@ -21,6 +21,12 @@ from gputui.runs.spec import RunSpec
 
 RUN_ID = "RUN"
 """A placeholder for the run's id, which is assigned at the launch."""
+
+
+def target_preview(spec: RunSpec, runs: Path) -> list[str]:
+    """What a run's target would get, without secrets, as lines."""
+    launch = redact_launch(without_gpus(preview_launch(spec, runs=runs)), Redactor(secrets_of(spec)))
+    return [clean(line) for line in Executors().of(spec.target).preview(spec, launch).splitlines()]
 
 
 def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) -> Launch:

@@ -10,7 +10,6 @@ import click
 from msgspec.structs import replace
 
 from gputui.core import units
-from gputui.core.redaction import Redactor
 from gputui.core.typed_time import TypedTimeError, parse_begin
 from gputui.core.yaml_forms.problems import shorten
 from gputui.core.yaml_forms.quantities import parse_duration
@@ -214,14 +213,9 @@ def first_state(session: Session, run_id: str) -> str:
 
 def print_preview(session: Session, spec: RunSpec) -> None:
     """Print what the run's target would get, without secrets."""
-    from gputui.profiles.describe import preview_launch
-    from gputui.runs.command import without_gpus
-    from gputui.runs.executors import Executors
-    from gputui.runs.redaction import redact_launch, secrets_of
+    from gputui.profiles.describe import target_preview
 
-    launch = without_gpus(preview_launch(spec, runs=session.workspace.runs, gpus=()))
-    text = Executors().of(spec.target).preview(spec, redact_launch(launch, Redactor(secrets_of(spec))))
-    for line in text.splitlines():
+    for line in target_preview(spec, session.workspace.runs):
         say(line)
 
 

@@ -11,10 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
-from gputui.core.redaction import Redactor
 from gputui.core.text import clean
 from gputui.runs.checks import CheckResult
-from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.gpu_use import known_peaks
@@ -142,13 +140,12 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
 
 
 def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
-    from gputui.profiles.describe import command_line, describe, preview_launch
+    from gputui.profiles.describe import command_line, describe, preview_launch, target_preview
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import check_elsewhere, quick_checks
     from gputui.profiles.resolve import resolve
     from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
-    from gputui.runs.executors import Executors
 
     name = form.target
     target = None if name is None else find_target(name, profile.form.targets, workspace)
@@ -165,10 +162,8 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
     spec = replace(spec, priority=priority_of(form.text(PRIORITY)))
     if target is not None:
         launch = without_gpus(preview_launch(spec, runs=workspace.runs))
-        shown = redact_launch(launch, Redactor(secrets_of(spec)))
-        lines = tuple(map(clean, Executors().of(target).preview(spec, shown).splitlines()))
-        checks = check_elsewhere(spec, workspace.state)
-        return Plan(spec, (), command_line(spec, launch), lines, tuple(checks))
+        lines = tuple(target_preview(spec, workspace.runs))
+        return Plan(spec, (), command_line(spec, launch), lines, tuple(check_elsewhere(spec, workspace.state)))
     taken = () if situation is None else likely_gpus(spec, situation)
     launch = preview_launch(spec, runs=workspace.runs, gpus=taken)
     past = known_peaks(workspace.database, spec.name)
