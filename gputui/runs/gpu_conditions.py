@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -11,6 +10,7 @@ from msgspec import Struct
 from gputui.core.text import clean
 from gputui.machine.gpu_model import GpuFacts, unseen_use
 from gputui.machine.throttle import TROUBLE
+from gputui.runs.process_words import script_of
 from gputui.runs.scheduler import GpuAvailability
 from gputui.store.hardware import GpuView
 from gputui.store.series import GpuProcess, GpuSample, GpuSlowSample
@@ -24,8 +24,6 @@ _COOL_CELSIUS = 50.0
 _BAND_CELSIUS = 15.0
 
 EXCLUDED = "is not used here (gpus.yaml)"
-
-_PYTHON = re.compile(r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s|$)|\s+-[XW]\s*\S+)*\s*(-m\s+)?")
 
 
 class GpuCondition(Struct, frozen=True):
@@ -198,14 +196,3 @@ def users_of(processes: Sequence[GpuProcess]) -> str:
     program = script_of(clean(first.command or "")).partition(" ")[0] or f"process {first.pid}"
     user = f" of {clean(first.user)}" if first.user else ""
     return f"{program}{user}" + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
-
-
-def script_of(command: str) -> str:
-    """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py -x 1`` →
-    ``train.py -x 1``, ``python -m trainer x`` → ``trainer x``."""
-    found = _PYTHON.match(command)
-    rest = command[found.end() :] if found else command
-    if found and (found[1] or not rest or rest[0] == "-"):
-        return rest if found[1] else f"python {rest}".rstrip()
-    first, space, others = rest.partition(" ")
-    return (first.rsplit("/", 1)[-1] or first) + space + others

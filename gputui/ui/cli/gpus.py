@@ -11,6 +11,7 @@ import click
 
 from gputui.core import units
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of
+from gputui.runs.process_words import process_words
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.json_shapes import Shape
@@ -21,7 +22,6 @@ from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, 
 from gputui.ui.tui.data.machine import XID_SECONDS
 from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.snapshot_json import gpu_shapes
-from gputui.ui.tui.layout.process_words import process_words
 
 FIRST_SAMPLE_SECONDS = 10.0
 

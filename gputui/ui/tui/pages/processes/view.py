@@ -12,12 +12,12 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, gibibytes, index_ranges, percent
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.runs.process_words import script_words
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, filled, fitted, paragraph, rule, telling
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
-from gputui.ui.tui.layout.process_words import script_words
 from gputui.ui.tui.layout.run_words import run_style
 
 Grouping = Literal["", "gpu", "run"]

@@ -14,12 +14,11 @@ from textual.pilot import Pilot
 
 from gputui.machine.procfs import read_stat
 from gputui.metrics.draw.parts import Line
-from gputui.runs.gpu_conditions import script_of
+from gputui.runs.process_words import script_of, script_words
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.questions import MenuScreen
-from gputui.ui.tui.layout.process_words import script_words
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
 from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
 from tests.ui.tui import many_processes

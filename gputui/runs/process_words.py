@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from gputui.core.text import clean
-from gputui.runs.gpu_conditions import script_of
 from gputui.store.hardware import ProcessView
+
+_PYTHON = re.compile(r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s|$)|\s+-[XW]\s*\S+)*\s*(-m\s+)?")
 
 
 def process_words(process: ProcessView) -> str:
@@ -20,3 +21,14 @@ def script_words(command: str, run_id: str | None) -> str:
     if run_id is not None:
         command = re.sub(rf" --?[\w-]+[ =]\S*/{re.escape(run_id)}(?:/[\w-]*)?(?= |$)", "", command)
     return script_of(command)
+
+
+def script_of(command: str) -> str:
+    """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py -x 1`` →
+    ``train.py -x 1``, ``python -m trainer x`` → ``trainer x``."""
+    found = _PYTHON.match(command)
+    rest = command[found.end() :] if found else command
+    if found and (found[1] or not rest or rest[0] == "-"):
+        return rest if found[1] else f"python {rest}".rstrip()
+    first, space, others = rest.partition(" ")
+    return (first.rsplit("/", 1)[-1] or first) + space + others
