@@ -76,14 +76,15 @@ _COLOURS: Mapping[str, tuple[str | None, str, str, str]] = {
     "bad": ("red", "#ff6b6b", "#b3001b", "#ff7a33"),
     "accent": ("cyan", "#5fd7ff", "#005f87", "#56b4e9"),
     "second": ("magenta", "#b69cff", "#6a3fb5", "#e2a3c7"),
-    # Found by a search for the largest least difference (CIEDE2000) of any two, also as seen without the receptors for
-    # red or for green (Viénot 1999), from each other, from the text and from the colours of states.
+    # Those for a light background and for the colour-blind were found by a search for the largest least difference
+    # (CIEDE2000) of any two, also as seen without the receptors for red or for green (Viénot 1999), from each other,
+    # from the text and from the colours of states; the dark ones are clearer hues near those.
     "series.0": ("cyan", "#5fd7ff", "#005f87", "#5fd7ff"),
-    "series.1": ("magenta", "#eb8f30", "#6f3100", "#eb8f30"),
-    "series.2": ("bright_green", "#e8c1c3", "#9700e6", "#e8c1c3"),
-    "series.3": ("bright_blue", "#a98fef", "#bd004c", "#a98fef"),
-    "series.4": ("bright_yellow", "#d3f26a", "#291438", "#d3f26a"),
-    "series.5": ("bright_magenta", "#56ae8b", "#193424", "#56ae8b"),
+    "series.1": ("magenta", "#ff9f43", "#6f3100", "#eb8f30"),
+    "series.2": ("bright_green", "#ff8fd0", "#9700e6", "#e8c1c3"),
+    "series.3": ("bright_blue", "#9d8cff", "#bd004c", "#a98fef"),
+    "series.4": ("bright_yellow", "#dcf587", "#291438", "#d3f26a"),
+    "series.5": ("bright_magenta", "#2db57f", "#193424", "#56ae8b"),
 }
 
 
