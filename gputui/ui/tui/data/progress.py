@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 RATE_WINDOW_SECONDS = 60.0
 """The pace is that of this time: long enough to be calm, short enough to show a change."""
 
+LEFT_WINDOW_SECONDS = 600.0
+"""What is left is told from the mean of this time, which has the pauses of validations and checkpoints in it."""
+
 SPARK_POINTS = 24
 
 THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
@@ -80,22 +83,45 @@ class RunTracker:
     def progress(self, run: Run) -> Progress:
         """The run's progress."""
         metrics = _NewestMetrics(self._roles.loss, self._newest, self._losses)
-        return _progress(run, self._ranks, metrics, self._steps_per_second(), self._report_seconds)
+        reports = self._reports()
+        return _progress(run, self._ranks, metrics, pace_of(reports), mean_pace_of(reports), self._report_seconds)
 
-    def _steps_per_second(self) -> float | None:
-        """The median of the paces between reports of the last `RATE_WINDOW_SECONDS`, or of a little more where older
-        lines are thinned out: a pause, such as a validation, is no pace."""
+    def _reports(self) -> list[tuple[float, float]]:
+        """The time at which each step of the attempt was reported first, as far as they are kept."""
         points = [*self._curves.pace(self._attempt)] if self._attempt is not None else []
         known = ((rank.at, rank.step) for rank in self._ranks.values() if rank.at is not None and rank.step is not None)
         newest = next(known, None)
-        if newest is not None and (not points or (newest[0] > points[-1][0] and newest[1] > points[-1][1])):
+        if newest is not None and (not points or newest[0] > points[-1][0]):
             points.append(newest)
-        if len(points) < 2:
-            return None
-        end_at = points[-1][0]
-        begin = next((at for at, _ in reversed(points) if end_at - at >= RATE_WINDOW_SECONDS), points[0][0])
-        recent = [point for point in points if point[0] >= begin]
-        return statistics.median((step - before) / (at - since) for (since, before), (at, step) in pairwise(recent))
+        reports: list[tuple[float, float]] = []
+        for at, step in points:
+            if not reports or step > reports[-1][1]:
+                reports.append((at, step))
+        return reports
+
+
+def pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
+    """The steps per second of the last `RATE_WINDOW_SECONDS`, or of a little more where older reports are thinned out:
+    the median of the paces between reports, because a pause, such as a validation, is no pace."""
+    recent = _last(reports, RATE_WINDOW_SECONDS)
+    paces = [(step - before) / (at - since) for (since, before), (at, step) in pairwise(recent)]
+    return statistics.median(paces) if paces else None
+
+
+def mean_pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
+    """The steps per second of the last `LEFT_WINDOW_SECONDS`, with the pauses."""
+    recent = _last(reports, LEFT_WINDOW_SECONDS)
+    if len(recent) < 2:
+        return None
+    return (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+
+
+def _last(reports: Sequence[tuple[float, float]], seconds: float) -> Sequence[tuple[float, float]]:
+    """The reports of the last ``seconds``, and the one before them."""
+    first = next(
+        (number for number in reversed(range(len(reports))) if reports[-1][0] - reports[number][0] >= seconds), 0
+    )
+    return reports[first:]
 
 
 def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:
@@ -126,7 +152,7 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
     gap = queries.report_seconds(connection, run.attempt, reached)
     metrics = _NewestMetrics(loss, newest, losses)
-    return _progress(run, ranks, metrics, pace, gap), tuple(clean(name) for name in newest)
+    return _progress(run, ranks, metrics, pace, pace, gap), tuple(clean(name) for name in newest)
 
 
 def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float | None, ...]:
@@ -154,6 +180,7 @@ def _progress(
     ranks: Mapping[int, RankRow],
     metrics: _NewestMetrics,
     pace: float | None,
+    mean_pace: float | None,
     report_seconds: float | None,
 ) -> Progress:
     newest = metrics.newest
@@ -163,8 +190,8 @@ def _progress(
     # Trainer of transformers accepts the name without the prefix that it logs it with.
     metric = next((name for name in (run.metric, f"eval_{run.metric}") if name in newest), run.metric)
     left = None
-    if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
-        left = (total_steps - step) / pace
+    if run.state == "running" and mean_pace and step is not None and total_steps is not None and step < total_steps:
+        left = (total_steps - step) / mean_pace
     return Progress(
         step=step,
         total_steps=total_steps,

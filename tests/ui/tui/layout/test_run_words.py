@@ -166,7 +166,19 @@ def test_a_pause_within_the_last_minute_is_no_slower_pace(filler: Filler, worksp
     filler.metrics("vit-1", 1, lines)
     progress = row_of(workspace, "vit-1").progress
     assert progress.steps_per_second == pytest.approx(2.0)
-    assert progress.seconds_left == pytest.approx(100.0)
+    assert progress.seconds_left == pytest.approx(200 * 50 / 60), "such pauses will come again"
+
+
+def test_reports_of_one_step_by_several_lines_are_one(filler: Filler, workspace: Workspace) -> None:
+    """Trainers print a line for the loss and, some time later, one for the validation, at the same step."""
+    filler.run("vit-1", "running")
+    filler.attempt("vit-1", 1)
+    times = [(step, NOW - 60 + 5.0 * step + late) for step in range(12) for late in (0.0, 2.0)]
+    lines = [{"step": step, "time": at, "loss": 1.0, "total_steps": 111} for step, at in times]
+    filler.metrics("vit-1", 1, lines)
+    progress = row_of(workspace, "vit-1").progress
+    assert progress.steps_per_second == pytest.approx(0.2)
+    assert progress.seconds_left == pytest.approx(500.0)
 
 
 @table("contact, age, poll, problem, words", [
