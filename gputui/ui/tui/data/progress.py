@@ -87,8 +87,9 @@ class RunTracker:
         return _progress(run, self._ranks, metrics, pace_of(reports), mean_pace_of(reports), self._report_seconds)
 
     def _reports(self) -> list[tuple[float, float]]:
-        """The time at which each step of the attempt was reported first, as far as they are kept."""
-        points = [*self._curves.pace(self._attempt)] if self._attempt is not None else []
+        """The time at which each step of the last `LEFT_WINDOW_SECONDS` was reported first."""
+        kept = self._curves.pace(self._attempt) if self._attempt is not None else ()
+        points = [*_last(kept, LEFT_WINDOW_SECONDS)]
         known = ((rank.at, rank.step) for rank in self._ranks.values() if rank.at is not None and rank.step is not None)
         newest = next(known, None)
         if newest is not None and (not points or newest[0] > points[-1][0]):
@@ -109,11 +110,11 @@ def pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
 
 
 def mean_pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
-    """The steps per second of the last `LEFT_WINDOW_SECONDS`, with the pauses."""
-    recent = _last(reports, LEFT_WINDOW_SECONDS)
-    if len(recent) < 2:
+    """The steps per second of all reports, with the pauses."""
+    if len(reports) < 2:
         return None
-    return (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+    (began_at, first), (ended_at, last) = reports[0], reports[-1]
+    return (last - first) / (ended_at - began_at)
 
 
 def _last(reports: Sequence[tuple[float, float]], seconds: float) -> Sequence[tuple[float, float]]:

@@ -92,13 +92,13 @@ class GpuCharts:
 
     def lines(self, snapshot: Snapshot, width: int, height: int) -> list[Line]:
         """The charts in ``height`` lines, in rows of equally many. The last GPUs are left out if not all have room;
-        the chart of all is left out if it needed one more row."""
+        the chart of all is there if it has room without another row or shorter headings."""
         most = max(1, width // CHART_WIDTH)
         gpus = snapshot.gpus[: most * max(1, height // CHART_HEIGHT)]
         histories = snapshot.gpu_history
         charted = [Charted.of_gpu(gpu, histories.get(gpu.uuid)) for gpu in gpus]
         down = max(1, -(-len(gpus) // most))
-        if 1 < len(gpus) < down * most:
+        if 1 < len(gpus) < down * (width // NAMED_FROM):
             charted.insert(0, Charted.of_all(gpus, charted))
         across = max(1, -(-len(charted) // down))
         widths, heights = _shared(width, across), _shared(height, down)
