@@ -10,6 +10,7 @@ from contextlib import closing
 import click
 
 from gputui.core import units
+from gputui.metrics.progress import rank_rows
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of
 from gputui.runs.process_words import process_words
 from gputui.store.agent import AgentView, read_agent
@@ -20,7 +21,6 @@ from gputui.store.runs import find_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, say, verb
 from gputui.ui.tui.data.machine import XID_SECONDS
-from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.snapshot_json import gpu_shapes
 
 FIRST_SAMPLE_SECONDS = 10.0

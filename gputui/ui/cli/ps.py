@@ -10,6 +10,7 @@ import click
 
 from gputui.core import units
 from gputui.core.text import clean
+from gputui.metrics.progress import progress_now
 from gputui.runs.selection import RunFilter
 from gputui.runs.spec import known_spec
 from gputui.store import queue
@@ -19,7 +20,6 @@ from gputui.store.studies import read_studies
 from gputui.ui.cli.context import Session, is_wide, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
 from gputui.ui.cli.selection import filter_options, sizes_of
-from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
 from gputui.ui.tui.layout.run_words import activity, awaits_step, placement_words, tag_words, time_left
@@ -39,7 +39,7 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     connection, now = session.reader_or_empty(), time.time()
     runs = [run for run in read_runs(connection, active_only=active) if only.matches(run, now)]
     sizes = sizes_of(session, runs) if as_json or order == "size" or is_wide() else {}
-    listed = _in_order([row_of(connection, run) for run in runs], order, sizes)
+    listed = _in_order([RunRow(run, progress_now(connection, run)) for run in runs], order, sizes)
     if as_json:
         print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in listed])
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gputui.metrics.progress import progress_now
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.runs.spec import SpecError
@@ -19,7 +20,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
-from gputui.ui.tui.data.progress import row_of
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.run_words import stop_words
 
 
@@ -56,7 +57,8 @@ def stop(session: Session, now: bool, choice: RunChoice) -> None:
             newest = get_attempt(connection, run.run_id, run.attempt)
         shape, lines = answer_of(session, "stop", run, now=now, meanwhile=_kill_command(run, newest, now=now))
         with closing(session.reader()) as connection:
-            row = row_of(connection, session.find_run(connection, run.run_id))
+            fresh = session.find_run(connection, run.run_id)
+            row = RunRow(fresh, progress_now(connection, fresh))
         waits = [] if row.run.stop is None else [stop_words(row, time.time())[0]]
         return Answer(shape, [*lines, *waits])
 

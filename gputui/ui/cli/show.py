@@ -17,6 +17,7 @@ from gputui.core import units
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean, clip, clip_middle
 from gputui.core.yaml_forms.problems import shown_path
+from gputui.metrics.progress import progress_now
 from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.recovery import costs
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
@@ -46,7 +47,6 @@ from gputui.ui.cli.context import (
     verb,
 )
 from gputui.ui.cli.selection import sizes_of
-from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
 from gputui.ui.tui.layout.run_words import placement_words, tag_words
@@ -126,7 +126,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
     if run.state.is_over or line_counts.taken >= FIRST_LINES:
         loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
     return RunDetails(
-        row=row_of(connection, run),
+        row=RunRow(run, progress_now(connection, run)),
         history=history,
         took=run_cost(connection, run.run_id, now),
         costs=history.costs(),

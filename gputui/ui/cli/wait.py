@@ -12,14 +12,14 @@ import click
 
 from gputui.core import units
 from gputui.core.text import clean, clip
+from gputui.metrics.progress import Progress, RunTracker
 from gputui.store.database import data_version
 from gputui.store.events import read_events
 from gputui.store.run_history import read_incidents
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.cli.context import Exit, Session, print_json, say
-from gputui.ui.tui.data.progress import RunTracker
-from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.run_words import activity, time_left
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, dated_clock
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputui.core.units import count_of
+from gputui.metrics.progress import Progress
 from gputui.recovery.costs import Cost, RunHistory, total
 from gputui.runs import notices
 from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
@@ -27,7 +28,7 @@ from gputui.store.hardware import (
 )
 from gputui.store.rollups import GpuHistory
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import AlertsState, GpuPage, MachineState, Progress, RunRow
+from gputui.ui.tui.data.snapshot import AlertsState, GpuPage, MachineState, RunRow
 
 XID_SECONDS = 86_400.0
 """How long XIDs are counted."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartData
+from gputui.metrics.progress import Progress, RunTracker, progress_at
 from gputui.store.agent import read_agent
 from gputui.store.events import read_news
 from gputui.store.hardware import aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
@@ -27,7 +28,6 @@ from gputui.ui.tui.data.machine import (
     read_alerts,
     unsent_words,
 )
-from gputui.ui.tui.data.progress import RunTracker, progress_at
 from gputui.ui.tui.data.snapshot import (
     HISTORY_BUCKETS,
     HISTORY_SECONDS,
@@ -35,7 +35,6 @@ from gputui.ui.tui.data.snapshot import (
     Interest,
     Moment,
     Past,
-    Progress,
     RunPage,
     RunRow,
     Snapshot,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
+from gputui.metrics.progress import Progress
 from gputui.recovery.costs import Cost, RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
@@ -26,7 +27,7 @@ from gputui.store.runs import Run
 from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
 from gputui.ui.tui.data.curves import CurveReader
 from gputui.ui.tui.data.log_tail import LogReader
-from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, Progress, RunPage
+from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, RunPage
 
 if TYPE_CHECKING:
     from gputui.ui.tui.data.snapshot import Interest

@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.metrics.progress import Progress
 from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
 from gputui.store.events import EventView
 from gputui.store.hardware import GpuEventView, GpuView, Quarantined
-from gputui.store.metrics.roles import LOSS
 from gputui.store.queue import QueuePause
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.run_history import DecisionView, IncidentView
@@ -41,72 +41,6 @@ HISTORY_SECONDS = 600.0
 
 GPU_SPANS_SECONDS = (600.0, 3600.0, 21_600.0, 86_400.0)
 """Spans of the charts on a GPU's page."""
-
-
-class RankRow(NamedTuple):
-    """One rank's newest metrics. ``slowdown`` is its own time in a step over the median of all ranks' own times."""
-
-    rank: int
-    step: int | None = None
-    at: float | None = None
-    step_seconds: float | None = None
-    data_seconds: float | None = None
-    comm_seconds: float | None = None
-    samples_per_second: float | None = None
-    memory_bytes: float | None = None
-    slowdown: float | None = None
-
-    @property
-    def own_seconds(self) -> float | None:
-        """The time of a step without waiting for other ranks."""
-        if self.step_seconds is None:
-            return None
-        return self.step_seconds - min(self.comm_seconds or 0.0, self.step_seconds)
-
-    @property
-    def waiting_fraction(self) -> float | None:
-        """The share of a step spent waiting for data."""
-        if self.data_seconds is None or not self.step_seconds:
-            return None
-        return self.data_seconds / self.step_seconds
-
-    @property
-    def is_slow(self) -> bool:
-        """True if this rank holds the others up."""
-        return self.slowdown is not None and self.slowdown >= STRAGGLER_RATIO
-
-
-STRAGGLER_RATIO = 1.2
-"""Least ``slowdown`` of a rank that holds the others up."""
-
-
-class Progress(Struct, frozen=True):
-    """The progress of a run, from its metrics. ``loss_name`` is the metric that is its loss; ``report_seconds`` is the
-    time between lines with a new step; ``metric`` is the one that its profile or study names as the one to judge by."""
-
-    step: int | None = None
-    total_steps: int | None = None
-    loss_name: str | None = None
-    loss: float | None = None
-    metric: str | None = None
-    metric_value: float | None = None
-    losses: tuple[float | None, ...] = ()
-    steps_per_second: float | None = None
-    report_seconds: float | None = None
-    seconds_left: float | None = None
-    newest_at: float | None = None
-    ranks: Mapping[int, RankRow] = msgspec.field(default_factory=dict)
-
-    @property
-    def listed_metric(self) -> tuple[str, float | None]:
-        """The name and value in lists of runs: the run's own metric once it was measured, until then its loss."""
-        is_known = self.metric is not None and self.metric_value is not None
-        return (self.metric or "", self.metric_value) if is_known else (self.loss_name or LOSS, self.loss)
-
-    @property
-    def has_own_metric(self) -> bool:
-        """True if it is judged by something else than its loss."""
-        return self.metric not in (None, LOSS, self.loss_name)
 
 
 class RunRow(Struct, frozen=True):

@@ -9,10 +9,11 @@ from msgspec import Struct
 from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import RankRow
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
 from gputui.runs.process_words import process_words
 from gputui.store.hardware import GpuView, Quarantined
-from gputui.ui.tui.data.snapshot import RankRow, Snapshot
+from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import clip_words
 from gputui.ui.tui.layout.run_words import run_style, title_of
 from gputui.ui.tui.layout.words import dated_clock

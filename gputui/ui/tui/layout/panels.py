@@ -11,10 +11,10 @@ from gputui.core.text import clean
 from gputui.core.units import gibibytes, metric_value
 from gputui.metrics.curves.model import HardwareField
 from gputui.metrics.curves.names import filter_names, is_of_the_run, is_set
+from gputui.metrics.progress import THROUGHPUT
 from gputui.store.gpu_use import PEAK_METRIC
 from gputui.store.metrics.queries import is_of_events
 from gputui.store.metrics.roles import LOSS, NO_ROLES, VALIDATION_LOSS, MetricRoles, training_loss, validation_loss
-from gputui.ui.tui.data.progress import THROUGHPUT
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.settings import Layout
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from gputui.core.text import clean
 from gputui.core.units import ago, bytes_text, count, count_of, duration
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import Progress
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
-from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.words import dated_clock
 
 SILENT_STEPS = 3

@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
+from gputui.metrics.progress import Progress
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store import checkpoints
 from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
-from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.run_words import (
     MOST_NAMED,
     awaits_step,

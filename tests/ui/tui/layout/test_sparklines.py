@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
-from gputui.ui.tui.data.progress import at_equal_steps
 from gputui.ui.tui.layout.sparklines import eased, places, spark
 
 
@@ -26,14 +24,3 @@ def test_curves_of_trials_differ_where_most_values_are() -> None:
     among = [2.0, 2.1, 2.2, 2.3, 9.0]
     assert places([9.0, 2.3, None, 2.1, math.inf, 2.0], among) == [1.0, 0.75, None, 0.25, math.inf, 0.0]
     assert places([math.nan], [])[0] is not None and places([], []) == []
-
-
-def test_a_short_attempt_does_not_stretch_its_part_of_the_curve() -> None:
-    long = [(1000.0 * number, 10.0 - number) for number in range(1, 9)]
-    short = [(8000.0 + number, 2.0) for number in range(1, 17)]
-    losses = at_equal_steps([*long, *short])
-    assert len(losses) == 24 and losses[0] == 9.0 and losses[-1] == 2.0
-    falls = [before - after for before, after in itertools.pairwise(losses) if before is not None and after is not None]
-    assert max(falls) - min(falls) < 0.02, "as evenly as the long attempt fell"
-    assert at_equal_steps([(1.0, 4.0), (2.0, 3.0), (3.0, None), (4.0, math.nan)]) == (4.0, None)
-    assert at_equal_steps([(1.0, 4.0)]) == (4.0,) and at_equal_steps([(1.0, None)]) == ()

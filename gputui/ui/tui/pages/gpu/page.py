@@ -13,12 +13,13 @@ from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibib
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.actions.keymap import Keys
-from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest, RankRow
+from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
 from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.moments import right_end

@@ -16,10 +16,11 @@ from gputui.core.units import count_of
 from gputui.metrics.curves.model import ChartData, Frame
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import Progress
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, RunPage
+from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, as_panel, box, filled, fit_line, is_boxed, rule

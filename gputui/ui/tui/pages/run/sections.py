@@ -14,6 +14,7 @@ from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duratio
 from gputui.machine.child import signal_name
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import RankRow
 from gputui.recovery.costs import in_words, total
 from gputui.recovery.kinds import kind_title
 from gputui.runs.checkpoint_names import is_step_named, step_words
@@ -21,7 +22,7 @@ from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
-from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
+from gputui.ui.tui.data.snapshot import Checkpoint, RunPage
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, sign_of

@@ -17,13 +17,14 @@ from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import Progress
 from gputui.store.metrics.roles import LOSS
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, by_objective, counted, ranked
 from gputui.studies.spec import StudySpec
-from gputui.ui.tui.data.snapshot import Progress, StudyPage, StudyRow
+from gputui.ui.tui.data.snapshot import StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named

@@ -10,9 +10,10 @@ from gputui.metrics.curves.model import ChartData, ChartRequest, Frame, MetricCu
 from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.draw.axes import time_text
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.progress import Progress
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, panel_curves, panel_lines
 from gputui.ui.tui.layout.panels import Panel, metric_words, panels

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.text import cell_width
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.progress import Progress
 from gputui.store.database import open_reader
 from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Progress, Snapshot
+from gputui.ui.tui.data.snapshot import Interest, Snapshot
 from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import gpu_totals, head_line, host_figures, notice_lines
 from gputui.ui.tui.layout.words import dated_clock

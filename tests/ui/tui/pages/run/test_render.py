@@ -12,14 +12,14 @@ from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartData, ChartMarker, ChartRequest, Frame, HardwareCurve, MetricCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.progress import RankRow, rank_rows
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import MetricRoles
 from gputui.store.run_states import RunState
-from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
+from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RunPage, Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, next_marker, panel_lines
 from gputui.ui.tui.layout.columns import wrap_at_most

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from gputui.metrics.progress import Progress
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialState
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, StudyPage
+from gputui.ui.tui.data.snapshot import Interest, Moment, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen

@@ -11,6 +11,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+from msgspec import Struct
+
 from gputui.core.text import clean
 from gputui.metrics.curves.axis import interpolate
 from gputui.metrics.curves.model import ChartRequest
@@ -21,7 +24,6 @@ from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import LOSS, NO_ROLES, metric_roles
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import Progress, RankRow, RunRow
 
 if TYPE_CHECKING:
     from gputui.metrics.curves.live_curves import RunCurves
@@ -36,6 +38,72 @@ SPARK_POINTS = 24
 
 THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Common names of a throughput metric, best first."""
+
+
+class RankRow(NamedTuple):
+    """One rank's newest metrics. ``slowdown`` is its own time in a step over the median of all ranks' own times."""
+
+    rank: int
+    step: int | None = None
+    at: float | None = None
+    step_seconds: float | None = None
+    data_seconds: float | None = None
+    comm_seconds: float | None = None
+    samples_per_second: float | None = None
+    memory_bytes: float | None = None
+    slowdown: float | None = None
+
+    @property
+    def own_seconds(self) -> float | None:
+        """The time of a step without waiting for other ranks."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds - min(self.comm_seconds or 0.0, self.step_seconds)
+
+    @property
+    def waiting_fraction(self) -> float | None:
+        """The share of a step spent waiting for data."""
+        if self.data_seconds is None or not self.step_seconds:
+            return None
+        return self.data_seconds / self.step_seconds
+
+    @property
+    def is_slow(self) -> bool:
+        """True if this rank holds the others up."""
+        return self.slowdown is not None and self.slowdown >= STRAGGLER_RATIO
+
+
+STRAGGLER_RATIO = 1.2
+"""Least ``slowdown`` of a rank that holds the others up."""
+
+
+class Progress(Struct, frozen=True):
+    """The progress of a run, from its metrics. ``loss_name`` is the metric that is its loss; ``report_seconds`` is the
+    time between lines with a new step; ``metric`` is the one that its profile or study names as the one to judge by."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss_name: str | None = None
+    loss: float | None = None
+    metric: str | None = None
+    metric_value: float | None = None
+    losses: tuple[float | None, ...] = ()
+    steps_per_second: float | None = None
+    report_seconds: float | None = None
+    seconds_left: float | None = None
+    newest_at: float | None = None
+    ranks: Mapping[int, RankRow] = msgspec.field(default_factory=dict)
+
+    @property
+    def listed_metric(self) -> tuple[str, float | None]:
+        """The name and value in lists of runs: the run's own metric once it was measured, until then its loss."""
+        is_known = self.metric is not None and self.metric_value is not None
+        return (self.metric or "", self.metric_value) if is_known else (self.loss_name or LOSS, self.loss)
+
+    @property
+    def has_own_metric(self) -> bool:
+        """True if it is judged by something else than its loss."""
+        return self.metric not in (None, LOSS, self.loss_name)
 
 
 class RunTracker:
@@ -125,13 +193,13 @@ def _last(reports: Sequence[tuple[float, float]], seconds: float) -> Sequence[tu
     return reports[first:]
 
 
-def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:
-    """A run with its progress now; the pace and what is left only while it goes on, so that ended ones are read at
-    once. Raises sqlite3.Error."""
+def progress_now(connection: sqlite3.Connection, run: Run) -> Progress:
+    """The progress of a run now; its pace and what is left only while it goes on, so that ended ones are read at once.
+    Raises sqlite3.Error."""
     tracker = RunTracker(run.run_id)
     if run.attempt:
         tracker.read(connection, run.attempt, with_curve=run.state in ("running", "stopping"))
-    return RunRow(run, tracker.progress(run))
+    return tracker.progress(run)
 
 
 def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:
