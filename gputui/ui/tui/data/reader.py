@@ -139,7 +139,7 @@ class SnapshotReader:
             has_processes = interest.processes and at is None
             # Most homes have no study, and import nothing for one.
             has_studies = connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None
-            studies, study_states = self._studies.overview(connection, at) if has_studies else ((), {})
+            studies, study_states = self._studies.overview(connection, runs, at) if has_studies else ((), {})
             return Snapshot(
                 at=reading.seen,
                 agent=agent_seen,
@@ -158,7 +158,9 @@ class SnapshotReader:
                 idle_since=self._idle.read(connection, gpus, now) if has_processes else {},
                 studies=studies,
                 study_states=study_states,
-                study_page=self._studies.page(connection, interest.study_id, now, at) if interest.studies else None,
+                study_page=self._studies.page(connection, interest.study_id, runs, now, at)
+                if interest.studies
+                else None,
                 trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
                 unsent=unsent_words(connection) if at is None else None,
                 past=past,

@@ -92,13 +92,14 @@ class GpuPage(NamedTuple):
 
 
 class StudyRow(NamedTuple):
-    """A study: how many of its trials are over and running, how many it will have (None if its budget counts something
-    else), its objective, and the best value so far with its trial."""
+    """A study: how many of its trials are over, running and queued, how many it will have (None if its budget counts
+    something else), its objective, and the best value so far with its trial."""
 
     study_id: str
     state: StudyState
     over: int
     running: int
+    queued: int
     wanted: int | None
     metric: str
     best: float | None

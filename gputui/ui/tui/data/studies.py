@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from sqlite3 import Connection
 
 from gputui.store import studies
+from gputui.store.runs import Run
 from gputui.store.studies import StudyRecord, StudyState, TrialState
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import study_spec
@@ -22,15 +23,17 @@ class StudyReader:
         self._ended: dict[tuple[str, StudyState, float | None], StudyRow] = {}
 
     def overview(
-        self, store: Connection, at: float | None = None
+        self, store: Connection, runs: Sequence[Run], at: float | None = None
     ) -> tuple[tuple[StudyRow, ...], Mapping[str, StudyState]]:
         """The newest active studies with their progress, and the states of all by their ids. Raises sqlite3.Error."""
         known = studies.read_studies(store, at)
         active = [study for study in known if not study.state.is_over][:ROWS_KEPT]
         states = {study.study_id: study.state for study in known}
-        return tuple(self._row(store, study, at) for study in active), states
+        return tuple(self._row(store, study, runs, at) for study in active), states
 
-    def page(self, store: Connection, study_id: str | None, now: float, at: float | None = None) -> StudyPage | None:
+    def page(
+        self, store: Connection, study_id: str | None, runs: Sequence[Run], now: float, at: float | None = None
+    ) -> StudyPage | None:
         """Everything about a study, the newest for None. Raises sqlite3.Error."""
         known = studies.read_studies(store, at)
         study = next((one for one in known if study_id in (None, one.study_id)), None)
@@ -44,22 +47,25 @@ class StudyReader:
             studies.rungs_by_trial(store, study.study_id, at),
             studies.study_gpu_hours(store, study.study_id, until),
             studies.study_wall_seconds(store, study.study_id, until),
-            tuple(self._row(store, one, at) for one in known),
+            tuple(self._row(store, one, runs, at) for one in known),
         )
 
-    def _row(self, store: Connection, study: StudyRecord, at: float | None) -> StudyRow:
+    def _row(self, store: Connection, study: StudyRecord, runs: Sequence[Run], at: float | None) -> StudyRow:
         key = (study.study_id, study.state, study.ended_at)
         if key in self._ended:
             return self._ended[key]
         spec = study_spec(study)
         trials = studies.read_trials(store, study.study_id, at)
-        states = [one.state for one in trials]
+        # A trial runs from its launch on, though its run may wait in the queue.
+        queued = {run.run_id for run in runs if run.state == "queued"}
+        begun = [trial.run_id in queued for trial in trials if trial.state is TrialState.RUNNING]
         best = best_trial(trials, spec.objectives)
         row = StudyRow(
             study.study_id,
             study.state,
-            over=sum(state.is_over for state in states),
-            running=states.count(TrialState.RUNNING),
+            over=sum(trial.state.is_over for trial in trials),
+            running=begun.count(False),
+            queued=begun.count(True),
             # Points that a person added, reruns and earlier runs count beyond the budget.
             wanted=None if spec.wanted_trials is None else max(spec.wanted_trials, len(trials)),
             metric=spec.objectives[0].metric,

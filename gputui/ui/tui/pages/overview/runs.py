@@ -157,17 +157,19 @@ def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, st
         cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.wanted, 'trial')}", "dim")]
     head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
     gap = placed[len(head)][0].gap
-    return [*_short_row(head, gap, _study_words(entry, snapshot.at), width)]
+    return [*_short_row(head, gap, study_words(entry, snapshot.at), width)]
 
 
-def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
+def study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
     study = entry.study
     if study is not None:
         state = () if study.state == "running" else ((f"{STUDY_SIGNS[study.state].word} · ", "warn"),)
-        running = f"{study.running} running"
+        live = f"{study.running} running"
+        if study.queued:
+            live = f"{live} · {study.queued} queued" if study.running else f"{study.queued} queued"
         if study.best is None:
-            return (*state, (running, "dim"))
-        best = f" (trial {study.best_number}) · {running}"
+            return (*state, (live, "dim"))
+        best = f" (trial {study.best_number}) · {live}"
         return (*state, ("best ", "dim"), (metric_value(study.best), "label"), (best, "dim"))
     states = Counter(trial.run.trial_state or run_sign(trial.run.state).word for trial in entry.trials)
     words = " · ".join(f"{count(number)} {word.replace('complete', 'done')}" for word, number in states.most_common())

@@ -16,7 +16,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.command import assignments, format_value
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, StudyPage
+from gputui.ui.tui.data.snapshot import Interest, RunRow, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.columns import beside
 from gputui.ui.tui.layout.lists import Listing, after
@@ -60,6 +60,11 @@ class StudyScreen(ListingPage[view.TrialRow]):
         return page if page is not None and self.study_id in (None, page.study.study_id) else None
 
     @property
+    def runs(self) -> dict[str, RunRow]:
+        """The runs of the snapshot by their ids."""
+        return {row.run.run_id: row for row in self.snapshot.runs}
+
+    @property
     def study_in_question(self) -> str | None:
         return None if self.study is None else self.study.study.study_id
 
@@ -83,8 +88,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
             is_reading = self.snapshot.agent is None or self.study_id is not None
             words = "reading…" if is_reading else words
             return Listing("TRIALS", (), {}, lambda row: row.trial.number, empty=words)
-        runs = {row.run.run_id: (row.run.state, row.progress) for row in self.snapshot.runs}
-        return view.trial_listing(self.study, view.trial_rows(self.study, self.table, runs))
+        return view.trial_listing(self.study, view.trial_rows(self.study, self.table, self.runs))
 
     # --- drawing
 
@@ -101,7 +105,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         left = height - 1 - self.draw_frame(width)
         self.keep_cursor()
         self.show_head(width)
-        top = view.result_lines(page, width)
+        top = view.result_lines(page, self.runs, width)
         if height >= STUDIES_HEIGHT and len(page.known) > 1:
             top += self.framed(view.study_lines(page, inner, STUDIES_MOST), width)
         detail = self.framed(view.detail_lines(self.current, self.snapshot.at, inner), width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -17,20 +18,18 @@ from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
-from gputui.metrics.progress import Progress
 from gputui.store.metrics.roles import LOSS
-from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_trial, by_objective, counted, ranked
+from gputui.studies.analysis import best_trial, by_objective, ranked
 from gputui.studies.spec import StudySpec
-from gputui.ui.tui.data.snapshot import StudyPage, StudyRow
+from gputui.ui.tui.data.snapshot import RunRow, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.sparklines import places
-from gputui.ui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock, run_sign
+from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "courses", "front"]
 """What the charts show: values over trials and the importance of parameters; values over each parameter; the course of
@@ -55,14 +54,14 @@ class TrialList(ListState, frozen=True):
 
 class TrialRow(NamedTuple):
     """A trial. ``curve`` has the objective at each rung, or the newest losses of its run; ``loss`` is
-    a complete trial's value, less being better."""
+    a complete trial's value, less being better; ``run`` is None if the snapshot has it not."""
 
     trial: TrialRecord
     sign: Sign
     curve: tuple[float | None, ...]
     is_best: bool
     loss: float | None
-    progress: Progress | None
+    run: RunRow | None
 
 
 ORDERS: tuple[RowOrder[TrialRow], ...] = (
@@ -81,27 +80,29 @@ def first_order(page: StudyPage) -> str:
 # --- the trials
 
 
-def trial_rows(
-    page: StudyPage, state: TrialList, runs: Mapping[str, tuple[RunState, Progress]] | None = None
-) -> list[TrialRow]:
-    """The filtered and sorted trials, with the states and progress of their ``runs``."""
+def trial_sign(trial: TrialRecord, run: RunRow | None) -> Sign:
+    """The sign of a trial: a launched one has the state of its run, which may be queued."""
+    if trial.state is TrialState.RUNNING and run is not None and not run.run.state.is_over:
+        return run_sign(run.run.state)
+    return TRIAL_SIGNS[trial.state]
+
+
+def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) -> list[TrialRow]:
+    """The filtered and sorted trials, with their ``runs`` by id."""
     objective = page.spec.objectives[0]
     best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
     farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
     rows = []
     for trial in matching(page.trials, state.filter_text, _searched):
-        run_state, progress = (runs or {}).get(trial.run_id or "", (None, None))
+        run = runs.get(trial.run_id or "")
         rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
-        if not farthest and progress is not None and objective.metric in (LOSS, progress.loss_name):
-            curve = progress.losses
-        sign, loss = TRIAL_SIGNS[trial.state], None
-        if trial.state is TrialState.RUNNING and run_state is not None and not run_state.is_over:
-            # A launched trial has the state of its run, which may be queued.
-            sign = run_sign(run_state)
+        if not farthest and run is not None and objective.metric in (LOSS, run.progress.loss_name):
+            curve = run.progress.losses
+        loss = None
         if trial.state is TrialState.COMPLETE and math.isfinite(trial.value or 0.0):
             loss = None if trial.value is None else objective.sign * trial.value
-        rows.append(TrialRow(trial, sign, curve, trial.number in best, loss, progress))
+        rows.append(TrialRow(trial, trial_sign(trial, run), curve, trial.number in best, loss, run))
     return order_named(ORDERS, state.order).sorted(rows)
 
 
@@ -184,14 +185,16 @@ def _curve(rows: Sequence[TrialRow]) -> Callable[[TrialRow, int], list[Span]]:
 
 
 def _reason(row: TrialRow, width: int) -> list[Span]:
-    trial, progress = row.trial, row.progress
+    trial, run = row.trial, row.run
     if trial.reason:
         # The state has its own column.
         return [(clean(trial.reason.removeprefix(f"{trial.state} at ")), "dim")]
     parts = ["kept"] if trial.wish == "keep" and not trial.state.is_over else []
-    if progress is not None and trial.state is TrialState.RUNNING and progress.step is not None:
-        total = "" if progress.total_steps is None else f"/{count(progress.total_steps)}"
-        parts.append(f"step {count(progress.step)}{total}")
+    if run is not None and row.sign.word == "queued":
+        parts.append(clean(run.run.waiting_for or "next"))
+    elif run is not None and trial.state is TrialState.RUNNING and run.progress.step is not None:
+        total = "" if run.progress.total_steps is None else f"/{count(run.progress.total_steps)}"
+        parts.append(f"step {count(run.progress.step)}{total}")
     elif trial.origin != "sampled":
         parts.append(trial.origin)
     return [(" · ".join(parts), "dim")]
@@ -231,11 +234,11 @@ def study_title(page: StudyPage) -> list[Span]:
     ]
 
 
-def result_lines(page: StudyPage, width: int) -> list[Line]:
+def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
     """The head of a study: its method; trials, best value and cost; the study's reason and
     trouble."""
     study, row = page.study, next(one for one in page.known if one.study_id == page.study.study_id)
-    lines = [fitting(_results(page, row), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
+    lines = [fitting(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
     # That all its trials have ended, the first line says.
     is_told = study.state is StudyState.FINISHED and row.over == row.wanted
@@ -252,16 +255,17 @@ def goal_words(spec: StudySpec) -> str:
     return f"{goal} · {spec.method}" + f", {spec.pruner.kind} pruner" * has_pruner
 
 
-def _results(page: StudyPage, row: StudyRow) -> list[list[Span]]:
-    states, objectives = counted(page.trials), page.spec.objectives
+def _results(page: StudyPage, row: StudyRow, runs: Mapping[str, RunRow]) -> list[list[Span]]:
+    objectives = page.spec.objectives
+    signs = Counter(trial_sign(trial, runs.get(trial.run_id or "")) for trial in page.trials)
     parts: list[list[Span]] = [[(f" {trials_done(row)}", "text")]]
     if len(objectives) > 1:
         parts.append([(f" · Pareto front: {count_of(len(ranked(page.trials, objectives)), 'trial')}", "dim")])
     elif (best := best_trial(page.trials, objectives)) is not None:
         parts.append([(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
-    for state, sign in TRIAL_SIGNS.items():
-        if state is not TrialState.COMPLETE and states.get(state):
-            parts.append([(f" · {states[state]} {sign.word}", sign.style)])
+    for sign in dict.fromkeys([*RUN_SIGNS.values(), *TRIAL_SIGNS.values()]):
+        if signs[sign] and sign != TRIAL_SIGNS[TrialState.COMPLETE]:
+            parts.append([(f" · {signs[sign]} {sign.word}", sign.style)])
     if page.gpu_hours:
         limit = page.spec.budget.gpu_hours
         of = "" if limit is None else f" of {limit:g}"

@@ -12,13 +12,15 @@ from textual.pilot import Pilot
 
 from gputui.metrics.progress import Progress
 from gputui.store.run_states import RunState
-from gputui.store.studies import TrialState
+from gputui.store.studies import TrialRecord, TrialState
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment, StudyPage
+from gputui.ui.tui.data.snapshot import Interest, Moment, RunRow, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.pages.overview.run_order import StudyEntry
+from gputui.ui.tui.pages.overview.runs import study_words
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.tui.pages.study.view import (
@@ -42,6 +44,11 @@ def read(filler: Filler, moment: Moment | None = None) -> StudyPage:
     found = SnapshotReader(filler.workspace).read(filler.connection, NOW, interest).study_page
     assert found is not None
     return found
+
+
+def run_row(filler: Filler, trial: TrialRecord) -> RunRow:
+    rows = SnapshotReader(filler.workspace).read(filler.connection, NOW, Interest()).runs
+    return next(row for row in rows if row.run.run_id == trial.run_id)
 
 
 @pytest.fixture
@@ -71,12 +78,12 @@ async def opened(pilot: Pilot[Any]) -> None:
 
 
 def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(found: StudyPage) -> None:
-    rows = trial_rows(found, TrialList(order="value"))
+    rows = trial_rows(found, TrialList(order="value"), {})
     assert len(rows) == 14 and rows[0].trial.number == 4
     assert {row.trial.state for row in rows[:8]} == {TrialState.COMPLETE}
     values = [row.trial.value for row in rows[:8]]
     assert values == sorted(value for value in values if value is not None)
-    pruned = trial_rows(found, TrialList(filter_text="pruned"))
+    pruned = trial_rows(found, TrialList(filter_text="pruned"), {})
     assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
 
 
@@ -88,7 +95,7 @@ def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
 
 
 def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
-    listing = trial_listing(found, trial_rows(found, TrialList()))
+    listing = trial_listing(found, trial_rows(found, TrialList(), {}))
     lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
     curves = {int(line[:5].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
@@ -99,9 +106,10 @@ def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None
     assert "✂ pruned" in lines[4] and "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
 
 
-def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found: StudyPage) -> None:
+def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(filler: Filler, found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.run_id is not None)
-    runs = {str(trial.run_id): (RunState.RUNNING, Progress(losses=(3.0, 2.0, 1.0)))}
+    row = run_row(filler, trial)
+    runs = {row.run.run_id: msgspec.structs.replace(row, progress=Progress(losses=(3.0, 2.0, 1.0)))}
     for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
         objective = replace(found.spec.objectives[0], metric=metric)
         without_rungs = found._replace(rungs={}, spec=replace(found.spec, objectives=(objective,)))
@@ -109,11 +117,34 @@ def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found
         assert rows[trial.number].curve == shown, metric
 
 
-def test_a_trial_whose_run_is_queued_is_not_called_running(found: StudyPage) -> None:
+def test_a_trial_whose_run_is_queued_is_not_called_running(filler: Filler, found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
+    listed = run_row(filler, trial)
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
-        rows = trial_rows(found, TrialList(), {str(trial.run_id): (state, Progress())})
-        assert next(row for row in rows if row.trial.number == trial.number).sign.word == word
+        run = msgspec.structs.replace(listed.run, state=state, waiting_for="#1 · 4 GPUs")
+        runs = {run.run_id: msgspec.structs.replace(listed, run=run)}
+        row = next(row for row in trial_rows(found, TrialList(), runs) if row.trial.number == trial.number)
+        assert row.sign.word == word
+        line = " ".join(text_of(trial_listing(found, [row]).lines(TrialList(), 120, 4)))
+        assert ("#1 · 4 GPUs" in line) == (state is RunState.QUEUED)
+        counts = "1 queued · 1 running" if state is RunState.QUEUED else "2 running"
+        assert f" · {counts} · 4 pruned" in text_of(result_lines(found, runs, 170))[0]
+
+
+def test_the_overview_counts_the_queued_trials_of_a_study_apart(filler: Filler) -> None:
+    filler.study()
+    words = {}
+    for run_ids in ([], ["lr-search-1-t12"], ["lr-search-1-t12", "lr-search-1-t13"]):
+        filler.connection.executemany("UPDATE runs SET state = 'queued' WHERE run_id = ?", [(one,) for one in run_ids])
+        snapshot = SnapshotReader(filler.workspace).read(filler.connection, NOW, Interest())
+        (study,) = snapshot.studies
+        entry = StudyEntry(study.study_id, study=study)
+        words[study.running, study.queued] = "".join(text for text, _ in study_words(entry, NOW))
+    assert {counts: text.rpartition(") · ")[2] for counts, text in words.items()} == {
+        (2, 0): "2 running",
+        (1, 1): "1 running · 1 queued",
+        (0, 2): "2 queued",
+    }
 
 
 def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
@@ -124,13 +155,13 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
         for one in found.trials
     )
     page = found._replace(spec=spec, trials=trials)
-    head = " ".join(text_of(result_lines(page, 170)))
+    head = " ".join(text_of(result_lines(page, {}, 170)))
     assert "Pareto front: 8" in head and " best " not in head
-    head = " ".join(text_of(result_lines(found, 170)))
+    head = " ".join(text_of(result_lines(found, {}, 170)))
     assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
     study = msgspec.structs.replace(found.study, trouble="its process failed 3 times in a row: no room")
-    assert text_of(result_lines(found._replace(study=study), 170))[-1].strip() == study.trouble
-    assert sum(row.is_best for row in trial_rows(page, TrialList())) == 8
+    assert text_of(result_lines(found._replace(study=study), {}, 170))[-1].strip() == study.trouble
+    assert sum(row.is_best for row in trial_rows(page, TrialList(), {})) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
 
