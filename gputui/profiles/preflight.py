@@ -24,7 +24,7 @@ from gputui.profiles.profile_file import valid_part
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
-from gputui.runs.command import PLACEHOLDER
+from gputui.runs.command import PLACEHOLDER, checkpoint_place
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
@@ -311,15 +311,15 @@ def _metrics(spec: RunSpec) -> CheckResult:
 
 def _checkpoints(spec: RunSpec) -> CheckResult:
     """Check that runs do not share a checkpoint folder, which would hide whose a checkpoint is."""
-    if spec.checkpoints is None:
-        return CheckResult("checkpoints", "skip", "the profile names none; those below the working directory are seen")
-    if RUN_DIR in spec.checkpoints.directory:
-        return CheckResult("checkpoints", "pass", f"{spec.checkpoints.pattern} in the run's own folder")
-    if spec.checkpoints.pattern == LEARNED:
-        detail = f"what is written below {spec.checkpoints.directory} is recognised by its content"
-        return CheckResult("checkpoints", "pass", detail)
+    folder, pattern = checkpoint_place(spec)
+    if pattern == LEARNED:
+        return CheckResult(
+            "checkpoints", "pass", f"those that runs write below {folder} are recognised by their content"
+        )
+    if RUN_DIR in folder:
+        return CheckResult("checkpoints", "pass", f"{pattern} in the run's own folder")
     detail = (
-        f"{spec.checkpoints.directory} is the folder of every run of this profile: what lies there before a run "
+        f"{folder} is the folder of every run of this profile: what lies there before a run "
         "begins is not resumed from, nor what is written while another run has it too"
     )
     remedy = 'write checkpoints: {dir: "{run_dir}/checkpoints"}, and let the script save there ($GPUTUIRUN_DIR)'

@@ -220,12 +220,18 @@ def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
     return None if spec.checkpoints is None else in_run(spec.checkpoints.directory, spec, run_dir)
 
 
-def watched_checkpoints(spec: RunSpec, run_dir: Path) -> tuple[Path, str]:
-    """The folder and the pattern of the checkpoints that a run saves: where its profile names none, those that are
-    recognised below its working directory."""
+def checkpoint_place(spec: RunSpec) -> tuple[str, str]:
+    """The folder, with its placeholders, and the pattern of the checkpoints that a run saves: where its profile names
+    none, those that are recognised below its working directory."""
     if spec.checkpoints is None:
-        return in_run(spec.workdir, spec, run_dir), LEARNED
-    return in_run(spec.checkpoints.directory, spec, run_dir), spec.checkpoints.pattern
+        return spec.workdir, LEARNED
+    return spec.checkpoints.directory, spec.checkpoints.pattern
+
+
+def watched_checkpoints(spec: RunSpec, run_dir: Path) -> tuple[Path, str]:
+    """`checkpoint_place` with the folder of this run."""
+    folder, pattern = checkpoint_place(spec)
+    return in_run(folder, spec, run_dir), pattern
 
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:

@@ -38,14 +38,12 @@ QUEUED_WORDS = "in the queue"
 
 class StopRequest(NamedTuple):
     """A stop in progress: its begin (UTC unix seconds), its grace period (None if unknown), and
-    whether it kills at once. ``saved_step`` is the step of the newest checkpoint, None if unknown;
-    ``has_checkpoints``: the profile names checkpoints."""
+    whether it kills at once. ``saved_step`` is the step of the newest checkpoint, None if unknown."""
 
     since: float
     grace_seconds: float | None = None
     is_kill: bool = False
     saved_step: int | None = None
-    has_checkpoints: bool = True
 
 
 _ALIVE = ("starting", "running")
@@ -353,9 +351,8 @@ def _run(row: dict[str, Any]) -> Run:
     stop = placement = None
     if row["stop_since"] is not None:
         grace = json_mapping(row["attempt_launch"]).get("grace_seconds")
-        has_checkpoints = json_mapping(row["spec_json"]).get("checkpoints") is not None
         is_kill = row["stop_requested"] == KILL
-        stop = StopRequest(row["stop_since"], grace, is_kill, row["saved_step"], has_checkpoints)
+        stop = StopRequest(row["stop_since"], grace, is_kill, row["saved_step"])
     if row["placement_state"] is not None:
         placed = {name: row[f"placement_{name}"] for name in PlacementView.__struct_fields__}
         placement = PlacementView(**placed | {"nodes": json_items(placed["nodes"])})

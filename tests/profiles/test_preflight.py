@@ -114,7 +114,7 @@ CHECKS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
     ("metrics", "pass", {"metrics": (MetricsSpec("csv", "{run_dir}/log.csv"),), "workdir": "{run_dir}/x"}, ()),
     ("metrics", "skip", {"metrics": ()}, ()),
     ("checkpoints", "warn", {"checkpoints": CheckpointSpec("saved", "*.pt", ())}, ("saved is the folder of every",)),
-    ("checkpoints", "skip", {"checkpoints": None}, ()),
+    ("checkpoints", "pass", {"checkpoints": None}, ("those that runs write below /",)),
     ("resume", "pass", {"checkpoints": RESUME}, ()),
     ("resume", "pass", {"checkpoints": replace(RESUME, resume=()), "env": {"START_FROM": "{checkpoint}"}}, ()),
     ("resume", "pass", {"checkpoints": replace(RESUME, resume=("--load", "{run_dir}/c"))}, ()),

@@ -40,8 +40,11 @@ class Executors:
         return self._made[kind]
 
 
+def hides_checkpoints(spec: RunSpec) -> bool:
+    """True if only the run's target sees its checkpoints."""
+    return spec.target is not None and not Executors().of(spec.target).sees_checkpoints(spec.target)
+
+
 def chooses_start(spec: RunSpec | None) -> bool:
     """True if only the run's target sees its checkpoints, and so chooses the one to resume from."""
-    if spec is None or spec.target is None or spec.checkpoints is None:
-        return False
-    return not Executors().of(spec.target).sees_checkpoints(spec.target)
+    return spec is not None and spec.checkpoints is not None and hides_checkpoints(spec)

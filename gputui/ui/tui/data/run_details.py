@@ -16,7 +16,7 @@ from gputui.metrics.progress import Progress
 from gputui.recovery.costs import Cost, RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
-from gputui.runs.executors import Executors, chooses_start
+from gputui.runs.executors import Executors, hides_checkpoints
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
@@ -99,12 +99,12 @@ class RunPageReader:
         return replace(page, log=self._tail(page.run, interest), checkpoints=self._checkpoints(page.run, interest))
 
     def _checkpoints(self, run: Run, interest: Interest) -> CheckpointList | None:
-        """The known checkpoints; None if the run's profile names no place for them, and none was found."""
+        """The known checkpoints; None if the run's specification cannot be read."""
         spec = known_spec(run)
         facts = self._ledger[1] if self._ledger[0] == run.run_id else {}
-        if spec is None or (spec.checkpoints is None and not facts):
+        if spec is None:
             return None
-        if chooses_start(spec):
+        if hides_checkpoints(spec):
             return CheckpointList(is_elsewhere=True)
         folder, pattern = watched_checkpoints(spec, self._workspace.run_dir(run.run_id))
         return self.checkpoints.read(CheckpointWish(folder, pattern, interest.checkpoint_to_check, facts))

@@ -189,7 +189,7 @@ class RunPage(Struct, frozen=True):
         charts: the answer to the page's request; None before it.
         rank_count: the number of ranks of its newest attempt; 0 if that is unknown.
         costs: the cost of each incident by its id.
-        checkpoints: None if the profile names no place for them.
+        checkpoints: None if its specification, which says where they are, cannot be read.
         intake: how many metrics lines were used and rejected; None at a past moment.
         sinks: the names of its live exports.
         data_events: events about its sinks, metrics and checkpoints.

@@ -175,9 +175,8 @@ def stop_words(row: RunRow, now: float) -> Span:
     if stop.is_kill:
         why = "" if problem is None else f" · {problem} · given up after a minute of that"
         return (f"being killed for {_since(now - stop.since)}{why}", "warn")
-    may_save = " (it may save a checkpoint)" if stop.has_checkpoints else ""
-    parts = [f"{_since(now - stop.since)}: waits for its exit{may_save}"]
-    is_seen = stop.saved_step is not None or not stop.has_checkpoints or row.run.target is None
+    parts = [f"{_since(now - stop.since)}: waits for its exit (it may save a checkpoint)"]
+    is_seen = stop.saved_step is not None or row.run.target is None
     if is_seen and (lost := unsaved_words(row.progress.step, stop)):
         parts.append(lost)
     style = "text"
@@ -197,10 +196,7 @@ def stop_words(row: RunRow, now: float) -> Span:
 def unsaved_words(step: int | None, stop: StopRequest) -> str:
     """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
     unsaved = 0 if step is None else step - (stop.saved_step or 0)
-    parts = [f"{count_of(unsaved, 'step')} unsaved"] if unsaved > 0 else []
-    if not stop.has_checkpoints:
-        parts.append("its profile has no checkpoints")
-    return ", ".join(parts)
+    return f"{count_of(unsaved, 'step')} unsaved" if unsaved > 0 else ""
 
 
 def waiting_words(run: Run, now: float) -> str:

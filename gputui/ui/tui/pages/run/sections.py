@@ -162,7 +162,7 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
     """``newest 8 000, 3 min ago, ✓`` of those that the run wrote itself, or why there is none."""
     found = page.checkpoints
     if found is None:
-        return "its profile names no place"
+        return "unknown: its specification cannot be read"
     if found.is_elsewhere:
         return "on its target, not seen from here"
     if not found.is_known:

@@ -218,7 +218,7 @@ def test_a_gap_is_between_the_step_and_the_size_of_a_checkpoint(page: RunPage, w
 def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot: Snapshot) -> None:
     one = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True, attempt=1),), 1, is_known=True)
     told = {
-        "its profile names no place": None,
+        "unknown: its specification cannot be read": None,
         "reading…": CheckpointList(),
         "none yet": CheckpointList(is_known=True),
         "on its target, not seen from here": CheckpointList(is_elsewhere=True),
@@ -405,3 +405,15 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
 @table("count, lines", [(3, ["one two", "three", "four"]), (2, ["one two", "three …"]), (1, ["one …"])])
 def test_what_does_not_fit_ends_at_a_word_and_says_so(count: int, lines: list[str]) -> None:
     assert wrap_at_most("one two three four", 7, count) == lines
+
+
+def test_a_profile_without_checkpoints_has_none_yet(filler: Filler, workspace: Workspace) -> None:
+    """They are recognised below the working directory."""
+    filler.run("vit-1")
+    filler.attempt("vit-1", 1)
+    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
+    reader = SnapshotReader(workspace)
+    reader.read(filler.connection, NOW, Interest("vit-1"))
+    reader.run_page.checkpoints.wait(60.0)
+    page = reader.read(filler.connection, NOW, Interest("vit-1")).page
+    assert page is not None and checkpoint_words(page, NOW) == "none yet"
