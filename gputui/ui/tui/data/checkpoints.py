@@ -26,13 +26,14 @@ CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
 
 
 class LedgerFact(Struct, frozen=True):
-    """The ledger's entry of a checkpoint; ``refused`` says why the run will not resume from it, ``seen`` is its place
-    in the order of all."""
+    """The ledger's entry of a checkpoint; ``refused`` says why the run will not resume from it, ``is_contested``
+    whether that is because another run may have written it; ``seen`` is its place in the order of all."""
 
     step: int | None
     attempt: int | None
     refused: str
     seen: int = 0
+    is_contested: bool = False
 
 
 class CheckpointWish(NamedTuple):
@@ -107,7 +108,9 @@ class CheckpointReader:
             step = step_in_name(path, wish.folder)
             found = Checkpoint(clean(path.name), step, one.size_bytes, one.modified_ns / 1e9, *checked)
             if (fact := wish.facts.get(one.path)) is not None:
-                found = found._replace(step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
+                found = found._replace(
+                    step=fact.step, attempt=fact.attempt, refused=clean(fact.refused), is_contested=fact.is_contested
+                )
             listed.append(found)
         # A single assignment, because the feed's thread reads it at any time.
         self._found = (wish.folder, CheckpointList(tuple(listed), len(lying), is_known=True))

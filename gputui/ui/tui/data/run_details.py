@@ -121,7 +121,13 @@ def _ledger_facts(connection: sqlite3.Connection, run: Run, attempts: Sequence[A
     spans = attempt_spans.spans_of(run, attempts, time.time())
     refused = {row.path: why for row, why in resumable.refused(rows, spans)}
     return {
-        row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""), row.seen)
+        row.path: LedgerFact(
+            row.step,
+            row.attempt if row.is_written else None,
+            refused.get(row.path, ""),
+            row.seen,
+            is_contested=row.origin == "contested",
+        )
         for row in rows
     }
 

@@ -152,6 +152,7 @@ class Checkpoint(NamedTuple):
         why: what was checked, or what is wrong or cannot be read.
         attempt: the attempt that wrote it; None if unknown.
         refused: why the run will not resume from it.
+        is_contested: that is because another run may have written it.
         is_gone: it was there at the past moment shown, and is no more.
     """
 
@@ -163,6 +164,7 @@ class Checkpoint(NamedTuple):
     why: str = ""
     attempt: int | None = None
     refused: str = ""
+    is_contested: bool = False
     is_gone: bool = False
 
 

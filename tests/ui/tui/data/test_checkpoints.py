@@ -57,9 +57,13 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
 
 def test_one_that_may_be_of_another_run_is_not_checked_in_place_of_the_own_one(tmp_path: Path) -> None:
     own, other = write(tmp_path, 100), write(tmp_path, 200)
-    facts = {str(own): LedgerFact(100, 1, "", 1), str(other): LedgerFact(200, None, "may be of b-1", 2)}
+    facts = {
+        str(own): LedgerFact(100, 1, "", 1),
+        str(other): LedgerFact(200, None, "may be of b-1", 2, is_contested=True),
+    }
     found = look(CheckpointReader(Clock()), tmp_path, None, facts)
     assert [(each.step, each.is_valid) for each in found.newest] == [(200, None), (100, True)]
+    assert [each.is_contested for each in found.newest] == [True, False]
 
 
 def test_one_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:

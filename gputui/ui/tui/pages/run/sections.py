@@ -23,7 +23,7 @@ from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.data.snapshot import Checkpoint, RunPage
-from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, wrap
+from gputui.ui.tui.layout.columns import Column, fit_line, head_line, paragraph, place, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, sign_of
 from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words
@@ -191,7 +191,12 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     placed = place(columns, width - 1)
     lines: list[Line] = [[(" ", "text"), *row_line(placed, each, width - 1)] for each in found.newest]
     hidden = found.count - len(found.newest)
-    return [*lines, fit_line([(f"  … {count(hidden)} older ones", "dim")], width)] if hidden > 0 else lines
+    if hidden > 0:
+        lines.append(fit_line([(f"  … {count(hidden)} older ones", "dim")], width))
+    # The other run's name is whole only in lines of its own.
+    for why in dict.fromkeys(each.refused for each in found.newest if each.is_contested):
+        lines += paragraph((" ? ", "warn"), why, "dim", width)
+    return lines
 
 
 def _where(found: Checkpoint) -> str:
@@ -214,7 +219,9 @@ def _is_later(checkpoint: Checkpoint, run: Run) -> bool:
 
 def _state(found: Checkpoint, run: Run, resumed_by: int | None) -> list[Span]:
     words: Span = ("· not checked", "dim")
-    if found.refused:
+    if found.is_contested:
+        words = ("? not resumed from", "warn")
+    elif found.refused:
         words = (f"✗ {found.refused}", "dim")
     elif _is_later(found, run):
         words = ("· written after the run's end", "dim")

@@ -252,6 +252,21 @@ def test_the_newest_checkpoint_is_one_that_the_run_wrote_before_its_end(page: Ru
     assert row.endswith("· written after the run's end")
 
 
+@pytest.mark.parametrize("width", [38, 60])
+def test_a_checkpoint_that_may_be_of_another_run_is_doubtful_and_not_broken(page: RunPage, width: int) -> None:
+    why = "may be of train_mlp-with-warmup-12, which had the same folder"
+    rows = [
+        Checkpoint(f"step_{step}.pt", step, 1, NOW - 500, True, refused=why, is_contested=True) for step in (300, 200)
+    ]
+    here = replace(page, checkpoints=CheckpointList(tuple(rows), 2, is_known=True))
+    lines = checkpoint_lines(here, NOW, width)
+    shown = text_of(lines)
+    assert "? not" in shown[0] and "? not" in shown[1] and not any("✗" in line for line in shown)
+    assert " ".join(" ".join(shown[2:]).split()) == f"? {why}"
+    assert any("train_mlp-with-warmup-12," in line for line in shown)
+    assert [style for line in lines for text, style in line if "?" in text] == ["warn"] * 3
+
+
 def test_what_is_left_out_above_and_below_is_said() -> None:
     lines: list[Line] = [[(f"{number:<20}", "text")] for number in range(10)]
     section, view = SideSection("X", lines), SideView()
