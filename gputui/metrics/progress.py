@@ -209,7 +209,7 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
 
     reached = past.positions_at(connection, run.run_id, at)
     if not reached:
-        return Progress(step=run.attempt_last_step), ()
+        return Progress(step=run.last_step), ()
     newest = queries.latest(connection, run.run_id, at)
     ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
     step = StepTimes(connection, run.run_id).newest_at(run.attempt, at, 0.0)
@@ -253,7 +253,10 @@ def _progress(
     report_seconds: float | None,
 ) -> Progress:
     newest = metrics.newest
-    step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
+    step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.last_step)
+    measured = newest
+    if run.state.has_attempt and run.attempt > 1 and step is None:
+        measured = {}  # what there is was measured before this attempt
     total = newest.get("total_steps")
     total_steps = int(total) if total is not None and 0 < total < math.inf else asked_steps(run.params, step)
     # Trainer of transformers accepts the name without the prefix that it logs it with.
@@ -265,9 +268,9 @@ def _progress(
         step=step,
         total_steps=total_steps,
         loss_name=metrics.loss_name,
-        loss=newest.get(metrics.loss_name or LOSS),
+        loss=measured.get(metrics.loss_name or LOSS),
         metric=metric,
-        metric_value=newest.get(metric or ""),
+        metric_value=measured.get(metric or ""),
         losses=metrics.losses,
         steps_per_second=pace,
         report_seconds=report_seconds,

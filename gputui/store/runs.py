@@ -57,6 +57,7 @@ class Run(Struct, frozen=True):
         params: parameters of the current or next attempt; the specification has the launch's.
         spec_json: the stored specification as text (`runs.spec.spec_of`): a run with a bad one can
             still be stopped, removed and shown.
+        last_step: the newest step of its attempt; without a live one, of the last attempt that made any.
         gpus: the leased GPUs if ``holds_gpus``, else those of its newest attempt.
         priority: higher goes first in the queue.
         gpu_count: the number of GPUs if exclude_gpu reduced it, else None.
@@ -95,7 +96,7 @@ class Run(Struct, frozen=True):
     attempt_state: str | None = None
     attempt_started_at: float | None = None
     attempt_exited_at: float | None = None
-    attempt_last_step: int | None = None
+    last_step: int | None = None
     attempt_resumed_step: int | None = None
     gpus: tuple[str, ...] = ()
     priority: int = 0
@@ -202,7 +203,10 @@ _RESUMABLE = f"""FROM checkpoints AS c WHERE c.run_id = r.run_id AND {_USABLE}
 _RUNS = f"""
 SELECT r.*, r.spec AS spec_json,
     a.state AS attempt_state, a.started_at AS attempt_started_at,
-    a.exited_at AS attempt_exited_at, a.last_step AS attempt_last_step,
+    a.exited_at AS attempt_exited_at,
+    CASE WHEN r.state IN ('starting', 'running', 'stopping') THEN a.last_step ELSE (
+        SELECT s.last_step FROM attempts AS s WHERE s.run_id = r.run_id AND s.last_step IS NOT NULL
+        ORDER BY s.number DESC LIMIT 1) END AS last_step,
     a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
     {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
     (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
@@ -408,6 +412,8 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
     for decision in decided:
         params = {**params, **decision.params}
     next_one = decided[-1] if is_queued and decided else None
+    stepped = attempts[-1:] if state.has_attempt else attempts
+    steps = [each.last_step for each in stepped if each.last_step is not None]
     return replace(
         run,
         state=state,
@@ -422,7 +428,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         attempt_state=attempt.state if attempt else None,
         attempt_started_at=attempt.started_at if attempt else None,
         attempt_exited_at=attempt.exited_at if attempt else None,
-        attempt_last_step=attempt.last_step if attempt else None,
+        last_step=steps[-1] if steps else None,
         attempt_resumed_step=attempt.resumed_step if attempt else None,
         gpus=attempt.gpus if attempt else (),
         placement=None,

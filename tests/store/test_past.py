@@ -123,15 +123,24 @@ def test_a_run_is_as_it_was(filler: Filler, reader: sqlite3.Connection) -> None:
         assert find_run(reader, "a-1", NOW - ago) == run
 
 
+def test_the_step_then_is_that_of_any_attempt_unless_one_lived(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1", "failed", attempt=2, started_ago=900.0, ended_ago=100.0)
+    filler.transition("a-1", "queued", "running", "", 900)
+    filler.attempt("a-1", 1, "failed", started_ago=900.0, ended_ago=500.0, last_step=70)
+    filler.attempt("a-1", 2, "failed", started_ago=400.0, ended_ago=100.0)
+    filler.transition("a-1", "running", "failed", "", 100)
+    assert [read_runs(reader, at)[0].last_step for at in (None, NOW - 50, NOW - 300)] == [70, 70, None]
+
+
 def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Connection) -> None:
     recovered(filler)
     assert read_runs(reader, NOW - 903) == []
     with pytest.raises(RunLookupError):
         find_run(reader, "a-1", NOW - 903)
     during = read_runs(reader, NOW - 600)[0]
-    assert (during.ended_at, during.reason, during.attempt_last_step, during.params) == (None, None, None, {"lr": 1})
+    assert (during.ended_at, during.reason, during.last_step, during.params) == (None, None, None, {"lr": 1})
     between = read_runs(reader, NOW - 498)[0]
-    assert (between.reason, between.attempt_last_step, between.params) == ("out of memory", 70, {"lr": 2})
+    assert (between.reason, between.last_step, between.params) == ("out of memory", 70, {"lr": 2})
     over = read_runs(reader, NOW - 50)[0]
     assert over == find_run(reader, "a-1")
     first, *rest = read_attempts(reader, "a-1", NOW - 600)

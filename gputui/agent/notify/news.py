@@ -148,7 +148,7 @@ class News:
             incident=history.incidents[-1] if history.incidents else None,
             decision=history.decisions[-1] if history.decisions else None,
             cost=total(history.costs().values()),
-            step=run.attempt_last_step,
+            step=run.last_step,
             loss=None if value is None else (name, value),
         )
 

@@ -43,8 +43,8 @@ def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkey
             return find_run(connection, "gpt2-124m-1")
 
         assert (run().state, run().attempt) == ("running", 2)
-        begin = run().attempt_last_step or 0
-        wait_until(lambda: (run().attempt_last_step or 0) > begin, 60, "another step of the same attempt")
+        begin = run().last_step or 0
+        wait_until(lambda: (run().last_step or 0) > begin, 60, "another step of the same attempt")
         wait_until(lambda: (run().state, run().attempt) == ("running", 3), 60, "the recovery")
         [incident] = read_incidents(connection, "gpt2-124m-1")
         assert incident.kind == "cuda_oom"

@@ -74,7 +74,7 @@ def test_each_run_can_be_resumed_from_its_last_checkpoint(connection: sqlite3.Co
         rows = [row for row in checkpoints.of_run(connection, run.run_id) if row.is_written]
         is_pruned = run.study_id is not None and run.state == "stopped"
         if run.state.is_over and run.run_id != "bert-mlm-1" and not is_pruned:
-            assert max(row.step or 0 for row in rows) == run.attempt_last_step
+            assert max(row.step or 0 for row in rows) == run.last_step
             assert any(Path(row.path).exists() for row in rows)
 
 

@@ -231,7 +231,7 @@ class SnapshotReader:
                     budget -= 1
                     self._over[key] = self._progress(connection, run)
                     self._trackers.pop(run.run_id, None)
-                progress = self._over.get(key) or Progress(step=run.attempt_last_step)
+                progress = self._over.get(key) or Progress(step=run.last_step)
             else:
                 progress = self._progress(connection, run)
             rows.append((run, progress))
@@ -254,7 +254,7 @@ class SnapshotReader:
         if run.ended_at is None:
             self._then[run.run_id] = progress_at(connection, run, at)
             return self._then[run.run_id][0]
-        return self._over.get((run.run_id, run.ended_at, run.attempt)) or Progress(step=run.attempt_last_step)
+        return self._over.get((run.run_id, run.ended_at, run.attempt)) or Progress(step=run.last_step)
 
     def _page(self, reading: _Reading, runs: list[Run]) -> RunPage | None:
         connection, interest, now, at = reading

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
-from gputui.metrics.progress import Progress
+from gputui.metrics.progress import Progress, progress_now
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store import checkpoints
 from gputui.store.placements import PlacementState, PlacementView
@@ -247,6 +247,23 @@ def test_a_success_with_a_loss_that_is_no_number_says_so(filler: Filler, workspa
     filler.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
     words, style = outlook(row_of(workspace, "vit-1"), NOW)
     assert mentions(words.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
+
+
+@table("state, number, step, loss", [
+    ("failed", "failed", 19, 5.0), ("queued", "failed", 19, 5.0), ("running", "running", None, None),
+])  # fmt: skip
+def test_the_step_of_a_run_is_the_last_of_any_attempt_unless_one_lives(
+    filler: Filler, workspace: Workspace, state: str, number: str, step: int | None, loss: float | None
+) -> None:
+    filler.run(f"{state}-1", state, attempt=2, ended_ago=60.0 if state == "failed" else None)
+    filler.attempt(f"{state}-1", 1, "failed", ended_ago=3600.0)
+    filler.metrics(f"{state}-1", 1, [{"step": 19, "time": NOW - 4000, "loss": 5.0}])
+    ended_ago = None if state == "running" else 60.0
+    filler.attempt(f"{state}-1", 2, number, started_ago=120.0, ended_ago=ended_ago)
+    progress = row_of(workspace, f"{state}-1").progress
+    assert (progress.step, progress.loss) == (step, loss)
+    now = progress_now(filler.connection, row_of(workspace, f"{state}-1").run)
+    assert (now.step, now.loss) == (step, loss)
 
 
 def test_the_parameters_say_how_long_a_script_trains(filler: Filler, workspace: Workspace) -> None:
