@@ -147,7 +147,7 @@ def compare(
     params = differing(chosen)
     runs = []
     for number, row in enumerate(chosen):
-        run_id, started, ended = row.run.run_id, row.run.started_at, row.run.ended_at
+        run_id = row.run.run_id
         curve = data[run_id].curves.get(metric) if run_id in data else None
         runs.append(
             ComparedRun(
@@ -156,7 +156,7 @@ def compare(
                 {name: values[number] for name, values in params.items()},
                 curve.last if curve is not None else None,
                 *_best(() if curve is None else curve.bins, metric),
-                seconds=None if started is None else max(0.0, (now if ended is None else ended) - started),
+                seconds=row.run.trained_seconds(now),
                 axis=data[run_id].frame.axis if run_id in data else "step",
             )
         )

@@ -207,8 +207,11 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     trial = row.trial
     point = ", ".join(f"{clean(name)} {clean(parameter(value))}" for name, value in trial.params.items())
     first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
-    end, begin = trial.ended_at, trial.created_at
-    took = "" if end is None else f" · took {duration(end - begin)}"
+    begin = trial.created_at
+    took = ""
+    if trial.ended_at is not None:
+        seconds = trial.ended_at - begin if row.run is None else row.run.run.trained_seconds(now)
+        took = f" · took {duration(seconds)}"
     second: list[Span] = [
         (f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim"),
         (f" · began {dated_clock(begin, now)}{took}", "dim"),

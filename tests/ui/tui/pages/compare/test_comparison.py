@@ -32,7 +32,8 @@ from gputui.ui.tui.pages.compare.comparison import (
 def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
     run = Run(
         run_id=run_id, sequence=1, name=run_id, profile="p", state=RunState.RUNNING, attempt=1, params=params,
-        spec_json=json.dumps({"params": params}), created_at=0.0, started_at=started_at,
+        spec_json=json.dumps({"params": params}), created_at=0.0, started_at=started_at, attempt_state="running",
+        attempt_started_at=started_at,
     )  # fmt: skip
     return RunRow(run, Progress(step=step))
 
@@ -88,6 +89,13 @@ def test_the_best_value_and_where_it_was() -> None:
     assert (third.best, third.last) == (None, None)
     assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
     assert best_of(runs, "loss") == 0.5 and best_of((), "loss") is None
+
+
+def test_a_run_took_as_long_as_its_attempts() -> None:
+    """As in all lists, without the time between them."""
+    over = replace(ROWS[0].run, state=RunState.FAILED, ended_at=213.0, ended_seconds=110.0)
+    (run,) = compare([replace(ROWS[0], run=over)], DATA, Comparison((over.run_id,)), "loss", 900.0)
+    assert run.seconds == 110.0
     assert param_texts(runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
 
 
