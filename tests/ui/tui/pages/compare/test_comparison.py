@@ -89,6 +89,7 @@ def test_the_best_value_and_where_it_was() -> None:
     assert (third.best, third.last) == (None, None)
     assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
     assert best_of(runs, "loss") == 0.5 and best_of((), "loss") is None
+    assert param_texts(runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
 
 
 def test_a_run_took_as_long_as_its_attempts() -> None:
@@ -96,7 +97,6 @@ def test_a_run_took_as_long_as_its_attempts() -> None:
     over = replace(ROWS[0].run, state=RunState.FAILED, ended_at=213.0, ended_seconds=110.0)
     (run,) = compare([replace(ROWS[0], run=over)], DATA, Comparison((over.run_id,)), "loss", 900.0)
     assert run.seconds == 110.0
-    assert param_texts(runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
 
 
 def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
