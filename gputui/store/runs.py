@@ -432,7 +432,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
         attempt_resumed_step=attempt.resumed_step if attempt else None,
         gpus=attempt.gpus if attempt else (),
         placement=None,
-        holds_gpus=holds,
+        holds_gpus=holds and attempt is not None and bool(attempt.gpus),
         ended_seconds=ended_seconds(attempts),
         usual_start_seconds=None,
         no_metrics=None,

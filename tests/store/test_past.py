@@ -123,6 +123,14 @@ def test_a_run_is_as_it_was(filler: Filler, reader: sqlite3.Connection) -> None:
         assert find_run(reader, "a-1", NOW - ago) == run
 
 
+def test_a_run_without_gpus_held_none_then(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1", started_ago=900.0)
+    filler.attempt("a-1", 1, started_ago=900.0)
+    filler.transition("a-1", "queued", "starting", "attempt 1", 900)
+    filler.transition("a-1", "starting", "running", "", 890)
+    assert [read_runs(reader, NOW - ago)[0].holds_gpus for ago in (895, 600)] == [False, False]
+
+
 def test_the_step_then_is_that_of_any_attempt_unless_one_lived(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1", "failed", attempt=2, started_ago=900.0, ended_ago=100.0)
     filler.transition("a-1", "queued", "running", "", 900)

@@ -133,7 +133,8 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
     tags, note = tag_words(run), clean(run.note or "")
     words, style = outlook(shown.row, shown.snapshot.at)
-    gpus = f" · GPU {_gpu_indices(shown)}" if run.holds_gpus else ""
+    indices = _gpu_indices(shown) if run.holds_gpus else ""
+    gpus = f" · GPU {indices}" if indices else ""
     more = gpus + cost + (f" · {note}" if note else "")
     at_step = f"step {count(progress.step)} · " if progress.step is not None and not has_step else ""
     before = _queue_words(shown) + at_step + (f"{tags} · " if tags else "")
