@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
-from gputui.core.units import ago, bytes_text, count, count_of, duration
+from gputui.core.units import age, ago, bytes_text, count, count_of, duration
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.progress import Progress
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.layout.words import Sign, dated_clock, run_state_text, sign_of
 
 SILENT_STEPS = 3
 """A run without a step for this many times its usual step time is shown as silent."""
@@ -60,8 +60,16 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join([*names[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
+def state_sign(row: RunRow, now: float) -> Sign:
+    """The state of a run with its restarts; of one that makes no step, for how long that is so."""
+    stuck = stuck_seconds(row, now)
+    if stuck is not None:
+        return Sign("▲", f"no step {age(stuck)}", "warn")
+    return sign_of(row.run)._replace(word=run_state_text(row.run))
+
+
 def outlook(row: RunRow, now: float) -> Span:
-    """A run in a few words: time left, what it waits for, or why it ended."""
+    """A run in a few words beside its `state_sign`: time left, what it waits for, or why it ended."""
     run, progress = row.run, row.progress
     if run.state == "queued":
         if run.not_before is not None and run.not_before > now:
@@ -75,11 +83,12 @@ def outlook(row: RunRow, now: float) -> Span:
             bad = "" if run.unsound_since is None else f"loss not finite since step {count(run.unsound_since)}"
             return (" · ".join(filter(None, (ended, bad, took))), "warn" if bad else "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
-    return activity(row, now) or (time_left(progress), "text")
+    return activity(row, now, is_beside_sign=True) or (time_left(progress), "text")
 
 
-def activity(row: RunRow, now: float) -> Span | None:
-    """What a run with an attempt does or waits for; None if it makes steps as usual, or what it does is unknown."""
+def activity(row: RunRow, now: float, *, is_beside_sign: bool = False) -> Span | None:
+    """What a run with an attempt does or waits for, ``is_beside_sign`` without what its `state_sign` tells; None if it
+    makes steps as usual, or what it does is unknown."""
     run, progress = row.run, row.progress
     if run.state == "queued" or run.state.is_over:
         return None
@@ -100,8 +109,8 @@ def activity(row: RunRow, now: float) -> Span | None:
     if silent and progress.total_steps and (progress.step or 0) >= progress.total_steps:
         return (f"finishing for {_since(silent)}", "text" if silent < SLOW_END_SECONDS else "warn")
     if silent:
-        usual = _usual_seconds(progress)
-        return (f"no step for {_since(silent)}" + (f" (usually {duration(usual)})" if usual else ""), "warn")
+        usual = f"usually {duration(_usual_seconds(progress))}"
+        return (usual if is_beside_sign else f"no step for {_since(silent)} ({usual})", "warn")
     if awaits_step(row):
         return (_unstepped_words(run, now), "text")
     return None

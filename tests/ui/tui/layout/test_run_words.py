@@ -14,7 +14,8 @@ from gputui.store import checkpoints
 from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
-from gputui.ui.tui.data.snapshot import RunRow
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest, RunRow
 from gputui.ui.tui.layout.run_words import (
     MOST_NAMED,
     awaits_step,
@@ -23,10 +24,13 @@ from gputui.ui.tui.layout.run_words import (
     several_tag_words,
     several_words,
     silent_seconds,
+    state_sign,
     unsaved_words,
     waiting_words,
 )
 from gputui.ui.tui.layout.words import run_state_text
+from gputui.ui.tui.pages.compare.comparison import Comparison, compare
+from gputui.ui.tui.pages.run.head import run_head
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions
@@ -183,7 +187,7 @@ def test_reports_of_one_step_by_several_lines_are_one(filler: Filler, workspace:
 
 
 @table("contact, age, poll, problem, words", [
-    (30.0, 30.5, 60.0, None, None), (89.0, 89.5, 60.0, None, None), (1.0, 40.0, 2.0, None, "no step for 39 s"),
+    (30.0, 30.5, 60.0, None, None), (89.0, 89.5, 60.0, None, None), (1.0, 40.0, 2.0, None, "usually 0.1 s"),
     (30.0, 30.5, 60.0, "no route", "lab: running"), (33.0, 33.5, 2.0, None, "lab: running"),
     (91.0, 91.5, 60.0, None, "lab: running"), (61.0, 61.5, 60.0, None, None), (63.0, 63.5, 2.0, None, "lab: unknown"),
     (121.0, 121.5, 60.0, None, "lab: unknown"),
@@ -194,7 +198,7 @@ def test_a_step_that_was_not_fetched_yet_is_not_missing(
     placed = PlacementView("running", contact_at=NOW - contact, poll_seconds=poll, problem=problem)
     progress = Progress(step=40, steps_per_second=10.0, newest_at=NOW - age)
     found = outlook(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
-    assert found.startswith(words) if words is not None else "no step" not in found
+    assert found.startswith(words) if words is not None else "usually" not in found
     stopping = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 9, 35.0), placement=placed)
     assert ("no step" in outlook(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
 
@@ -282,7 +286,26 @@ def test_a_run_that_has_done_its_last_step_finishes() -> None:
     progress = Progress(step=60, total_steps=60, steps_per_second=6.0, newest_at=NOW - 14)
     assert outlook(RunRow(RUN, progress), NOW) == ("finishing for 14 s", "text")
     assert outlook(RunRow(RUN, progress), NOW + 600)[1] == "warn"
-    assert outlook(RunRow(RUN, replace(progress, step=59)), NOW)[0].startswith("no step for 14 s")
+    assert outlook(RunRow(RUN, replace(progress, step=59)), NOW)[0] == "usually 0.2 s"
+
+
+@table("state, age, word, style", [
+    (RunState.RUNNING, 0.5, "● running", "good"), (RunState.RUNNING, 14.0, "▲ no step 14 s", "warn"),
+    (RunState.STOPPING, 14.0, "◑ stopping", "warn"),
+])  # fmt: skip
+def test_a_run_without_progress_has_one_sign_on_all_pages(
+    filler: Filler, workspace: Workspace, state: RunState, age: float, word: str, style: str
+) -> None:
+    filler.run(f"{word}-1")
+    row = RunRow(replace(RUN, state=state), Progress(step=40, steps_per_second=6.0, newest_at=NOW - age))
+    sign = state_sign(row, NOW)
+    assert (f"{sign.glyph} {sign.word}", sign.style) == (word, style)
+    page = SnapshotReader(workspace).read(filler.connection, NOW, Interest(f"{word}-1")).page
+    assert page is not None
+    head = run_head(replace(page, run=row.run, progress=row.progress), (), NOW, 120, None, {})
+    assert (word, style) in head
+    (compared,) = compare([row], {}, Comparison((row.run.run_id,)), "loss", NOW)
+    assert compared.sign == sign
 
 
 def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:

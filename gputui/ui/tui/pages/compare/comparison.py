@@ -25,8 +25,8 @@ from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.layout.panels import metric_words
-from gputui.ui.tui.layout.run_words import run_title
-from gputui.ui.tui.layout.words import run_state_text, sign_of
+from gputui.ui.tui.layout.run_words import run_title, state_sign
+from gputui.ui.tui.layout.words import Sign
 
 MOST_CURVES = 6
 """Most runs with a curve: there are as many colours."""
@@ -85,6 +85,7 @@ class ComparedRun(Struct, frozen=True):
     ``best`` was at ``best_x`` or, if that is not exact, in the stretch that ends there."""
 
     row: RunRow
+    sign: Sign
     colour: int | None
     params: Mapping[str, str] = msgspec.field(default_factory=dict)
     last: float | None = None
@@ -152,6 +153,7 @@ def compare(
         runs.append(
             ComparedRun(
                 row,
+                state_sign(row, now),
                 comparison.drawn.index(run_id) if run_id in comparison.drawn else None,
                 {name: values[number] for name, values in params.items()},
                 curve.last if curve is not None else None,
@@ -261,7 +263,7 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
         return [("" if run.is_best_x_exact else "~", "dim"), (_place(run.best_x, run.axis), "dim")]
 
     def state(run: ComparedRun, _: int) -> list[Span]:
-        return [(run_state_text(run.row.run), sign_of(run.row.run).style)]
+        return [(run.sign.word, run.sign.style)]
 
     return [
         Column("", 1, mark),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
-from gputui.core.units import age, ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
+from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words
@@ -34,11 +34,11 @@ from gputui.ui.tui.layout.run_words import (
     run_style,
     run_title,
     silent_seconds,
-    stuck_seconds,
+    state_sign,
     tag_words,
 )
 from gputui.ui.tui.layout.sparklines import eased, spark
-from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text, sign_of
+from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 
 
@@ -211,11 +211,8 @@ def _queue_words(shown: _Shown) -> str:
 
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
-    sign = sign_of(shown.row.run)
-    glyph = (sign.glyph, sign.style)
-    if stuck_seconds(shown.row, shown.snapshot.at) is not None:
-        glyph = ("▲", "warn")
-    return [*_pointer(shown.row.run.run_id, shown.state), glyph]
+    sign = state_sign(shown.row, shown.snapshot.at)
+    return [*_pointer(shown.row.run.run_id, shown.state), (sign.glyph, sign.style)]
 
 
 def _pointer(row_id: str, state: RunsState) -> list[Span]:
@@ -233,10 +230,8 @@ def _name(shown: _Shown, width: int) -> list[Span]:
 
 
 def _state(shown: _Shown, width: int) -> list[Span]:
-    run, stuck = shown.row.run, stuck_seconds(shown.row, shown.snapshot.at)
-    if stuck is not None:
-        return [(f"no step {age(stuck)}", "warn")]
-    return [(run_state_text(run), sign_of(run).style)]
+    sign = state_sign(shown.row, shown.snapshot.at)
+    return [(sign.word, sign.style)]
 
 
 def _step(shown: _Shown, width: int) -> list[Span]:

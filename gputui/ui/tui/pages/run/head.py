@@ -18,8 +18,7 @@ from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap_at_most
 from gputui.ui.tui.layout.moments import KeyWords, right_end
-from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
-from gputui.ui.tui.layout.words import run_state_text, sign_of
+from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, state_sign, tag_words
 
 LEAST_NAME = 12
 """Least cells of a run's name in the head."""
@@ -31,10 +30,11 @@ _HELPFUL = ("traceback", "section_log", "rerun")
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None, keys: KeyWords) -> Line:
     """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
-    run, progress, sign = page.run, page.progress, sign_of(page.run)
+    run, progress, row = page.run, page.progress, RunRow(page.run, page.progress)
+    sign = state_sign(row, now)
     tail = [(" ", "text"), *right_end(now, past, keys)]
     room = width - cells_in(tail)
-    told, style = outlook(RunRow(run, progress), now)
+    told, style = outlook(row, now)
     if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
         took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
@@ -50,7 +50,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     for step in _step_words(page):
         # With their importance: what matters least is left out first.
         parts: list[tuple[int, Span]] = [
-            (0, (f"{sign.glyph} {run_state_text(run)}", sign.style)),
+            (0, (f"{sign.glyph} {sign.word}", sign.style)),
             (1, (step, "text")),
             (2, (told, style)),
             (4, ("" if loss is None else f"loss {metric_value(loss)}", "text")),
