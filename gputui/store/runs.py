@@ -338,7 +338,9 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
             return _as_it_was(connection, run, moves[0] if moves else _move_of_row(run, at), at)
     else:
         names = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
-        words = list(dict.fromkeys(word for pair in names for word in pair))
+        ids = [run_id for run_id, _ in names]
+        # A name of the launch is no run, but the beginning of the ids of several.
+        words = list(dict.fromkeys([*ids, *(name for run_id, name in names if is_renamed(run_id, name))]))
         longer = [word for word in words if text and word.startswith(text)]
         near = difflib.get_close_matches(text, words, n=3, cutoff=0.5)
         nearest = list(dict.fromkeys(longer + near))[:3]

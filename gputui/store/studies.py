@@ -212,8 +212,7 @@ def find_study(
         raise StudyLookupError(f"{wanted!r} is the name of {ids}; give the id of one")
     if found:
         return found[0]
-    words = list(dict.fromkeys(word for study in studies for word in (study.study_id, study.name)))
-    near = difflib.get_close_matches(wanted or "", words, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wanted or "", [study.study_id for study in studies], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "gputui study list names them"
     raise StudyLookupError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
 

@@ -19,6 +19,7 @@ from gputui.store.events import EventKind, Severity, add_event, read_events, rea
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
+from gputui.store.studies import StudyLookupError, find_study
 from tests.ledgers import ledger_row
 from tests.texts import mentions
 from tests.ui.tui.filling import GIB, NOW, Filler, uuid
@@ -131,6 +132,18 @@ def test_a_run_is_read_by_id_or_newest_name_and_changed_only_when_unambiguous(
         with pytest.raises(RunLookupError) as caught:
             find_run(reader, prefix, only=only)
         assert caught.value.candidates[:1] == nearest
+
+
+def test_only_what_exists_is_suggested(filler: Filler, reader: sqlite3.Connection) -> None:
+    """Not the name of a launch, though that of a person."""
+    filler.run("hang-1", name="hang")
+    filler.run("vit-1", name="hangar")
+    with pytest.raises(RunLookupError) as caught:
+        find_run(reader, "hnag")
+    assert set(caught.value.candidates) == {"hang-1", "hangar"}
+    filler.study("lr-search-1")
+    with pytest.raises(StudyLookupError, match=r"did you mean lr-search-1\?"):
+        find_study(reader, "lr-serch")
 
 
 @pytest.mark.parametrize(
