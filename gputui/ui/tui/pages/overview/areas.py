@@ -10,13 +10,16 @@ from gputui.ui.tui.layout.columns import is_boxed
 HEIGHT_OF_EVENTS = 16
 """Least height of a page that always shows events."""
 
-RUNS_BESIDE_CHARTS, FEW_EVENTS, SOME_EVENTS = 6, 3, 8
+RUNS_IN_SIGHT, RUNS_BESIDE_CHARTS, FEW_EVENTS, SOME_EVENTS = 4, 6, 4, 8
 """Runs and events that stay in sight before there are charts, and events before these become higher."""
+
+LEAST_EVENTS = 2
+"""Events on a page without frames, and while an alert or a message takes a line: what happened, and what was done."""
 
 FEW_PROCESSES = 2
 """Processes that stay in sight, where others than those of runs hold a GPU."""
 
-CHARTS_LEAST, CHARTS_MOST, CHARTS_SHARE = 7, 11, 3
+CHARTS_LEAST, CHARTS_MOST, CHARTS_SHARE = 5, 11, 3
 """Lines of the charts: the least, and the most on a low page; on a high one they take up to a third."""
 
 BESIDE_WIDTH = 150
@@ -51,19 +54,21 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     """Share ``height`` lines of a page without head and footer.
 
     First come the GPUs, while some runs and events stay in sight; then, if some runs fit beside them, low charts of all
-    GPUs and some processes, if any is of no run. Then the runs take what they need, and the rest goes to the processes,
-    to the charts as far as no event needs it, and to the events. A wide page has processes and events side by side.
-    ``passing`` lines of an alert or message are taken from the events, so that no panel goes for them.
+    GPUs. Then the runs take what they need; the processes follow, if any is of no run, before all runs are in sight
+    only where no row of a GPU shows it. The rest goes to some events, higher charts, all processes and all events. A
+    wide page has processes and events side by side. ``passing`` lines of an alert or message are taken from the events, and then from
+    the runs, so that no panel goes for them.
     """
     is_framed = is_boxed(width, height + 2) if is_framed is None else is_framed
     frame = 2 if is_framed else 1
     # As without what passes, so that no panel moves for it but the events.
     whole = height + passing
     runs = frame + max(1, wanted.runs)
-    events = 0
+    events = least_events = 0
     if whole >= HEIGHT_OF_EVENTS:
-        events = frame + min(FEW_EVENTS if is_framed else 2, max(1, wanted.events))
-    runs_in_sight = min(runs, frame + (4 if events else 2))
+        least_events = frame + min(LEAST_EVENTS, max(1, wanted.events))
+        events = frame + min(FEW_EVENTS if is_framed else LEAST_EVENTS, max(1, wanted.events))
+    runs_in_sight = min(runs, frame + (RUNS_IN_SIGHT if events else 2))
     gpus = min(height, max(0, wanted.gpus(max(2, whole - runs_in_sight - events))))
     rest = max(0, whole - gpus)
     is_beside = bool(wanted.processes) and width >= BESIDE_WIDTH
@@ -73,26 +78,34 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     processes = 0
     if wanted.others and not is_beside and events:
         processes = frame + 1 + min(FEW_PROCESSES, wanted.others)
-        if spare < processes + CHARTS_LEAST * (wanted.has_charts and not wanted.hidden):
+        needed = processes
+        if not wanted.hidden:
+            needed += CHARTS_LEAST * wanted.has_charts + runs - min(runs, frame + RUNS_BESIDE_CHARTS)
+        if spare < needed:
             processes = 0
     charts = CHARTS_LEAST if wanted.has_charts and spare - processes >= CHARTS_LEAST else 0
-    runs = max(0, min(runs, rest - events - charts - processes, height - gpus))
-    rest = max(0, height - gpus - runs)
-    if is_beside and rest - charts >= frame + 3:
-        if charts:
-            room, listed = rest - frame, 1 + wanted.processes
-            charts = _higher(charts, CHARTS_MOST, room - max(listed, min(wanted.events, SOME_EVENTS)))
-            charts = _higher(charts, height // CHARTS_SHARE, room - max(listed, wanted.events))
-        return Rows(gpus, runs, charts, rest - charts, rest - charts, is_beside=True)
-    events = min(rest, max(0, events - passing))
-    if processes:
-        processes = max(processes, min(frame + 1 + wanted.processes, rest - charts - events))
-    rest -= processes
+    runs = max(0, min(runs, rest - events - charts - processes))
+    if not is_beside:
+        events = max(events - passing, least_events)
+        runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - events))
+    runs = min(runs, height - gpus)
+    rest = whole - gpus - runs - frame
+    listed = max(1, wanted.events)
+    some = min(SOME_EVENTS, listed)
+    if is_beside:
+        listed, some = max(listed, 1 + wanted.processes), max(some, 1 + wanted.processes)
     if charts:
-        charts = _higher(charts, max(CHARTS_MOST, height // CHARTS_SHARE), rest - frame - max(1, wanted.events))
-    return Rows(gpus, runs, charts, processes, rest - charts)
+        charts = _higher(charts, CHARTS_MOST, rest - processes - some)
+    if processes:
+        processes = _higher(processes, frame + 1 + wanted.processes, rest - charts - some)
+    if charts:
+        charts = _higher(charts, height // CHARTS_SHARE, rest - processes - listed)
+    events = max(0, rest + frame - passing - charts - processes)
+    if is_beside and events >= frame + 3:
+        return Rows(gpus, runs, charts, events, events, is_beside=True)
+    return Rows(gpus, runs, charts, processes, events)
 
 
-def _higher(charts: int, most: int, room: int) -> int:
-    """The lines of charts that may grow to ``most`` as far as there is ``room``."""
-    return max(charts, min(most, room))
+def _higher(lines: int, most: int, room: int) -> int:
+    """The lines of a panel that may grow to ``most`` as far as there is ``room``."""
+    return max(lines, min(most, room))
