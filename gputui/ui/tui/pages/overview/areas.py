@@ -56,8 +56,8 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     First come the GPUs, while some runs and events stay in sight; then, if some runs fit beside them, low charts of all
     GPUs. Then the runs take what they need; the processes follow, if any is of no run, before all runs are in sight
     only where no row of a GPU shows it. The rest goes to some events, higher charts, all processes and all events. A
-    wide page has processes and events side by side. ``passing`` lines of an alert or message are taken from the events, and then from
-    the runs, so that no panel goes for them.
+    wide page has processes and events side by side. ``passing`` lines of an alert or message are taken from the events,
+    and then from the runs, so that no panel goes for them.
     """
     is_framed = is_boxed(width, height + 2) if is_framed is None else is_framed
     frame = 2 if is_framed else 1
