@@ -25,6 +25,7 @@ EventKind = Literal[
     "placed",  # [state at the run's target]
     "incident",  # [kind of incident]
     "decision",  # [retry, stop]
+    "runs_again",  # after a retry
     "observation",  # [kind of observation]
     "wait_timed_out",  # [kind of precondition]
     "process_unkillable",
@@ -104,7 +105,7 @@ DATA_KINDS: tuple[EventKind, ...] = (
 
 TRIAL_KINDS: tuple[EventKind, ...] = (
     "launched", "attempt_started", "stop_requested", "stopped", "succeeded", "failed", "requeued", "placed", "incident",
-    "decision", "observation", "wait_timed_out", "gpus_released", "gpus_reduced", "gpus_replaced",
+    "decision", "runs_again", "observation", "wait_timed_out", "gpus_released", "gpus_reduced", "gpus_replaced",
     "no_checkpoint_there", "checkpoints_pruned", "checkpoints_not_pruned",
 )  # fmt: skip
 """What a trial's run tells its own timeline alone: its study has one event of its end."""

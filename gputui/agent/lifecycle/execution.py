@@ -31,6 +31,7 @@ from gputui.agent.lifecycle.live_attempt import (
 )
 from gputui.agent.lifecycle.run_files import attempt_dir, read_record
 from gputui.agent.lifecycle.source_search import SourceSearches
+from gputui.core import units
 from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended
@@ -46,7 +47,7 @@ from gputui.runs.logs import written_at
 from gputui.store import placements
 from gputui.store.agent import read_agent
 from gputui.store.attempts import fellows, get_attempt
-from gputui.store.events import has_event
+from gputui.store.events import has_event, last_kind
 from gputui.store.metrics import watched
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.placements import PlacementView
@@ -90,7 +91,7 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
         if not phase.is_noted and started_at is not None and context.now() - started_at >= ALIVE_SECONDS:
             with repository.transaction(context.connection):
                 cause = f"its command has lived for {ALIVE_SECONDS:.0f} s"
-                _note_running(context, attempt.record.run_id, attempt.record.number, cause)
+                note_running(context, attempt.record.run_id, attempt.record.number, cause)
             phase.is_noted = True
         return phase
     record = read_record(folder / "exit.json")
@@ -157,21 +158,40 @@ def note_report(context: AgentContext, report: IngestReport) -> None:
     if report.progress:
         with repository.transaction(context.connection):
             for run_id, attempt in sorted(report.progress):
-                _note_running(context, run_id, attempt, "first step read")
+                # The steps may have been made without an agent.
+                first_at = StepTimes(context.connection, run_id).first_at(attempt)
+                note_running(context, run_id, attempt, "first step read", first_at)
     for run_id, note in report.notes:
         # Each agent finds notes about a whole run again.
         if not has_event(context.connection, note.kind, run_id=run_id, key=note.key):
             context.note(note.kind, note.text, run_id, key=note.key, severity="warning")
 
 
-def _note_running(context: AgentContext, run_id: str, attempt: int, cause: str) -> None:
-    """Move a run that is starting this attempt to running, inside the caller's transaction."""
+def note_running(context: AgentContext, run_id: str, number: int, cause: str, at: float | None = None) -> None:
+    """Move a run that is starting this attempt to running, inside the caller's transaction, now or at an earlier time
+    (UTC unix seconds). After a retry, an event says that the run goes on."""
     run = get_run(context.connection, run_id)
-    if run is not None and run.state is RunState.STARTING and run.attempt == attempt:
-        # The steps may have been made without an agent.
-        first_at = StepTimes(context.connection, run_id).first_at(attempt)
-        now = context.now() if first_at is None else min(context.now(), first_at)
-        repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=now)
+    if run is None or run.state is not RunState.STARTING or run.attempt != number:
+        return
+    at = context.now() if at is None else min(context.now(), at)
+    repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=at)
+    announced = last_kind(context.connection, run_id, ("decision", "requeued"))
+    if announced is not None and announced[0] == "decision":
+        context.note("runs_again", _runs_again_text(context, run_id, number), run_id, number, at=at)
+
+
+def _runs_again_text(context: AgentContext, run_id: str, number: int) -> str:
+    """``runs again from step 49 400, batch_size 64``: from where, and what differs from the attempt before."""
+    attempt, before = (get_attempt(context.connection, run_id, each) for each in (number, number - 1))
+    text = "runs again"
+    if attempt is None or before is None:
+        return text
+    if attempt.resumed_step is not None:
+        text += f" from step {units.count(attempt.resumed_step)}"
+    changed = [
+        f"{name} {units.parameter(value)}" for name, value in attempt.params.items() if before.params.get(name) != value
+    ]
+    return ", ".join([text, *changed])
 
 
 def sweep(

@@ -21,7 +21,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.attempt_end import end_attempt
 from gputui.agent.lifecycle.checkpoint_survey import scan, search_now, store_scan
-from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
+from gputui.agent.lifecycle.execution import examine, note_running, postmortem_task, read_rest
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
@@ -246,9 +246,9 @@ class DemoPast:
         if act.is_live:
             steps = sorted({*steps, *range(max(first_step + 1, act.last_step - RECENT_STEPS), act.last_step + 1)})
         if steps:
-            run = self._run(run_id)
+            self.at = first_at
             with transaction(self.connection):
-                repository.move(self.connection, run, RunState.RUNNING, cause="first step read", now=first_at)
+                note_running(self.context, run_id, attempt.number, "first step read")
         written: list[dict[str, object]] = []
         curve = LossCurve.of(model, int(params["steps"]), params["lr"], params["weight_decay"])
         printed: list[str] = []

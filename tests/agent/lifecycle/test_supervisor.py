@@ -30,7 +30,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec
 from gputui.runs.submission import SPEC_FILE
 from gputui.store.attempts import Attempt
-from gputui.store.events import read_events
+from gputui.store.events import read_events, read_news
 from gputui.store.run_history import read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -229,6 +229,30 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
         live.seen_at = seen_at
     wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
     assert attempt_of(connection).ended_at == seen_at
+
+
+def test_a_run_that_goes_on_after_a_retry_says_so_once_and_what_differs(
+    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+) -> None:
+    context, launch = made.context, Launch(("x",), {}, "/", 1.0)
+    run = replace(add_run(connection, workspace=workspace, now=NOW - 9), params={"batch_size": 128, "lr": 0.1})
+    with transaction(connection):
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=NOW - 9)
+        repository.move(connection, run_of(connection), RunState.STARTING, cause="test", now=NOW - 9)
+        execution.note_running(context, "a-1", 1, "first step read", NOW - 8)
+        assert read_events(connection) == [], "an attempt that follows no retry"
+        repository.move(connection, run_of(connection), RunState.RECOVERING, cause="test", now=NOW - 7)
+        context.note("decision", "lowered batch_size 128 → 64", "a-1", 1, key="retry")
+        run = replace(run, params={"batch_size": 64, "lr": 0.1}, resume_from="/r/step_049400.safetensors")
+        repository.insert_attempt(connection, run, number=2, gpus=(), launch=launch, now=NOW - 6)
+        for state in (RunState.QUEUED, RunState.STARTING):
+            repository.move(connection, run_of(connection), state, cause="test", now=NOW - 6)
+        for _ in range(2):
+            execution.note_running(context, "a-1", 2, "first step read", NOW - 5)
+    [event] = [event for event in read_events(connection) if event.kind == "runs_again"]
+    assert (event.at, event.attempt) == (NOW - 5, 2)
+    assert event.message == "runs again from step 49 400, batch_size 64"
+    assert event in read_news(connection, limit=3)
 
 
 def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
