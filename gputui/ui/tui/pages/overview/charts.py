@@ -13,7 +13,7 @@ from gputui.metrics.draw.raster import Canvas, Span
 from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
-from gputui.ui.tui.layout.columns import beside, box, fit_line, rule
+from gputui.ui.tui.layout.columns import beside, box, cells_in, fit_line
 from gputui.ui.tui.layout.sparklines import History, combined, shares, time_bins
 from gputui.ui.tui.layout.strips import gpu_totals
 from gputui.ui.tui.layout.words import is_hot
@@ -22,8 +22,10 @@ from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
 CHART_WIDTH, CHART_HEIGHT = 15, 2
 """Least cells of a chart, for its heading in a frame, and its least lines."""
 
-NAMED_FROM = 18
-"""Least cells of all charts for headings with the temperature, and frames that say how long the curves are."""
+ALL_FIGURES = 4
+"""The figures of a whole heading: name, utilisation, memory and temperature."""
+
+_WIDEST_UTILIZATION, _WIDEST_TEMPERATURE = len(" 100%"), len(" 99°")
 
 BOXED_FROM = 4
 """Least lines of a chart with a frame."""
@@ -82,6 +84,33 @@ class Charted(NamedTuple):
         memory = shares([self.memory_used_bytes], self.memory_total_bytes)[0]
         return load_style("load", self.utilization_percent or 0.0), load_style("memory", memory or 0.0)
 
+    @property
+    def figures(self) -> list[Span]:
+        """The words of its heading, the most important first."""
+        name: Span = (self.name, "title")
+        if self.state == "lost":
+            return [name, (" ✗ lost", "bad")]
+        load, memory = self.styles
+        figures: list[Span] = [
+            name,
+            (f" {percent(self.utilization_percent)}", load),
+            (f" {gigabytes(self.memory_used_bytes).strip()}G", memory),
+        ]
+        if self.temperature_celsius is not None:
+            figures.append((f" {self.temperature_celsius:.0f}°", "warn" if self.is_hot else "text"))
+        return figures
+
+    def figures_in(self, width: int) -> int:
+        """How many `figures` fit into a chart of this width, whatever they will be: a heading that fits today and not
+        in a second would flicker. The name is always there."""
+        memory = 2 + max(len("0.4"), len(gigabytes(self.memory_total_bytes).strip()))
+        room = _inner(width, BOXED_FROM)[0] - len(f" {self.name} ")
+        number = 1
+        for cells in (_WIDEST_UTILIZATION, memory, _WIDEST_TEMPERATURE):
+            room -= cells
+            number += room >= 0
+        return number
+
 
 class GpuCharts:
     """The charts of all GPUs. Headings follow each sample; curves are drawn again when a point was added."""
@@ -98,18 +127,20 @@ class GpuCharts:
         histories = snapshot.gpu_history
         charted = [Charted.of_gpu(gpu, histories.get(gpu.uuid)) for gpu in gpus]
         down = max(1, -(-len(gpus) // most))
-        if 1 < len(gpus) < down * (width // NAMED_FROM):
-            charted.insert(0, Charted.of_all(gpus, charted))
         across = max(1, -(-len(charted) // down))
+        figures = _figures_in_all(charted, width, across)
+        with_all = [Charted.of_all(gpus, charted), *charted]
+        across_with_all = -(-len(with_all) // down)
+        if len(gpus) > 1 and across_with_all <= most and _figures_in_all(with_all, width, across_with_all) >= figures:
+            charted, across = with_all, across_with_all
         widths, heights = _shared(width, across), _shared(height, down)
         sizes = [(columns, rows) for rows in heights for columns in widths]
         drawn_for = (width, height, [gpu.uuid for gpu in gpus], histories)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
             self._plots = [_plot(subject, *_inner(*size)) for subject, size in zip(charted, sizes, strict=False)]
-        is_named = min(widths) >= NAMED_FROM
         charts = [
-            _chart(subject, plot, *size, is_named=is_named)
+            _chart(subject, plot, *size, figures)
             for subject, plot, size in zip(charted, self._plots, sizes, strict=False)
         ]
         charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
@@ -125,25 +156,20 @@ def _inner(width: int, height: int) -> tuple[int, int]:
     return (width - 2, height - 2) if height >= BOXED_FROM else (width - 1, height - 1)
 
 
-def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, *, is_named: bool) -> list[Line]:
-    """A chart with its heading, whose words have the styles of the curves."""
+def _figures_in_all(charted: Sequence[Charted], width: int, across: int) -> int:
+    """How many figures every heading has room for, so that all have the same."""
+    narrowest = width // across
+    return min((subject.figures_in(narrowest) for subject in charted), default=0)
+
+
+def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, figures: int) -> list[Line]:
+    """A chart with the first ``figures`` in its heading, whose words have the styles of the curves."""
     inner, _ = _inner(width, height)
-    load, memory = subject.styles
-    figure: list[Span] = [(subject.name, "title")]
-    if subject.state == "lost":
-        figure.append((" ✗ lost", "bad"))
-    else:
-        figure += [
-            (f" {percent(subject.utilization_percent)}", load),
-            (f" {gigabytes(subject.memory_used_bytes).strip()}G", memory),
-        ]
-        if is_named and subject.temperature_celsius is not None:
-            heat = "warn" if subject.is_hot else "text"
-            figure.append((f" {subject.temperature_celsius:.0f}°", heat))
-    heading = rule("", inner, figures=[figure])
+    words: list[Span] = [(" ", "text"), *subject.figures[:figures], (" ", "text")]
+    heading = [*words, ("─" * (inner - cells_in(words)), "rule")]
     if height < BOXED_FROM:
         return [[*line, (" ", "text")] for line in [heading, *plot]]
-    span: list[Span] = [(" 10 min ", "dim")] if is_named else []
+    span: list[Span] = [(" 10 min ", "dim")] if figures == ALL_FIGURES else []
     return box([heading, *plot], width, span)
 
 

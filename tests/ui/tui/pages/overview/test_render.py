@@ -118,7 +118,7 @@ def test_charts_are_in_rows_of_equally_many_and_those_without_room_are_left_out(
     assert [line.count("╭") for line in two_rows] == [4, 0, 0, 0, 4, 0, 0, 0]
     low = charts.lines(snapshot, 30, 4)
     assert widths(low) == {30} and len(low) == 4 and "╭" not in "".join(text_of(low))
-    assert [line.split()[1] for line in text_of(low)[::2]] == ["0", "2"]
+    assert [line.split()[0] for line in text_of(low)[::2]] == ["0", "2"]
 
 
 def test_the_first_chart_is_of_all_gpus_where_it_takes_no_room_from_the_others(snapshot: Snapshot) -> None:
@@ -129,8 +129,24 @@ def test_the_first_chart_is_of_all_gpus_where_it_takes_no_room_from_the_others(s
     gigabytes = total.memory_used_bytes / 2**30
     assert f" all {total.utilization_percent:.0f}% {gigabytes:.0f}G {total.hottest_celsius:.0f}° " in heading
     assert " all " not in text_of(charts.lines(snapshot, 160, 10))[0], "the headings would be shorter"
+    assert " all " not in text_of(charts.lines(snapshot, 140, 7))[0], "its heading has no room"
     assert " all " not in text_of(charts.lines(snapshot, 120, 7))[0]
     assert " all " not in text_of(charts.lines(replace(snapshot, gpus=snapshot.gpus[:1]), 200, 10))[0]
+
+
+def test_every_chart_has_a_heading_with_its_name(snapshot: Snapshot) -> None:
+    gpu = snapshot.gpus[0]
+    busy = replace(gpu, utilization_percent=100.0, memory_used_bytes=140.6 * 2**30, memory_total_bytes=141.0 * 2**30)
+    for width, number, memory in itertools.product(range(100, 201), range(1, 17), (0.4, 140.6)):
+        used = replace(busy, memory_used_bytes=memory * 2**30)
+        gpus = tuple(replace(used, uuid=f"GPU-{index}", index=index) for index in range(number))
+        lines = GpuCharts().lines(replace(snapshot, gpus=gpus, gpu_history={}), width, 14)
+        assert widths(lines) == {width}
+        headings = [part for line in text_of(lines) if "╭" in line for part in line.split("╭")[1:]]
+        names = [heading.split()[0] for heading in headings]
+        assert [name for name in names if name != "all"] == [str(index) for index in range(number)], (width, number)
+        shown = {len(heading.rstrip("╮ ─").split()) for heading in headings}
+        assert len(shown) == 1, "all have the same figures"
 
 
 def test_curves_are_drawn_again_only_when_a_point_was_added(snapshot: Snapshot) -> None:
