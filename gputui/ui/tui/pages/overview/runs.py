@@ -64,9 +64,10 @@ def runs_panel(
     shown = entries[state.top : state.top + max(0, height - 1)]
     placed = place(_columns(entries, snapshot, state, width), width)
     notes: list[Span] = [(f"{len(state.marked)} marked", "accent")] if state.marked else []
+    part = ""
     if len(entries) > len(shown) > 0:
-        notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}", "dim"))
-    lines = [_heading(placed if entries else [], state, notes, width)]
+        part = f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}"
+    lines = [_heading(placed if entries else [], state, part, notes, width)]
     if not entries:
         lines.append(fit_line([("  " + _empty_text(snapshot, state, has_keys=has_keys), "dim")], width))
     return [*lines, *(_row(placed, entry, snapshot, state, width) for entry in shown)][:height]
@@ -83,11 +84,17 @@ def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
     return "No run yet; gputui run launches a profile or a command."
 
 
-def _heading(placed: Placed[_Shown], state: RunsState, notes: Sequence[Span], width: int) -> Line:
-    """``RUNS ── STATE ── PROGRESS ── … 2 marked ── 1–5 of 40``."""
+def _heading(placed: Placed[_Shown], state: RunsState, part: str, notes: Sequence[Span], width: int) -> Line:
+    """``RUNS 1–5 of 40 ── STATE ── PROGRESS ── … 2 marked``: the ``part`` of the list that is shown stands above the
+    names, short if it has no room there, so that it covers no head."""
     filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
     title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).words, filter_words)))
-    return _with_heads(rule(title, width, notes=notes), placed, cell_width(f" {title} "))
+    if part and cell_width(f" {title} {part} ") > sum(room + column.gap for column, room in placed[:2]):
+        part = part.replace(" of ", "/")
+    whole = f"{title} {part}".rstrip()
+    _, *rest = rule(whole, width, notes=notes)
+    line = fit_line([(f" {title} ", "title"), (f"{part} ".lstrip(), "dim")], width - cells_in(rest))
+    return _with_heads([*line, *rest], placed, cells_in(line))
 
 
 def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:

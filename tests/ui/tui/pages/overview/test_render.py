@@ -281,6 +281,18 @@ def test_no_column_of_runs_is_wider_than_its_cells_and_which_gpus_is_never_cut(
         assert failed.index("1 min ago") == heading.index("PROGRESS")
 
 
+@pytest.mark.parametrize(("width", "number", "part"), [(60, 9, "1–3 of 9"), (80, 9, "1–3 of 9"), (80, 400, "1–3/400"),
+                                                        (120, 40, "1–3 of 40")])  # fmt: skip
+def test_the_shown_part_of_a_long_list_covers_no_heading(
+    snapshot: Snapshot, width: int, number: int, part: str
+) -> None:
+    rows = list(itertools.islice(itertools.cycle(snapshot.runs), number))
+    [heading, *_] = text_of(runs_panel(rows, RunsState(), snapshot, width, 4))
+    assert heading.startswith((f" RUNS {part} ─", f" RUNS {part}  "))
+    heads = heading.split(part)[1].replace("─", " ").split()
+    assert heads[0] == "STATE" and heads[-1] == "ETA"
+
+
 # --- layout
 
 
