@@ -89,7 +89,8 @@ def _heading(placed: Placed[_Shown], state: RunsState, part: str, notes: Sequenc
     names, short if it has no room there, so that it covers no head."""
     filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
     title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).words, filter_words)))
-    if part and cell_width(f" {title} {part} ") > sum(room + column.gap for column, room in placed[:2]):
+    cells_before_state = sum(room for _, room in placed[:2]) + _GAP_OF_NAME
+    if part and cell_width(f" {title} {part} ") > cells_before_state:
         part = part.replace(" of ", "/")
     whole = f"{title} {part}".rstrip()
     _, *rest = rule(whole, width, notes=notes)
@@ -330,7 +331,7 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
     return [(tags, "label"), (f" {note}" if tags else note, "dim")]
 
 
-_LEAST_NAME = 13
+_LEAST_NAME, _GAP_OF_NAME = 13, 1
 
 _FITTED = ("GPUS", "LOST", "PROFILE")
 """The columns that only runs which train have, and whose cells differ in length."""
@@ -355,7 +356,7 @@ def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, wid
         others.insert(-1, _LABELS)
     return [
         _SIGN,
-        Column("RUN", name, _name, gap=1, grow=2, most=max(name, min(widest, 60))),
+        Column("RUN", name, _name, gap=_GAP_OF_NAME, grow=2, most=max(name, min(widest, 60))),
         fitted(_STATE, rows),
         *others,
     ]
