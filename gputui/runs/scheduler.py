@@ -14,7 +14,6 @@ from gputui.core.units import count_of, index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
-_PLURALS = {"is": "are", "has": "have"}
 PAUSED = "waits for the queue, which is paused"
 
 
@@ -227,18 +226,20 @@ def _place_on_gpus(run: Run, pool: _GpuPool, taken: Mapping[str, str]) -> Start 
 
 
 def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:
-    """``waits for 2 GPUs (1 free; GPUs 0–3 are used by vit-1)``. ``blocks`` has the reason for
-    each blocked GPU by UUID."""
+    """``1 of 2 GPUs free · GPUs 0–3 used by vit-1; GPU 4 lost``: what is missing first, as lists cut the end.
+    ``blocks`` has the reason for each blocked GPU by UUID."""
     by_reason: dict[str, list[GpuAvailability]] = {}
     for gpu in candidates:
         if (reason := blocks[gpu.uuid]) is not None:
             by_reason.setdefault(reason, []).append(gpu)
-    parts = [f"{sum(blocks[gpu.uuid] is None for gpu in candidates)} free"]
+    parts: list[str] = []
     for reason, gpus in by_reason.items():
+        why = reason.removeprefix("is ")
         indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
         if len(indices) > 1:
-            plural = re.sub(r"^(is|has)\b", lambda verb: _PLURALS[verb[0]], reason)
-            parts.append(f"GPUs {index_ranges(indices)} {plural}")
+            parts.append(f"GPUs {index_ranges(indices)} {re.sub('^has ', 'have ', why)}")
             gpus = [gpu for gpu in gpus if gpu.index is None]
-        parts += [f"{gpu.name} {reason}" for gpu in gpus]
-    return f"waits for {count_of(wanted, 'GPU')} ({'; '.join(parts)})"
+        parts += [f"{gpu.name} {why}" for gpu in gpus]
+    free = sum(blocks[gpu.uuid] is None for gpu in candidates)
+    reasons = "; ".join(parts)
+    return " · ".join(filter(None, (f"{free} of {count_of(wanted, 'GPU')} free", reasons)))

@@ -33,7 +33,7 @@ def test_two_runs_never_hold_the_same_gpu_and_the_third_waits(simulated: Machine
     simulated.gputui("run", profile, "--gpus", "1", "--name", "c", "--set", "steps=10")
     for name in ("a-1", "b-1"):
         simulated.wait_for(name, "running")
-    waits = "SELECT state FROM runs WHERE run_id = 'c-1' AND waiting_for LIKE '%waits for 1 GPU (0 free%used by%'"
+    waits = "SELECT state FROM runs WHERE run_id = 'c-1' AND waiting_for LIKE '0 of 1 GPU free%used by%'"
     assert wait_until(lambda: simulated.rows(waits), what="the reason") == [("queued",)]
     first, second = visible(simulated, "a-1").split(","), visible(simulated, "b-1").split(",")
     assert len({*first, *second}) == 4

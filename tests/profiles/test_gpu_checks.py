@@ -218,7 +218,7 @@ def test_who_is_on_an_occupied_gpu_is_said_and_a_desktop_can_be_accepted() -> No
         "is held by vit-1 of alice (pid 5)",
     ]  # fmt: skip
     waits = check_gpus(replace(SPEC, gpus=GpuRequest(1)), gpus)
-    assert mentions(waits.detail, "0 free", "GPU 0 is used by Xorg of root", "GPU 3 is held by vit-1 of alice")
+    assert mentions(waits.detail, "0 of ", "GPU 0 used by Xorg of root", "GPU 3 held by vit-1 of alice")
     accepting = replace(SPEC, gpus=GpuRequest(1, beside_desktop=True))
     assert check_gpus(accepting, gpus).detail == "starts now on GPU 0"
 

@@ -68,8 +68,8 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
     held = GpuAvailability("g0", 0, holders=("other-1",), free_bytes=80 << 30)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=held))
     assert isinstance(large, Wait) and isinstance(small, Wait)
-    assert mentions(large.reason, "4 GPUs (3 free; GPU 0", "other-1")
-    assert mentions(small.reason, "0 free", "GPUs 1–3", "large") and large.promised >= {"g1", "g2", "g3"}
+    assert large.reason == "3 of 4 GPUs free · GPU 0 used by other-1"
+    assert mentions(small.reason, "0 of 1 GPU free · ", "GPUs 1–3", "large") and large.promised >= {"g1", "g2", "g3"}
 
 
 @pytest.mark.parametrize("not_before", [0.0, None])
@@ -88,7 +88,7 @@ def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: floa
 def test_a_run_that_can_never_start_holds_back_nobody() -> None:
     lost = GpuAvailability("g0", 0, blocked_by="is lost", out_of_service=True)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=lost))
-    assert isinstance(large, Wait) and "GPU 0 is lost" in large.reason
+    assert isinstance(large, Wait) and "GPU 0 lost" in large.reason
     assert small == Start(run("small", 1), ("g1",))
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_names_its_gpus_waits_for_them() -> None:
     lost = GpuAvailability("g1", 1, ("a",), "is lost", out_of_service=True)
     machine = gpus(8, g0=GpuAvailability("g0", 0, ("a",)), g1=lost)
     (outcome,) = schedule([run("a", 2, uuids=("g0", "g1"), not_before=5.0)], machine)
-    assert isinstance(outcome, Wait) and outcome.in_service == 1 and "GPU 1 is lost" in outcome.reason
+    assert isinstance(outcome, Wait) and outcome.in_service == 1 and "GPU 1 lost" in outcome.reason
 
 
 def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() -> None:

@@ -69,7 +69,7 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
         filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()
         await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
-        assert mentions(await checked("1"), "waits for 1 GPU (0 free", "GPU 4 is promised to big-1")
+        assert mentions(await checked("1"), "0 of 1 GPU free", "GPU 4 promised to big-1")
 
 
 async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
