@@ -61,7 +61,7 @@ class TestGpus:
         assert mentions(check_gpus(self.spec, busy).detail, "GPUs 1, 3")
         result = check_gpus(replace(self.spec, gpus=GpuRequest(3, (), 10 * GIB)), busy)
         assert result.status == "warn"
-        assert mentions(result.detail, "3 GPUs", "2 free", "GPU 0", "digits-3", "GPU 2", "5.0 of 10.0 GiB")
+        assert mentions(result.detail, "2 of 3 GPUs free", "GPU 0", "digits-3", "GPU 2", "5.0 of 10.0 GiB")
 
     def test_ones_that_a_queued_run_gets_first_are_not_free(self) -> None:
         big = json.dumps(replace(SPEC, gpus=GpuRequest(4)).to_json())
@@ -70,7 +70,7 @@ class TestGpus:
         busy = replace(busy, promised=busy.promises())
         assert set(busy.promised.values()) == {"big-1"} and not usable(busy)
         result = check_gpus(self.spec, busy)
-        assert result.status == "warn" and mentions(result.detail, "0 free", "GPUs 1–3", "big-1")
+        assert result.status == "warn" and mentions(result.detail, "0 of 2 GPUs free", "GPUs 1–3", "big-1")
         assert likely_gpus(self.spec, busy) == ()
         first = replace(self.spec, priority=1)
         assert [gpu.index for gpu in likely_gpus(first, busy)] == [1, 2]

@@ -82,7 +82,7 @@ def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows
     bench = Bench(connection, workspace, "standard", min_gpus=2)
     bench.see(*UUIDS[:3])
     bench.turn()
-    assert bench.started == [] and "GPU-3 is missing" in (bench.run().waiting_for or "")
+    assert bench.started == [] and "GPU-3 missing" in (bench.run().waiting_for or "")
     bench.turn(MISSING_SECONDS)
     bench.turn()
     (attempt,) = bench.started
