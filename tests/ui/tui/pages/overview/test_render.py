@@ -293,6 +293,16 @@ def test_the_shown_part_of_a_long_list_covers_no_heading(
     assert heads[0] == "STATE" and heads[-1] == "ETA"
 
 
+def test_runs_without_gpus_have_no_column_of_gpus(filler: Filler, workspace: Workspace) -> None:
+    filler.agent()
+    filler.gpus(2)
+    filler.run("cpu-1", gpus=())
+    filler.curve("cpu-1", 1, 0, 40)
+    for width in (120, 200):
+        snapshot = read(workspace)
+        assert " GPUS " not in text_of(runs_panel(snapshot.runs, RunsState(), snapshot, width, 2))[0]
+
+
 # --- layout
 
 
