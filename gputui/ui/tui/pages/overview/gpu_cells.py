@@ -14,8 +14,8 @@ from gputui.ui.tui.layout.gpu_words import GpuRow, faults, health, held_back, pc
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import is_hot
 
-FULL_FRACTION = 0.95
-"""A larger share of memory in use is marked: the next allocation may fail."""
+FULL_PERCENT = 95.0
+"""Memory that is used more is marked: the next allocation may fail."""
 
 WAITING_FRACTION = 0.2
 """A rank that waits longer than this share of its step for data is marked."""
@@ -29,7 +29,9 @@ LOAD_STEPS = {"load": (10.0, 75.0), "memory": (10.0, 80.0)}
 
 
 def load_style(kind: str, percent: float) -> str:
-    """The style of a load in ``percent``: one of three steps."""
+    """The style of a load in ``percent``: one of three steps, or a warning of full memory."""
+    if kind == "memory" and percent > FULL_PERCENT:
+        return "warn"
     return f"{kind}.{sum(percent >= step for step in LOAD_STEPS[kind])}"
 
 
@@ -76,8 +78,6 @@ def _memory(row: GpuRow, width: int) -> list[Span]:
     if used is None or not total:
         return _dash(3) if used is None else [(f"{gigabytes(used):>3}G", "text")]
     style = load_style("memory", 100 * used / total)
-    if used / total > FULL_FRACTION:
-        style = "warn"
     text: list[Span] = [(f"{gigabytes(used):>3}", style), (f"/{f'{gigabytes(total)}G':<4} ", "dim")]
     return [*text, *bar_spans(used / total, width - 9, style)]
 

@@ -134,6 +134,15 @@ def test_the_first_chart_is_of_all_gpus_where_it_takes_no_room_from_the_others(s
     assert " all " not in text_of(charts.lines(replace(snapshot, gpus=snapshot.gpus[:1]), 200, 10))[0]
 
 
+@pytest.mark.parametrize(("gigabytes", "style"), [(76, "memory.2"), (78, "warn")])
+def test_full_memory_has_one_colour_in_table_and_chart(snapshot: Snapshot, gigabytes: int, style: str) -> None:
+    used = gigabytes * 2**30
+    gpus = tuple(replace(gpu, memory_used_bytes=used, memory_total_bytes=80 * 2**30) for gpu in snapshot.gpus)
+    full = replace(snapshot, gpus=gpus)
+    assert styles_of(gpu_panel(full, 120, 11)[2], f"{gigabytes}") == {style}
+    assert styles_of(GpuCharts().lines(full, 120, 7)[0], f" {gigabytes}G") == {style}
+
+
 def test_every_chart_has_a_heading_with_its_name(snapshot: Snapshot) -> None:
     gpu = snapshot.gpus[0]
     busy = replace(gpu, utilization_percent=100.0, memory_used_bytes=140.6 * 2**30, memory_total_bytes=141.0 * 2**30)
