@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
@@ -38,7 +40,7 @@ from gputui.ui.tui.layout.run_words import (
     tag_words,
 )
 from gputui.ui.tui.layout.sparklines import eased, spark
-from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign
+from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, run_sign
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 
 
@@ -334,22 +336,23 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
 _LEAST_NAME, _GAP_OF_NAME = 13, 1
 
 _FITTED = ("GPUS", "LOST", "PROFILE")
-"""The columns that only runs which train have, and whose cells differ in length."""
+"""The columns that only runs which are not over have, and whose cells differ in length."""
 
 
 def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, width: int) -> list[Column[_Shown]]:
     """The columns for these rows, none wider than its cells need, so that the words behind them get the rest. Long
     names have up to a sixth of the width, and more if it is spare."""
     rows = [_Shown(entry, snapshot, state) for entry in entries if isinstance(entry, RunRow)]
-    training = [shown for shown in rows if _is_training(shown.row)]
+    # Also those that start or end now, so that no column moves while they do.
+    active = [shown for shown in rows if not shown.row.run.state.is_over]
     widest = max((cell_width(run_title(shown.row.run)) for shown in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
     others: list[Column[_Shown]] = []
     for column in _OTHERS:
         if column.head not in _FITTED:
             others.append(column)
-        elif telling([column], training):
-            others.append(fitted(column, training))
+        elif telling([column], active):
+            others.append(fitted(column, active))
     if any(shown.row.progress.has_own_metric for shown in rows):
         others[others.index(_LOSS)] = _METRIC
     if any(shown.row.run.tags or shown.row.run.note for shown in rows):
@@ -357,12 +360,15 @@ def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, wid
     return [
         _SIGN,
         Column("RUN", name, _name, gap=_GAP_OF_NAME, grow=2, most=max(name, min(widest, 60))),
-        fitted(_STATE, rows),
+        replace(_STATE, width=max(_STATE.width, fitted(_STATE, rows).width)),
         *others,
     ]
 
 
-_STATE: Column[_Shown] = Column("STATE", 10, _state, gap=1)
+# As wide as any state after a restart, so that no column moves when a run begins, ends or restarts.
+_STATE: Column[_Shown] = Column(
+    "STATE", max(cell_width(sign.word) for sign in RUN_SIGNS.values()) + len(" ↻1"), _state, gap=1
+)
 _SIGN: Column[_Shown] = Column("", 2, _sign)
 _LABELS: Column[_Shown] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
 _LOSS: Column[_Shown] = Column(
@@ -373,7 +379,7 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     Column("PROGRESS", 9, _done, importance=2, gap=1, grow=1, most=20),
     Column("STEP", 13, _step, ">", gap=1),
     _LOSS,
-    Column("", 7, _curve, importance=3, gap=2, grow=1, most=24),
+    Column("", 7, _curve, importance=3, gap=2, grow=2, most=48),
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
     Column(
         "GPUS",

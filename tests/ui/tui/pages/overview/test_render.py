@@ -302,6 +302,17 @@ def test_the_shown_part_of_a_long_list_covers_no_heading(
     assert heads[0] == "STATE" and heads[-1] == "ETA"
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_columns_stay_where_they_are_as_the_state_of_a_run_changes(snapshot: Snapshot, width: int) -> None:
+    row = snapshot.runs[0]
+    headings = set()
+    for state, attempt in itertools.product(("starting", "running", "recovering", "stopping"), (1, 2)):
+        changed = replace(row, run=replace(row.run, state=RunState(state), attempt=attempt))
+        heading = text_of(runs_panel([changed], RunsState(), snapshot, width, 2))[0]
+        headings.add((heading.index("STATE"), heading.index("STEP")))
+    assert len(headings) == 1
+
+
 def test_runs_without_gpus_have_no_column_of_gpus(filler: Filler, workspace: Workspace) -> None:
     filler.agent()
     filler.gpus(2)
