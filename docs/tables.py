@@ -26,6 +26,7 @@ from gputui.studies import spec as study
 from gputui.studies.keys import Section
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import ACTIONS as KEYS
+from gputui.ui.tui.pages.signs import PAGE_SIGNS
 from trainer.config.phases import RUN_WIDE
 from trainer.config.schema import Settings
 
@@ -173,6 +174,19 @@ def _pages(pages: Row) -> str:
     return "all" if is_everywhere else ", ".join(each.replace("_", " ") for each in pages)
 
 
+def _signs() -> str:
+    """A row for each of overview and run with the signs that only it has, and one for those of both; `?` has those of
+    other pages."""
+    pages: dict[str, list[str]] = {}
+    for page in ("overview", "run"):
+        for sign in PAGE_SIGNS[page]:
+            pages.setdefault(f"`{sign.glyph}` {sign.word}", []).append(page)
+    rows: dict[str, list[str]] = {}
+    for meaning, names in pages.items():
+        rows.setdefault(", ".join(names), []).append(meaning)
+    return _table(("pages", "signs"), ((names, "; ".join(meanings)) for names, meanings in rows.items()))
+
+
 # --- the trainer ------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +217,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "actions": _actions,
     "policies": _policies,
     "keys": _keys,
+    "signs": _signs,
     "run-wide": _run_wide,
 }
 

@@ -247,8 +247,9 @@ class Navigation(Commands):
 
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
+        from gputui.ui.tui.pages.signs import PAGE_SIGNS
 
-        self.push_screen(HelpScreen(self.page.context()))
+        self.push_screen(HelpScreen(self.page.context(), PAGE_SIGNS.get(self.page.SCOPE, ())))
 
     def do_settings(self) -> None:
         from gputui.ui.tui.dialogs.settings import SettingsScreen

@@ -16,7 +16,7 @@ from gputui.ui.tui.actions.context import Context, marked_count, refusal
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
 from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap, wrap_at_most
-from gputui.ui.tui.layout.words import SIGNS
+from gputui.ui.tui.layout.words import SIGNS, Sign
 
 _FILTERS = ("filter", "find")
 _LAST = ("palette", "help", "leave", "cancel")
@@ -179,42 +179,58 @@ def in_keys(text: str, context: Context, where: str = "") -> str:
 # --- the help
 
 
-def help_lines(context: Context, width: int) -> list[Line]:
-    """The keys of a page under their headings, dim where not possible now; in two columns of similar height where
-    there is room."""
-    if width < TWO_COLUMNS:
-        return _stacked(_blocks(context, width))
-    column = (width - cell_width(_GAP[0])) // 2
-    blocks = _blocks(context, column)
-    heights = [len(block) + 1 for block in blocks]
+def help_lines(context: Context, width: int, signs: Sequence[Sign] = ()) -> list[Line]:
+    """The keys of a page under their headings, dim where not possible now, and below them its signs; in two columns
+    of similar height where there is room."""
+    column = width if width < TWO_COLUMNS else (width - cell_width(_GAP[0])) // 2
+    keys_width = min(15, max(10, column // 4))
+    lines = _in_columns(_key_blocks(context, column, keys_width), column, width)
+    if not signs:
+        return lines
+    rows = [_row(sign.glyph, sign.word, keys_width, column, (sign.style, "text")) for sign in signs]
+    heading = fit_line([("Signs and colours", "title")], width)
+    return [*lines, [], heading, *_in_columns(rows, column, width, gap=0)]
+
+
+def _in_columns(blocks: list[list[Line]], column: int, width: int, gap: int = 1) -> list[Line]:
+    """The blocks below each other, ``gap`` lines apart, in as many columns as have room."""
+    if column == width:
+        return _stacked(blocks, gap)
+    heights = [len(block) + gap for block in blocks]
     cut = min(range(1, len(blocks) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
-    pairs = zip_longest(_stacked(blocks[:cut]), _stacked(blocks[cut:]))
+    pairs = zip_longest(_stacked(blocks[:cut], gap), _stacked(blocks[cut:], gap))
     return [[*(left or fit_line([], column)), _GAP, *(right or [])] for left, right in pairs]
 
 
-def _blocks(context: Context, width: int) -> list[list[Line]]:
+def _key_blocks(context: Context, width: int, keys_width: int) -> list[list[Line]]:
     """A block of lines for each heading; actions with one phrase share a line."""
     groups: dict[Heading, dict[str, list[Action]]] = {heading: {} for heading in get_args(Heading)}
     for action in actions_in(context.scope):
         if action.keys_in(context):
             groups[action.heading].setdefault(re.split("[:;] ", action.help)[0], []).append(action)
-    keys_width = min(15, max(10, width // 4))
     blocks = []
     for heading, group in groups.items():
         lines = [fit_line([(heading, "title")], width)]
         for phrase, actions in group.items():
             # The first key of each action, then their second ones.
             tiers = zip_longest(*(action.keys_in(context) for action in actions))
-            words = (key_word(key, is_ascii=context.is_ascii) for tier in tiers for key in tier if key)
-            keys = fit(" ".join(words), keys_width)
+            keys = " ".join(key_word(key, is_ascii=context.is_ascii) for tier in tiers for key in tier if key)
             is_possible = any(action.why_not(context) is None for action in actions)
             styles = ("key", "text") if is_possible else ("dim", "dim")
-            for part in wrap(phrase, width - keys_width - 2):
-                lines.append(fit_line([(f"{keys}  ", styles[0]), (part, styles[1])], width))
-                keys = " " * keys_width
+            lines += _row(keys, phrase, keys_width, width, styles)
         blocks += [lines] if group else []
     return blocks
 
 
-def _stacked(blocks: list[list[Line]]) -> list[Line]:
-    return [line for block in blocks for line in ([], *block)][1:]
+def _row(name: str, phrase: str, name_width: int, width: int, styles: tuple[str, str]) -> list[Line]:
+    """A phrase beside its key or sign, in as many lines as it needs."""
+    parts = wrap(phrase, width - name_width - 2)
+    names = [fit(name, name_width), *[" " * name_width] * (len(parts) - 1)]
+    return [
+        fit_line([(f"{shown}  ", styles[0]), (part, styles[1])], width)
+        for shown, part in zip(names, parts, strict=True)
+    ]
+
+
+def _stacked(blocks: list[list[Line]], gap: int) -> list[Line]:
+    return [line for block in blocks for line in (*[[]] * gap, *block)][gap:]

@@ -11,6 +11,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
 from gputui.ui.tui.actions.shown import help_lines
 from gputui.ui.tui.layout.columns import wrap
+from gputui.ui.tui.layout.words import Sign
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.version import VERSION
 
@@ -73,11 +74,11 @@ class DiffScreen(SheetScreen):
 
 
 class HelpScreen(SheetScreen):
-    """The help of one page."""
+    """The help of one page: its keys, and its signs."""
 
-    def __init__(self, about: Context) -> None:
-        super().__init__(f"Keys · gputui {VERSION} · gputui help screen")
-        self._about = about
+    def __init__(self, about: Context, signs: Sequence[Sign]) -> None:
+        super().__init__(f"Keys and signs · gputui {VERSION} · gputui help screen")
+        self._about, self._signs = about, signs
 
     def lines(self, width: int) -> list[Line]:
-        return help_lines(self._about, width)
+        return help_lines(self._about, width, self._signs)

@@ -20,13 +20,14 @@ NO_KEYS: KeyWords = {}
 
 LEAST_CELLS = 12
 
-_TICKS = {
+TICKS = {
     "event": ("┴", "axis"),
     "checkpoint": ("◆", "good"),
     "alert": ("▲", "warn"),
     "incident": ("✗", "bad"),
 }
-_WEIGHTS = {kind: weight for weight, kind in enumerate(_TICKS)}
+"""Sign and style of what happened, on the time line."""
+_WEIGHTS = {kind: weight for weight, kind in enumerate(TICKS)}
 
 
 def right_end(at: float, past: Past | None, keys: KeyWords = NO_KEYS) -> list[Span]:
@@ -88,7 +89,7 @@ def _cells(timeline: Timeline, at: float, cells: int) -> list[Span]:
         for cell in range(_cell(timeline, start, cells), _cell(timeline, end, cells) + 1):
             shown[cell] = ("─", "rule")
     for tick in sorted(timeline.ticks, key=lambda tick: _WEIGHTS[tick.kind]):
-        shown[_cell(timeline, tick.at, cells)] = _TICKS[tick.kind]
+        shown[_cell(timeline, tick.at, cells)] = TICKS[tick.kind]
     here = _cell(timeline, at, cells)
     text = shown[here][0]
     shown[here] = ("●" if text in " ─" else text, "selected")

@@ -28,6 +28,7 @@ from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.pages.signs import PAGE_SIGNS
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.tui.widgets.chart_pane import Charts
@@ -91,6 +92,18 @@ def test_the_help_has_every_key_and_fits_36_rows() -> None:
             assert any(action.key_word(context) in line for line in lines), (scope, width, action.name)
         # Below them are two lines of the frame.
         assert width < 116 or len(lines) <= 34, scope
+
+
+def test_the_help_has_every_sign_of_its_page_in_its_colour() -> None:
+    for scope, width in itertools.product(PAGE_SIGNS, (40, 76, 116)):
+        lines = help_lines(Context(scope), width, PAGE_SIGNS[scope])
+        assert max(cell_width("".join(text for text, _ in line)) for line in lines) <= width, (scope, width)
+        spans = {(text.strip(), style) for line in lines for text, style in line}
+        assert {(sign.glyph, sign.style) for sign in PAGE_SIGNS[scope]} <= spans, (scope, width)
+    overview = {(sign.glyph, sign.word) for sign in PAGE_SIGNS["overview"]}
+    assert ("◔", "starting") in overview and ("⊘", "in quarantine: gets no run until it is cleared") in overview
+    loads = {sign.style: sign.word for sign in PAGE_SIGNS["overview"] if sign.style.startswith("load")}
+    assert loads["load.2"] == "utilisation from 75 %, memory from 80 %"
 
 
 def footer(context: Context, width: int) -> str:
