@@ -129,8 +129,8 @@ charts | log_x_axis |  |  | Logarithmic x axis of all charts
 run | pin | asterisk |  | Pin the chart to the top
 run | export | E |  | Export the chart: SVG, CSV, PNG
 run | by_rank |  |  | The metric in focus per rank, or as one curve
-run | log_next log_previous | o / O | other | {Next|Previous} log |  | log
-run | hit_next hit_previous | full_stop / semicolon | hit | {Next|Previous} match in the log |  | log
+run | log_next log_previous | o / O | log | {Next|Previous} log |  | log
+run | hit_next hit_previous | full_stop / semicolon | match | {Next|Previous} match in the log |  | log
 run | grave_only | w | warnings | Only warnings and errors |  | log
 run | traceback | e | traceback | Traceback of the rank that failed | traceback | log
 run | check | V | check | Verify the newest checkpoint |  | params
@@ -147,7 +147,7 @@ gpu | span_longer span_shorter | plus / minus | longer | {Longer|Shorter} time s
 compare | open | enter | open | Open the page of the run | run
 compare | metric_next metric_previous | tab full_stop / shift+tab semicolon | metric | {Next|Previous} metric
 compare | find | slash | filter | Filter the charts
-compare | cut | w | cut | End the x axis with the shortest run, or the longest
+compare | cut | w | shortest | End the x axis with the shortest run, or the longest
 compare | hide | space | hide | Hide or show the curve of the run | run
 compare | leave_out | d delete |  | Take the run out | run
 compare | sort | o | sort | Sort by best, last, steps, time, a parameter, or as chosen
@@ -160,16 +160,17 @@ alerts | acknowledge | a space | ack | Acknowledge the alert | change alert aler
 alerts | acknowledge_all | A |  | Acknowledge all active alerts | change
 alerts | silence | z | silence | Silence its notifications for a while | change alert alert_active
 studies | open | enter l right | open | Open the run of the trial | run
-studies | study_new | N ctrl+n | new | Start a study from a file | change
+studies | study_new | ctrl+n | study | Start a study from a file | change
 studies | study_next study_previous | tab / shift+tab | next | {Next|Previous} study
 studies | study_view | v | view | The trials by value, parameters, curves, objectives
 studies | stop | s | stop | Stop the trial; its point counts as stopped | change run active
 studies | prune | x | prune | Cut the trial short, as the pruner does | change run active
-studies | keep | e | keep | Keep the pruner from cutting the trial short | change run active
-studies | enqueue | n | add | Add a trial like this one | change study
+studies | keep | e | protect | Keep the pruner from cutting the trial short | change run active
+studies | enqueue | N | trial | Add a trial like this one | change study
 studies | rerun | r | extend | Resume the study, or extend it | change study
 studies | study_pause | P | pause | Pause or resume the study | change study study_live
 studies | study_stop | X |  | Stop the study and its trials | change study study_active
+studies | launch | n | ~new run | Launch a profile | change
 studies | compare | c | compare | Compare the curves of the best trials | run
 tables | filter | slash | filter | Filter the rows
 overview | fold | a | ~charts | Charts of all GPUs, or a row for each

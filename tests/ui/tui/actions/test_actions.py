@@ -128,6 +128,15 @@ def test_the_footer_uses_the_width_in_three_parts() -> None:
         assert "S studies" not in footer(Context(scope), 200), scope
 
 
+def test_short_words_of_the_footer_say_what_they_do() -> None:
+    studies = footer(Context("studies", study="running"), 240)
+    assert mentions(studies, "^n study", "x prune  e protect", "N trial", "n new run")
+    assert "w shortest" in footer(Context("compare"), 200)
+    assert mentions(footer(Context("run", section="log"), 200), "o log", ". match")
+    launching = {action.keys for action in ACTIONS if action.name == "launch"}
+    assert launching == {("n",)}, "one key on every page"
+
+
 def test_the_footer_has_what_is_of_use_only_here(filler: Filler) -> None:
     filler.run("a-1", "running")
     filler.gpus(8)

@@ -35,7 +35,7 @@ def choosing(app: GputuiApp) -> ChooseStudyScreen:
 
 async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("S", "N", *"length")
+        await pilot.press("S", "ctrl+n", *"length")
         await until(pilot, lambda: choosing(app).rows is not None)
         current = choosing(app).current
         assert current is not None and (current.name, current.profile) == ("lengths", "tiny")

@@ -208,11 +208,11 @@ async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, fil
     async with app.run_test(size=SIZE) as pilot:
         await opened(pilot)
         assert shlex.split(page(app).copyable()[0].text)[:2] == ["--set", "lr=0.00739"]
-        await pilot.press("n", "tab", "tab", "ctrl+u", *"adamw", "enter")
+        await pilot.press("N", "tab", "tab", "ctrl+u", *"adamw", "enter")
         await until(pilot, lambda: bool(asked(filler)))
         point: dict[str, object] = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
         assert asked(filler) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
-        await pilot.press("n", "ctrl+u", "tab", "ctrl+u", "tab", "ctrl+u", "enter")
+        await pilot.press("N", "ctrl+u", "tab", "ctrl+u", "tab", "ctrl+u", "enter")
         assert isinstance(app.screen, FormScreen), "there is no value yet"
         # Values are read as on the command line.
         await pilot.press(*"[", "shift+tab", "shift+tab", *"1e-05", "enter")
