@@ -94,7 +94,10 @@ class PaletteScreen(Dialog):
         none: list[Line] = [] if rows else [[("  No matches.", "dim")]]
         blanks = min(self.MOST_ROWS, self.app.size.height - 5) - len(rows) - len(none)
         lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)], *none]
-        return Content(f"Find · {len(self.found)} of {len(self._choices)}", lines, rows, [[]] * blanks)
+        title = "Find · type a part of a name"
+        if self.edits[0].text:
+            title = f"Find · {len(self.found)} found"
+        return Content(title, lines, rows, [[]] * blanks)
 
 
 KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
