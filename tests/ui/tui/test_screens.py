@@ -294,6 +294,25 @@ async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
         assert isinstance(app.screen, RunScreen)
 
 
+async def test_a_key_of_another_page_says_what_it_does_there(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        for key, sentence in (
+            ("E", "E does nothing here; on the run page: export the chart."),
+            ("2", "2 does nothing here; on the run page: ranks."),
+            ("dollar_sign", "$ does nothing here; ? lists the keys."),
+        ):
+            await pilot.press(key)
+            assert sentence in text(app, "message")
+
+
+async def test_the_palette_counts_what_matches_once_something_is_typed(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("ctrl+p")
+        assert "Find · type a part of a name ──" in text(app, "palette")
+        await pilot.press(*"lr-sweep-3")
+        assert "Find · 1 found ──" in text(app, "palette")
+
+
 async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("ctrl+p", *"gpt2")

@@ -226,6 +226,8 @@ class ActionScreen(Screen[None]):
             self._take_line(typed, typed.text)
         elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
             self.shell.perform(name)
+        elif line is None:
+            self.shell.say(self.shell.keys.elsewhere(self.SCOPE, event.key), "refusal")
 
     def on_paste(self, event: events.Paste) -> None:
         if (line := self.line) is not None:

@@ -71,6 +71,7 @@ class RunLog:
         # The number of the line below the visible ones; None shows the end.
         self._below: int | None = None
         self._to_try: list[str | None] = []
+        self._traceback_label: str | None = None
 
     @property
     def _end(self) -> int:
@@ -154,15 +155,31 @@ class RunLog:
 
     def _show_traceback(self) -> bool:
         """Show the newest block of error lines from its beginning; False if there is none."""
+        start = self._traceback_start()
+        if start is None:
+            return False
+        self._is_grave_only, self.left = False, 0
+        self._traceback_label = self.tail.label
+        self._find()
+        self._show_end_at(start + self._size[1])
+        return True
+
+    def _traceback_start(self) -> int | None:
+        """The place of the first line of the newest block of error lines; None if there is none."""
         levels = self.tail.levels
-        start = end = levels.rfind(Level.ERROR)
+        start = levels.rfind(Level.ERROR)
+        if start < 0:
+            return None
         while start > 0 and levels[start - 1] == Level.ERROR:
             start -= 1
-        if end >= 0:
-            self._is_grave_only, self.left = False, 0
-            self._find()
-            self._show_end_at(start + self._size[1])
-        return end >= 0
+        return start
+
+    @property
+    def is_on_traceback(self) -> bool:
+        """True if the beginning of the traceback that was last shown is in view."""
+        start = self._traceback_start()
+        is_same_log = self._traceback_label is not None and self._traceback_label == self.tail.label
+        return is_same_log and start is not None and self.left == 0 and self.tail.first + start in self.numbers
 
     # --- which lines
 

@@ -406,6 +406,9 @@ class RunScreen(ActionScreen):
         self.in_thread(partial(write_chart, drawn, folder, name), lambda told: self.shell.say(*told))
 
     def do_traceback(self) -> None:
+        if self.section == "log" and self.log_part.is_on_traceback:
+            self.shell.say("The traceback is in view already.", "refusal")
+            return
         self.section = "log"
         if (page := self.page) is not None:
             incident = fatal_incident(page)

@@ -256,6 +256,8 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         lines = text(app, "log").splitlines()
         assert "LOG rank 1 stderr" in lines[0] and "Traceback" in lines[1] and "KeyError" in lines[3]
         assert "following" not in lines[0], "nothing follows in the log of an ended run"
+        await press(pilot, "e")
+        assert "The traceback is in view already." in text(app, "message")
         assert "PARAMETERS" in text(app, "params") and "exited with code 1" in text(app, "story")
         await press(pilot, "4")
         everything = "\n".join(pane.text for pane in app.screen.query(Pane))
