@@ -10,6 +10,7 @@ database, a log or a terminal passes through here first. Doing it twice changes 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -202,9 +203,21 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
 
 
 def redact_command_line(raw: bytes) -> str:
-    """The words of /proc/PID/cmdline as one line that may be stored and shown."""
+    """The words of /proc/PID/cmdline as one line that may be stored and shown, quoted as a shell wants them."""
     words = raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0")
-    return " ".join(redact_argv(words)).strip()
+    shown = redact_argv(words)
+    if len(shown) == 1:
+        # A process that names itself, as "sshd: ada", has one word with spaces.
+        return shown[0].strip()
+    return " ".join(map(_quoted, shown))
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell wants it; the mark in place of a secret asks for no quotes."""
+    visible = word.replace(REDACTED, "")
+    if word and shlex.quote(visible or "x") == (visible or "x"):
+        return word
+    return shlex.quote(word)
 
 
 def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequence[str]) -> set[str]:

@@ -204,11 +204,22 @@ def test_options_within_a_command_of_the_shell() -> None:
     text = "python t.py --api-key=abcdef123"
     assert redact_argv(("bash", "-c", text)) == ("bash", "-c", f"python t.py --api-key={REDACTED}")
     raw = b"bash\0-c\0exec python t.py --wandb-key=abcdef123\0"
-    assert redact_command_line(raw).split()[-2:] == ["t.py", f"--wandb-key={REDACTED}"]
+    assert redact_command_line(raw) == f"bash -c 'exec python t.py --wandb-key={REDACTED}'"
     assert secrets_in({"CALL": text}, {}) == {"abcdef123"}
     assert secrets_in({}, {"call": text}) == {"abcdef123"}
     assert secrets_in({}, {}, ("bash", "-c", text)) == {"abcdef123"}
     assert secrets_in({}, {}, ("bash", "-c", "t.py --api-key $WANDB_API_KEY --hf-token={token}")) == set()
+
+
+@table("words, line", [
+    (("python", "-c", "import time;f(9)", "-v"), "python -c 'import time;f(9)' -v"),
+    (("python", "t.py", "--note", "", "-v"), "python t.py --note '' -v"),
+    (("python", "t.py", "--api-key", "abcdef123"), f"python t.py --api-key {REDACTED}"),
+    (("sshd: ada@pts/0",), "sshd: ada@pts/0"),
+    (("python",), "python"),
+])  # fmt: skip
+def test_a_command_line_can_be_pasted(words: tuple[str, ...], line: str) -> None:
+    assert redact_command_line("\0".join((*words, "")).encode()) == line
 
 
 def test_the_user_of_curl() -> None:
