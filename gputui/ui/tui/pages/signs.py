@@ -10,7 +10,7 @@ from gputui.ui.tui.layout.charts import MARKER_STYLES
 from gputui.ui.tui.layout.moments import TICKS
 from gputui.ui.tui.layout.words import PRUNED_SIGN, RUN_SIGNS, SIGNS, Sign
 from gputui.ui.tui.pages.gpu.page import STATES
-from gputui.ui.tui.pages.overview.gpu_cells import FULL_FRACTION, LOAD_STEPS, WAITING_FRACTION
+from gputui.ui.tui.pages.overview.gpu_cells import FULL_PERCENT, LOAD_STEPS, WAITING_FRACTION
 from gputui.ui.tui.pages.study.view import TRIAL_SIGNS
 
 
@@ -23,7 +23,7 @@ def _load_signs() -> list[Sign]:
         f"utilisation from {load[1]:.0f} %, memory from {memory[1]:.0f} %",
     ]
     colours = [Sign(glyphs.BAR * 2, meaning, f"load.{step}") for step, meaning in enumerate(meanings)]
-    return [*colours, Sign(glyphs.BAR * 2, f"memory above {FULL_FRACTION * 100:.0f} %", "warn")]
+    return [*colours, Sign(glyphs.BAR * 2, f"memory above {FULL_PERCENT:.0f} %", "warn")]
 
 
 _WAIT_WORDS = f"share of a step spent waiting for data, marked from {WAITING_FRACTION * 100:.0f} %"
