@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
+from gputui.metrics.curves.live_curves import CurveReader
 from gputui.metrics.curves.model import ChartData
 from gputui.metrics.progress import Progress, RunTracker, progress_at
 from gputui.store.agent import read_agent
@@ -18,7 +19,6 @@ from gputui.store.hardware import aged, gpu_history, host_history, read_gpus, re
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
-from gputui.ui.tui.data.curves import CurveReader
 from gputui.ui.tui.data.machine import (
     CostReader,
     GpuPageReader,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
+from gputui.metrics.curves.live_curves import CurveReader
 from gputui.metrics.progress import Progress
 from gputui.recovery.costs import Cost, RunHistory
 from gputui.runs.code_version import code_words
@@ -25,7 +26,6 @@ from gputui.store.metrics import intake
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
-from gputui.ui.tui.data.curves import CurveReader
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, RunPage
 
