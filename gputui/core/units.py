@@ -119,8 +119,14 @@ def rate(value: float) -> str:
 
 @_of_numbers
 def gpu_hours(value: float) -> str:
-    """GPU-hours with two significant digits: "0.0042", "1.5", "310"."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+    """GPU-hours with two digits, of less than one to hundredths: "0.05", "1.5", "310", "< 0.01"."""
+    if value >= 100:
+        return f"{value:.0f}"
+    if value >= 1:
+        return f"{value:.2g}"
+    if 0 < value < 0.01:
+        return "< 0.01"
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
 @_of_numbers

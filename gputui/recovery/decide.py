@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import operator
 import re
 from collections.abc import Iterable, Sequence
@@ -255,7 +256,7 @@ class _Decision:
         delay = seconds if changed else max(seconds, self._backoff_seconds())
         actions = skipped + results + self.points.rejected
         notes = " and ".join(each.note for each in actions if isinstance(each, AppliedAction))
-        wait = f"waiting {duration(delay)} before " if delay else ""
+        wait = f"waiting {duration(math.ceil(delay))} before " if delay else ""
         skips = _skips(actions)
         why = f" ({'; '.join(skips)})" if skips else ""
         return RecoveryPlan(

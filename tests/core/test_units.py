@@ -46,6 +46,8 @@ def test_examples() -> None:
         (units.rate(2.5), "2.50"), (units.rate(41.04), "41.0"),
         (units.rate(0.3333), "0.333"), (units.rate(1200), "1.20k"), (units.rate(0), "0"),
         (units.count(41_200), "41 200"), (units.count(999), "999"), (units.count(1_234_567), "1 234 567"),
+        (units.gpu_hours(0.048), "0.05"), (units.gpu_hours(0.1), "0.1"), (units.gpu_hours(0.002), "< 0.01"),
+        (units.gpu_hours(0.0), "0"), (units.gpu_hours(1.54), "1.5"), (units.gpu_hours(310.4), "310"),
         (units.duration(0), "0 s"), (units.duration(2.44), "2.4 s"), (units.duration(47), "47 s"),
         (units.duration(59.6), "1 min"), (units.duration(200), "3 min 20 s"),
         (units.duration(6120), "1 h 42 min"), (units.duration(3599.6), "1 h"),

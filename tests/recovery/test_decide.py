@@ -274,6 +274,7 @@ def test_a_crash_restarts_unchanged_from_the_newest_checkpoint() -> None:
     assert plan.verdict == "retry" and plan.changed == {} and plan.params == PARAMS
     assert plan.resume_from == "/c/step_00000040.pt"
     assert 1.5 <= plan.delay_seconds <= 2.0
+    assert "waiting 2 s before" in plan.reason
 
 
 @table("kind", [name for name, kind in KINDS.items() if kind.deterministic])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def _say_round(attempt: SimulatedAttempt, kind: str, rungs: int) -> None:
     before = redact_params(attempt.before)
     for name, value in redact_params(plan.changed).items():
         say(f"  {name}  {parameter(before.get(name))} → {parameter(value)}")
-    when = f"after {duration(plan.delay_seconds)}" if plan.delay_seconds else "at once"
+    when = f"after {duration(math.ceil(plan.delay_seconds))}" if plan.delay_seconds else "at once"
     start = "the beginning" if plan.resume_from is None else Path(plan.resume_from).name
     say(f"  next: {when}, from {start}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
@@ -73,7 +74,7 @@ def outlook(row: RunRow, now: float) -> Span:
     run, progress = row.run, row.progress
     if run.state == "queued":
         if run.not_before is not None and run.not_before > now:
-            return (f"again in {duration(run.not_before - now)}", "text")
+            return (f"again in {duration(math.ceil(run.not_before - now))}", "text")
         return (clean(run.waiting_for) if run.waiting_for else "next", "text")
     if run.state.is_over:
         ended = "" if run.ended_at is None else ago(now - run.ended_at)

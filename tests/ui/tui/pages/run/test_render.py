@@ -168,7 +168,7 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
         "          → left GPU 7 out and went on with one rank, for the other GPU is",
         "            healthy",
-        "          cost 111 steps, 3 min 57 s and 0.063 GPU-hours",
+        "          cost 111 steps, 3 min 57 s and 0.06 GPU-hours",
         " 03:02:58 attempt 3 resumed from step 8 000 on GPU 6",
     ]
     tomorrow = text_of(timeline_lines(page, snapshot.gpus, NOW + 86_400, 80))
