@@ -46,6 +46,7 @@ class Profile(Struct, frozen=True):
     form: ProfileForm
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     typed: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of_form(

@@ -110,6 +110,7 @@ def resolve(
         program=_program(profile, env),
         workdir=workdir,
         typed=profile.typed,
+        spellings=profile.spellings,
         nproc=_processes(form, gpus, is_overridden=source != "gpus"),
         gpus=gpus,
         visible=form.visible,

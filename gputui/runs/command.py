@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from gputui.core.yaml_forms.quantities import is_number
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
@@ -149,6 +150,16 @@ def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | Non
     }
 
 
+def as_typed(params: Mapping[str, Scalar], spellings: Mapping[str, str]) -> Mapping[str, Scalar]:
+    """The parameters with the typed text of those that still have the typed number."""
+    typed: dict[str, Scalar] = {}
+    for name, text in spellings.items():
+        value = params.get(name)
+        if is_number(value) and float(text) == value:
+            typed[name] = text
+    return {**params, **typed}
+
+
 def build_launch(
     spec: RunSpec,
     *,
@@ -162,6 +173,7 @@ def build_launch(
     """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile
     requires. Raises ValueError if the script resumes by a step that the checkpoint's name does not
     have."""
+    params = as_typed(params, spec.spellings)
     values = values_for(params, run_dir, checkpoint)
     resume = () if spec.checkpoints is None else tuple(spec.checkpoints.resume)
     templates = (*spec.program, *(spec.args or ()), *spec.env.values(), *resume)

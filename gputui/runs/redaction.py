@@ -82,7 +82,7 @@ def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
 def redact_spec(spec: RunSpec) -> RunSpec:
     """A specification as it may be stored and shown."""
     redactor = Redactor(secrets_of(spec))
-    args, checkpoints = spec.args, spec.checkpoints
+    args, checkpoints, params = spec.args, spec.checkpoints, redact_params(spec.params)
     if args is not None:
         args = _redact_template(redactor, args)
     if checkpoints is not None:
@@ -92,7 +92,8 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         program=_redact_template(redactor, spec.program),
         typed=redactor.argv(spec.typed),
         args=args,
-        params=redact_params(spec.params),
+        params=params,
+        spellings={name: text for name, text in spec.spellings.items() if params.get(name) == spec.params.get(name)},
         phases=tuple(replace(phase, params=redact_params(phase.params)) for phase in spec.phases),
         shell=None,
         code=without_diff(spec.code),

@@ -159,6 +159,8 @@ class RunSpec(Struct, frozen=True):
     # None for a run of a command; ``typed`` are its words then, and ``workdir`` where they were typed.
     profile_path: str | None = None
     typed: tuple[str, ...] = ()
+    # By parameter: the text of its typed number. A script may take 1 and 1e-3, and neither 1.0 nor 0.001.
+    spellings: Mapping[str, str] = msgspec.field(default_factory=dict)
     nproc: int = 1
     gpus: GpuRequest = msgspec.field(default_factory=GpuRequest)
     visible: Literal["uuid", "index"] = "uuid"

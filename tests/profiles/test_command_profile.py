@@ -13,7 +13,8 @@ from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.preflight import quick_checks
 from gputui.profiles.resolve import resolve
-from gputui.runs.command import expand
+from gputui.runs.command import as_typed, build_launch, expand
+from gputui.runs.launchers.base import Placement
 from gputui.runs.redaction import redact_spec
 from tests.tables import table
 
@@ -155,6 +156,8 @@ EXACT = [
     "b.py -b 3 --sizes 1 2 3 --dropout=0.25 extra",
     "plain.py --lr -0.5 -lr 3 --flag -x -1.5 - --é ü ./a=b",
     "plain.py --step 3 '{step}' a{step}b --{step} --name 'a{b}c' -- '{step}' '{checkpoint}' '{run}/{step}'",
+    "plain.py --lr 1 --wd 1e-4 --b 3 --epochs 1e1 --seed 007",
+    "kinds.py 1 --decay=1 --seed 007 --lr 1e-4",
     "plain.py '[--x]' '[lr=1]' '[-a' '{lr}]' --lr 0.5 --list '[--x]' k='{lr}' 'k{lr}=1' '{literal}'",
 ]
 
@@ -164,7 +167,7 @@ def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     words = shlex.split(typed)
     spec = resolve(command_profile(words, scripts), inventory=[])
     assert spec.typed == tuple(words) and spec.profile_path is None and spec.workdir == str(scripts)
-    assert list(expand(spec.args or (), spec.params, "/run", "/run/a.pt")) == words[1:]
+    assert list(expand(spec.args or (), as_typed(spec.params, spec.spellings), "/run", "/run/a.pt")) == words[1:]
     assert all(
         check.status != "fail" for check in quick_checks(spec, state=scripts, gpus=None) if "place" in check.name
     )
@@ -203,13 +206,25 @@ def test_any_words_reach_the_program(words: list[str]) -> None:
     [
         ("bash -c 'echo {lr} {run_dir}' --lr 0.5", "bash -c 'echo {lr} /run' --lr 0.5"),
         ("plain.py --lr 0.5 --out={run_dir}/{lr} '{run_dir}'", "--lr 0.5 --out=/run/{lr} /run"),
-        ("kinds.py {run_dir}/a --decay 1", "/run/a --decay 1.0"),
+        ("kinds.py {run_dir}/a --decay 1", "/run/a --decay 1"),
     ],
 )
 def test_the_folder_of_the_run_is_the_only_placeholder(scripts: Path, typed: str, started: str) -> None:
     spec = resolve(command_profile(shlex.split(typed), scripts), inventory=[])
     program = spec.program if spec.launcher == "command" else ()
-    assert [*expand((*program, *(spec.args or ())), spec.params, "/run", None)] == shlex.split(started)
+    params = as_typed(spec.params, spec.spellings)
+    assert [*expand((*program, *(spec.args or ())), params, "/run", None)] == shlex.split(started)
+
+
+def test_a_number_has_its_typed_text_until_it_changes(scripts: Path) -> None:
+    spec = redact_spec(resolve(command_profile(["plain.py", "--lr", "1", "--wd", "1e-4"], scripts), inventory=[]))
+    assert spec.params["lr"] == 1.0 and spec.spellings == {"lr": "1"}
+    for lr, text in ((1.0, "1"), (0.5, "0.5")):
+        launch = build_launch(
+            spec, run_id="a-1", run_dir="/run", attempt=1, params={**spec.params, "lr": lr},
+            placement=Placement.here((), 1, 0), checkpoint=None,
+        )  # fmt: skip
+        assert launch.argv[-4:] == ("--lr", text, "--wd", "1e-4")
 
 
 @table(

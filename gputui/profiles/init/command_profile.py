@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from gputui.profiles.init.draft_arguments import DraftArguments, argument_of
@@ -56,7 +57,8 @@ def command_profile(
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
-    return Profile.of_form(form, run_name(command, folder), None, folder, words)
+    profile = Profile.of_form(form, run_name(command, folder), None, folder, words)
+    return replace(profile, spellings=arguments.spellings)
 
 
 def meant_option(flag: str, options: Iterable[str]) -> str | None:

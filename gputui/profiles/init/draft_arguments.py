@@ -43,6 +43,7 @@ class DraftArguments:
     Attributes:
         params: parameter → default.
         meanings: parameter → what it is to recovery.
+        spellings: parameter → the text of its typed number, where gputui would write another.
         args: the words behind the script or program; program: those of a command before them.
         resume: the option that is given a checkpoint, None if the script shows none.
         undeclared: typed options that the parser, as far as it was read, does not have.
@@ -53,6 +54,7 @@ class DraftArguments:
         self.subject = subject
         self.params: dict[str, Scalar] = {}
         self.meanings: dict[str, Meaning] = {}
+        self.spellings: dict[str, str] = {}
         self.args: list[str] = []
         self.resume: Option | None = None
         self._resume_doubt: int | None = None
@@ -155,7 +157,7 @@ class DraftArguments:
             self.args.append(self._literal(flag))
         elif is_parameter and RUN_DIR not in value:
             argument = argument_of(flag, typed.separator, name)
-            self._add_param(name, self._typed_value(name, value, option), argument, option)
+            self._add_param(name, self._typed_value(name, value, option), argument, option, text=value)
         else:
             self.args += map(self._literal, option_words(flag, typed.separator, value))
         if option is None:
@@ -169,7 +171,7 @@ class DraftArguments:
             self.args.append(self._literal(word))
         else:
             name = self._free_name(option.name)
-            self._add_param(name, self._typed_value(name, word, option), (f"{{{name}}}",), option)
+            self._add_param(name, self._typed_value(name, word, option), (f"{{{name}}}",), option, text=word)
 
     def _literal(self, word: str) -> str:
         """A typed word that reaches the program as it is: what looks like a placeholder, or like the beginning of an
@@ -256,8 +258,13 @@ class DraftArguments:
             return self._is_whole
         return meaning.role in _FRAMEWORK_ROLES
 
-    def _add_param(self, name: str, default: Scalar, argument: Sequence[str], option: Option | None) -> None:
+    def _add_param(
+        self, name: str, default: Scalar, argument: Sequence[str], option: Option | None, text: str | None = None
+    ) -> None:
+        """Add a parameter; ``text`` is how its default was typed."""
         self.params[name] = default
+        if text is not None and text != format_value(default):
+            self.spellings[name] = text
         self.args += argument
         meaning = _meaning(name, option)
         if meaning is not None and meaning.role != RESUME:
