@@ -21,6 +21,9 @@ from gputui.ui.tui.layout.words import dated_clock
 BOTH_ENDS_WIDTH = 24
 """Least width of a command that is cut in its middle; a shorter one ends at a word."""
 
+LEAST_NAME = 7
+"""Cells of a run's or a script's name, below which it tells nothing: the rank makes room, or the user stands alone."""
+
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
 
@@ -95,6 +98,8 @@ def who(row: GpuRow, width: int) -> list[Span]:
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
         name = title_of(gpu.run_id, gpu.run_name)
         room = width - len(rank) - sum(len(text) for text, _ in marks)
+        if room < min(LEAST_NAME, cell_width(name)):
+            room, rank = room + len(rank), ""
         shown = clip_middle(name, max(1, room))
         return [(shown, row.style), (rank, "text"), *marks]
     if row.quarantined is not None:
@@ -121,13 +126,16 @@ def who(row: GpuRow, width: int) -> list[Span]:
     more = "" if len(gpu.processes) == 1 else f" +{len(gpu.processes) - 1}"
     words = process_words(first)
     short = " ".join(words.split()[:3])
+    user = clean(first.user or "")
+    if user and cell_width(short) > width - len(more) < cell_width(f"{user} · ") + LEAST_NAME:
+        words = short = user
     room = max(cell_width(short), width - len(more))
     # Jobs of one script differ at the end of their commands.
     shorten = clip_middle if room >= BOTH_ENDS_WIDTH else clip_words
     words = shorten(words, room) + more
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
     # With its arguments, without them, or only the user.
-    for name in (words, short, clean(first.user or words)):
+    for name in (words, short, user or words):
         if idle and cell_width(name) + len(idle) <= width:
             return [(name, "text"), (idle, "warn")]
     return [(words, "text")]

@@ -193,7 +193,7 @@ SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("MEM", 3, _short_memory, ">", gap=1, grow=1, most=7),
     Column("TEMP", 4, _temperature, ">", importance=1, gap=1),
     _number("POWER", 6, lambda gpu: gpu.power_watts, "{:.0f} W".format, importance=3),
-    Column("RUN / USER", 9, who, gap=1, grow=4, most=30),
+    Column("RUN/USER", 9, who, gap=1, grow=4, most=30),
     Column("STEP/S", 6, _step_rate, ">", importance=2, gap=1, value=_step_seconds),
     Column("DATA", 4, _wait, ">", importance=4, gap=1, value=_waiting),
     Column("LAST 10 MIN", 12, _history, importance=5, gap=1),

@@ -21,7 +21,7 @@ from gputui.ui.tui.layout.columns import (
     telling,
     wrap,
 )
-from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost
+from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost, who
 from gputui.ui.tui.layout.strips import gpu_figures, host_figures
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.gpu_cells import SHORT_COLUMNS, columns
@@ -125,7 +125,7 @@ def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, curso
         line = fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1)
     elif failed is not None and gpu.run_id is None:
         # Beside its values, in place of a run's.
-        own = placed[: next(number for number, (column, _) in enumerate(placed) if column.head == "RUN / USER")]
+        own = placed[: next(number for number, (column, _) in enumerate(placed) if column.cell is who)]
         left = sum(room + column.gap for column, room in own)
         why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.words), "text")]
         line = [*row_line(own, row, left, style), *fit_line(why, width - 1 - left)]

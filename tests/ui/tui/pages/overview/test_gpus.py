@@ -138,3 +138,18 @@ def test_memory_that_is_held_for_nothing_says_for_how_long(filler: Filler, works
     row = gpu_row(snapshot, snapshot.gpus[5])
     said = {30: "alice · sweep.py · idle 2 h", 20: "alice · idle 2 h", 15: "alice · sweep.py"}
     assert {width: "".join(text for text, _ in who(row, width)) for width in said} == said
+
+
+def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.overnight()
+    filler.bad_night()
+    snapshot = read(workspace)
+    run = next(gpu for gpu in snapshot.gpus if gpu.run_id == "vit-b16-1")
+
+    def words(index: int, width: int) -> str:
+        return "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[index]), width))
+
+    assert [words(run.index, width) for width in (12, 9)] == ["vit-b16-1 r0", "vit-b16-1"]
+    assert [words(5, width) for width in (16, 9)] == ["alice · sweep.py", "alice"]
