@@ -144,7 +144,6 @@ def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
     filler: Filler, workspace: Workspace
 ) -> None:
     filler.overnight()
-    filler.bad_night()
     snapshot = read(workspace)
     run = next(gpu for gpu in snapshot.gpus if gpu.run_id == "vit-b16-1")
 
