@@ -111,7 +111,7 @@ class _Plot(NamedTuple):
     gutter_width: int
 
     def axis_line(self, *, with_ticks: bool) -> Line:
-        """The x axis in one line. A label follows its tick, that of the last one may precede it.
+        """The x axis in one line. A label is centred on its tick, or ends at the edge.
         The axis' name is below the value labels or, if that is too narrow, at the end."""
         width = self.canvas.width
         chars, styles = [glyphs.HORIZONTAL] * width, ["axis"] * width
@@ -146,11 +146,11 @@ class _Plot(NamedTuple):
                 column = self.canvas.column(tick, self.x_scale)
                 if column is None:
                     continue
-                start, text = column, glyphs.X_TICK + label
-                is_end = column + len(text) > width - len(last)
-                if is_end:
-                    text = f"{last} {label}{glyphs.X_TICK}" if last else label + glyphs.X_TICK
-                    start = column + 1 - len(text)
+                start, text = min(max(0, column - len(label) // 2), width - len(label)), label
+                is_end = start + len(text) > width - len(last)
+                if is_end and last:
+                    text = f"{last} {label}"
+                    start -= len(last) + 1
                 if start >= next_free and (is_end or self.cursor not in range(start, start + len(text))):
                     placed.append((start, text))
                     next_free, last = start + len(text) + 1, "" if is_end else last
