@@ -204,8 +204,7 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
 
 def redact_command_line(raw: bytes) -> str:
     """The words of /proc/PID/cmdline as one line that may be stored and shown, quoted as a shell wants them."""
-    words = raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0")
-    shown = redact_argv(words)
+    shown = redact_argv(raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0"))
     if len(shown) == 1:
         # A process that names itself, as "sshd: ada", has one word with spaces.
         return shown[0].strip()
@@ -214,10 +213,8 @@ def redact_command_line(raw: bytes) -> str:
 
 def _quoted(word: str) -> str:
     """A word as a shell wants it; the mark in place of a secret asks for no quotes."""
-    visible = word.replace(REDACTED, "")
-    if word and shlex.quote(visible or "x") == (visible or "x"):
-        return word
-    return shlex.quote(word)
+    visible = word.replace(REDACTED, "x")
+    return shlex.quote(word) if shlex.quote(visible) != visible else word
 
 
 def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequence[str]) -> set[str]:
