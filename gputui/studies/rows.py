@@ -54,7 +54,7 @@ def begin_study(
         "VALUES (?, (SELECT coalesce(max(sequence), 0) + 1 FROM studies), ?, ?, ?, ?, ?, ?)",
         (study_id, spec.name, spec.profile, StudyState.RUNNING, json.dumps(spec.to_json()), source, now),
     )
-    _move(connection, study_id, None, StudyState.RUNNING, "begun", actor, now)
+    _move(connection, study_id, None, StudyState.RUNNING, f"started by {actor}", actor, now)
 
 
 def move_study(
@@ -80,10 +80,19 @@ def _move(
     states = {"from_state": origin, "to_state": target}
     insert(connection, "study_moves", study_id=study_id, at=now, cause=cause, actor=actor, **states)
     severities: dict[StudyState, Severity] = {StudyState.FAILED: "error", StudyState.PAUSED: "warning"}
-    text = f"study {target}: {cause}"
+    if actor == _process_actor(study_id):
+        text = f"study {target}: {cause}"
+    else:
+        # A person's cause is a verb with its subject: paused by ada.
+        text = f"study {cause}"
     add_event(
         connection, "study_moved", text, now=now, key=target, severity=severities.get(target, "info"), subject=study_id
     )
+
+
+def _process_actor(study_id: str) -> str:
+    """The name under which the process of a study acts."""
+    return f"study {study_id}"
 
 
 def request_trial(connection: sqlite3.Connection, study_id: str, params: Mapping[str, Any]) -> None:
@@ -169,7 +178,7 @@ class StudyWriter(Struct, frozen=True):
     @property
     def actor(self) -> str:
         """The author of its commands."""
-        return f"study {self.study_id}"
+        return _process_actor(self.study_id)
 
     def ask(self, verb: str, run_id: str | None, words: Mapping[str, Any]) -> int:
         """Write a command for the agent; returns its ID."""

@@ -170,6 +170,11 @@ def test_more_trials_are_more_than_those_that_a_person_added(begin: Begin) -> No
     desk.ask("study_extend", trials=1)
     desk.work()
     assert desk.states() == ["complete"] * 3 + ["running"]
+    rows = desk.connection.execute("SELECT message FROM events WHERE kind = 'study_moved' ORDER BY event_id")
+    by_person = [text for (text,) in rows if not text.startswith("study finished: ")]
+    assert by_person[0] == "study started by me"
+    assert by_person[1:3] == ["study resumed for an added trial by me"] * 2
+    assert by_person[3:] == ["study extended by me"]
 
 
 def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:

@@ -113,8 +113,8 @@ def enqueue_trial(request: CommandRequest) -> Result:
     best = best_trial(read_trials(request.connection, study_id), spec.objectives)
     params = _point(spec, changes, {} if best is None else best.params)
     rows.request_trial(request.connection, study_id, params)
-    _moved(request, study, None, "a point was added")
-    return {"id": study_id, "params": params, "text": f"a point was added to {study_id}; it is the next trial"}
+    _moved(request, study, None, "resumed for an added trial")
+    return {"id": study_id, "params": params, "text": f"{study_id} has a new trial, which runs next"}
 
 
 def _point(spec: StudySpec, changes: Mapping[str, Scalar], best: Mapping[str, Scalar]) -> dict[str, Scalar]:

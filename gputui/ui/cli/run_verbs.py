@@ -41,7 +41,7 @@ def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
         if isinstance(step, int) and not is_step_named(name):
             start += f" ({step_words(name, step)})"
     elif verb == "restart" and state == RunState.QUEUED:
-        start = " from the start"
+        start = ", to begin again at step 0"
     follow = f"; gputui logs {run_id} -f follows it" if verb in ("resume", "restart") else ""
     return f"{result.get('id', run_id)} {state}{start}{follow}"
 
