@@ -80,11 +80,10 @@ def _move(
     states = {"from_state": origin, "to_state": target}
     insert(connection, "study_moves", study_id=study_id, at=now, cause=cause, actor=actor, **states)
     severities: dict[StudyState, Severity] = {StudyState.FAILED: "error", StudyState.PAUSED: "warning"}
+    text = f"study {cause}"
+    # A person's cause is a verb with its subject, as paused by ada; one of the process is a reason.
     if actor == _process_actor(study_id):
         text = f"study {target}: {cause}"
-    else:
-        # A person's cause is a verb with its subject: paused by ada.
-        text = f"study {cause}"
     add_event(
         connection, "study_moved", text, now=now, key=target, severity=severities.get(target, "info"), subject=study_id
     )
