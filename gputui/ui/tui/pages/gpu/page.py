@@ -295,8 +295,6 @@ def _values(gpu: GpuView) -> list[Fact]:
         None if limit == gpu.power_limit_watts else limit
         for limit in (facts.get("power_limit_default_watts"), facts.get("power_limit_max_watts"))
     )
-    link, lanes = pcie_link(gpu), facts.get("pcie_width_max")
-    best = f" of {facts['pcie_generation_max']}×{lanes}" if lanes and facts.get("pcie_generation_max") else ""
     resent = f", {slow['pcie_replays']} packets sent again" if slow.get("pcie_replays") else ""
     known = {
         "free": _in_unit(free, 2**30, "GiB", decimals=1),
@@ -315,8 +313,8 @@ def _values(gpu: GpuView) -> list[Fact]:
         "energy": _in_unit(slow.get("energy_joules"), JOULES_PER_KWH, "kWh", decimals=1),
     }
     values = [Fact(label, text, _style(gpu)) for label, text in known.items() if text != UNKNOWN]
-    style = "warn" if link[0][1] == "warn" else "text"
-    values.append(Fact("PCIe", f"{_plain(link)}{best}{resent}", style))
+    style = "warn" if pcie_link(gpu)[0][1] == "warn" else "text"
+    values.append(Fact("PCIe", f"{pcie_words(gpu)}{resent}", style))
     values.append(Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))))
     if "nvlink_received_bytes_per_second" in slow:
         values.append(Fact("NVLink B/s", _plain(traffic(gpu, "nvlink"))))
@@ -350,6 +348,20 @@ def _identity(gpu: GpuView) -> list[Fact]:
     known += [readings[facts["power_reading"]]] if facts.get("power_reading") in readings else []
     device = Fact("device", clean(", ".join(known)) or UNKNOWN, "dim")
     return [device, Fact("UUID", clean(gpu.uuid), "dim")]
+
+
+def pcie_words(gpu: GpuView) -> str:
+    """The PCIe link as ``gen 5, 16 lanes``, or ``gen 1 of 5, 8 of 16 lanes`` where it is less than the GPU can have."""
+    if gpu.slow.get("pcie_generation") is None and gpu.slow.get("pcie_width") is None:
+        return UNKNOWN
+    words = []
+    for name, form in (("generation", "gen {}"), ("width", "{} lanes")):
+        value, most = gpu.slow.get(f"pcie_{name}"), gpu.facts.get(f"pcie_{name}_max")
+        number = UNKNOWN if value is None else f"{value}"
+        if value is not None and most is not None and value != most:
+            number = f"{value} of {most}"
+        words.append(form.format(number))
+    return ", ".join(words)
 
 
 def _in_unit(value: float | None, size: float, unit: str, decimals: int = 0) -> str:

@@ -6,12 +6,14 @@ import itertools
 import json
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gputui.core.config import Workspace, locate
 from gputui.ui.cli.gpus import gpu_user
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
 from gputui.ui.tui.layout.strips import gpu_figures
-from gputui.ui.tui.pages.gpu.page import fact_lines
+from gputui.ui.tui.pages.gpu.page import fact_lines, pcie_words
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
@@ -152,3 +154,16 @@ def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
 
     assert [words(run.index, width) for width in (12, 9)] == ["vit-b16-1 r0", "vit-b16-1"]
     assert [words(5, width) for width in (16, 9)] == ["alice · sweep.py", "alice"]
+
+
+def test_a_link_is_told_in_words_and_beside_the_best_only_where_it_is_less(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.gpus(1)
+    (gpu,) = read(workspace).gpus
+    assert pcie_words(gpu) == "gen 5, 16 lanes"
+    limited = replace(gpu, facts=gpu.facts | {"pcie_generation_max": 5, "pcie_width_max": 16})
+    assert pcie_words(limited) == "gen 5, 16 lanes"
+    slow = gpu.slow | {"pcie_generation": 1, "pcie_width": 8}
+    assert pcie_words(replace(limited, slow=slow)) == "gen 1 of 5, 8 of 16 lanes"
+    assert pcie_words(replace(limited, slow={})) == "–"
