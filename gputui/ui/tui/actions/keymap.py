@@ -37,13 +37,12 @@ class Keys(Struct, frozen=True):
 
     def elsewhere(self, scope: str, key: str) -> str:
         """A sentence about a key without an action on a page: what it does on the first page that has one for it."""
-        nothing = f"{key_word(key)} does nothing here"
         for action in ACTIONS:
             for place in action.scopes:
                 if key in self.changed.get((place, action.name), action.keys):
                     phrase = re.split("[:;] ", action.tooltip)[0]
-                    return f"{nothing}; on the {place.replace('_', ' ')} page: {phrase[0].lower()}{phrase[1:]}."
-        return f"{nothing}; {self.word('help', scope)} lists the keys."
+                    return f"{key_word(key)} does nothing here; on the {place} page: {phrase[0].lower()}{phrase[1:]}."
+        return f"{key_word(key)} does nothing here; {self.word('help', scope)} lists the keys."
 
     def word(self, name: str, scope: str) -> str:
         """The key of an action in a sentence on a page: ``C``, elsewhere than on its pages ``C on the overview``."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.units import short_number
 from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
+from gputui.metrics.curves.names import filter_names
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport, stepped
@@ -217,6 +218,8 @@ class Charts:
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
         self.edit = edit
         self.change(filter_text=text)
+        if edit is None and (problem := filter_names((), text).problem) is not None:
+            self._say(f"The filter {text} is {problem}. All charts are shown.")
 
     def clear(self) -> bool:
         """Remove the crosshair, else the filter; False if there is neither."""

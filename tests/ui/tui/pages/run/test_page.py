@@ -136,6 +136,10 @@ async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
         assert "/grad" in head(app)
         await press(pilot, "slash", "ctrl+u", "tilde", "left_parenthesis")
         assert "not a regular expression" in head(app) and "loss" in text(app, "charts")
+        await press(pilot, "enter")
+        whole = "The filter ~( is not a regular expression: missing ), unterminated subpattern at position 0."
+        assert whole in " ".join(text(app, "message").split())
+        await press(pilot, "slash")
         await press(pilot, "ctrl+u", "z", "z", "enter")
         assert mentions(text(app, "charts"), "No metric", "filter")
         for keys in (("escape",), ("slash", "g", "escape")):
