@@ -83,13 +83,16 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
             needed += CHARTS_LEAST * wanted.has_charts + runs - min(runs, frame + RUNS_BESIDE_CHARTS)
         if spare < needed:
             processes = 0
-    charts = CHARTS_LEAST if wanted.has_charts and spare - processes >= CHARTS_LEAST else 0
+    least_spare = height - gpus - runs_in_sight - least_events
+    charts = 0
+    if wanted.has_charts and min(spare, least_spare) - processes >= CHARTS_LEAST:
+        charts = CHARTS_LEAST
     runs = max(0, min(runs, rest - events - charts - processes))
     if not is_beside:
         events = max(events - passing, least_events)
         runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - events))
     runs = min(runs, height - gpus)
-    rest = whole - gpus - runs - frame
+    rest = height - gpus - runs - frame
     listed = max(1, wanted.events)
     some = min(SOME_EVENTS, listed)
     if is_beside:
@@ -100,7 +103,7 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
         processes = _higher(processes, frame + 1 + wanted.processes, rest - charts - some)
     if charts:
         charts = _higher(charts, height // CHARTS_SHARE, rest - processes - listed)
-    events = max(0, rest + frame - passing - charts - processes)
+    events = rest + frame - charts - processes
     if is_beside and events >= frame + 3:
         return Rows(gpus, runs, charts, events, events, is_beside=True)
     return Rows(gpus, runs, charts, processes, events)

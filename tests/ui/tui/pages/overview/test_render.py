@@ -363,7 +363,7 @@ def test_events_are_in_sight_beside_many_runs_and_a_process_of_no_run(
     rows = share_rows(width, height - passing, wanted, passing=passing)
     frame = 2 if width >= 100 else 1
     assert rows.events - frame >= least
-    assert rows.charts == share_rows(width, height, wanted).charts, "an alert moves no chart"
+    assert bool(rows.charts) == bool(share_rows(width, height, wanted).charts), "no alert takes the charts away"
 
 
 def test_a_time_of_another_day_has_its_day() -> None:
