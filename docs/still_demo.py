@@ -49,7 +49,8 @@ def _write_agent(past: DemoPast) -> None:
 
 def _write_processes(past: DemoPast) -> None:
     """The processes on each GPU. Those of runs have the names of ranks in place of this process's."""
-    past.context.recorder.take([past.source.slow(past.until)])
+    sample = past.source.processes(past.until)
+    past.context.recorder.take([past.source.slow(past.until), sample])
     past.context.recorder.flush()
     owners = {
         past.gpus[index].uuid: (occupation.run_id, rank)
@@ -57,7 +58,7 @@ def _write_processes(past: DemoPast) -> None:
         if occupation.ended_at > past.until
         for rank, index in enumerate(occupation.gpus)
     }
-    for uuid, processes in past.source.processes(past.until).processes.items():
+    for uuid, processes in sample.processes.items():
         rows = [_row(process, *owners.get(uuid, (None, None))) for process in processes or ()]
         past.connection.execute(
             "UPDATE gpus SET processes = ?, processes_at = ? WHERE uuid = ?", (json.dumps(rows), past.until, uuid)

@@ -72,7 +72,7 @@ def test_two_runs_share_a_gpu_by_their_parts_of_it(simulated: Machine) -> None:
         simulated.wait_for(name, "running")
     assert visible(simulated, "a-1") == visible(simulated, "b-1")
     simulated.gputui("run", profile, "--gpus", "0.25", "--name", "c", "--set", "steps=10")
-    waits = "SELECT state FROM runs WHERE run_id = 'c-1' AND waiting_for LIKE '%GPU 0 is shared by 2 runs%'"
+    waits = "SELECT state FROM runs WHERE run_id = 'c-1' AND waiting_for LIKE '%GPU 0 shared by 2 runs%'"
     assert wait_until(lambda: simulated.rows(waits), what="the reason") == [("queued",)]
     (gpu,) = simulated.json("gpus")
     assert gpu["run_ids"] == ["a-1", "b-1"]
