@@ -50,7 +50,11 @@ def _write_agent(past: DemoPast) -> None:
 def _write_processes(past: DemoPast) -> None:
     """The processes on each GPU. Those of runs have the names of ranks in place of this process's."""
     sample = past.source.processes(past.until)
-    past.context.recorder.take([past.source.slow(past.until), sample])
+    others = {
+        uuid: [process for process in processes or () if process.pid != os.getpid()]
+        for uuid, processes in sample.processes.items()
+    }
+    past.context.recorder.take([past.source.slow(past.until), replace(sample, processes=others)])
     past.context.recorder.flush()
     owners = {
         past.gpus[index].uuid: (occupation.run_id, rank)

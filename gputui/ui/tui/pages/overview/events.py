@@ -79,7 +79,7 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
             rows.append(EventRow(day))
         if event.event_id == cursor:
             place = len(rows)
-        message = clean(with_indices(event.message, snapshot.gpus)) or UNKNOWN
+        message = _message(event, snapshot)
         if height >= NAMED_DAYS:
             parts = _in_two(message, room - _TIME)
         else:
@@ -90,6 +90,9 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
         end = min(end, max(below, place + below // 2 + 1))
     shown = rows[max(0, end - below) : end]
     first = shown[0].event if shown else None
+    if first is not None and not shown[0].is_first:
+        # Its first line has no room.
+        shown[0] = EventRow(clip_middle(_message(first, snapshot), max(1, room - _TIME)), first)
     if height >= NAMED_DAYS and first is not None and day_name(first.at) != day_name(now):
         shown[0] = EventRow(day_name(first.at))
     return shown
@@ -102,6 +105,10 @@ def _in_two(message: str, room: int) -> tuple[str, ...]:
         return (message,)
     first, *others = wrap(message, max(1, room))
     return first, " ".join(others)
+
+
+def _message(event: EventView, snapshot: Snapshot) -> str:
+    return clean(with_indices(event.message, snapshot.gpus)) or UNKNOWN
 
 
 def _name(event: EventView, snapshot: Snapshot) -> str:

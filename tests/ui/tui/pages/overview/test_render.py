@@ -388,6 +388,10 @@ def test_a_long_event_has_two_lines_or_keeps_its_begin_and_its_end(filler: Fille
         " 03:12:34    gpt-1  lowered batch_size 128 → 64 an… from step_049400.safetensors",
     ]
     assert [row.event.event_id for row in event_rows(snapshot, 80, 6) if row.event is not None] == [1, 2, 2]
+    for name in ("launched", "stopped", "resumed"):
+        filler.event(name, subject="gpt-1", seconds_ago=1.0)
+    top = text_of(events_panel(read(workspace), 80, 5))[1]
+    assert top == " 03:12:34   gpt-1  lowered batch_size 128 → 64 an…g from step_049400.safetensors", "no end alone"
 
 
 def test_events_name_each_day_once() -> None:
