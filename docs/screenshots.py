@@ -27,10 +27,9 @@ from textual.pilot import Pilot
 
 from docs.still_demo import make_still_demo
 from gputui.core.config import Workspace, locate
-from gputui.runs.processes import HostProcess
+from gputui.runs.processes import HostProcess, ProcessReader
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data.processes import ProcessReader
 from gputui.ui.tui.settings import Settings
 from tests.ui.tui.conftest import StillFeed
 
@@ -126,7 +125,7 @@ def still_home(home: Path = HOME) -> Iterator[Workspace]:
 async def shown(workspace: Workspace, what: Picture) -> AsyncIterator[GputuiApp]:
     """The app with the screen of a picture."""
     feed = StillFeed(workspace, NOW)
-    feed.use_processes(StillProcesses(workspace))
+    feed.use_processes(StillProcesses(workspace.runs))
     snapshot = feed.read()
     for _ in range(READS):
         # Curves of ended runs are read a few at a time.

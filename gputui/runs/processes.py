@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,10 @@ from gputui.machine.procfs import TICKS_PER_SECOND, ProcessStat, command_of, pri
 from gputui.runs import shim
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import ProcessIdentity, boot_id
+from gputui.store.hardware import GpuView
+
+READ_AGAIN_SECONDS = 1.8
+"""Least time between two reads of all processes: every second snapshot of a screen with one snapshot per second."""
 
 _LIST_BYTES = 8 << 20
 # Deeper than any process tree of a training.
@@ -244,3 +248,25 @@ class ProcessTable:
                 running_seconds=max(0.0, up_seconds - stat.start_ticks / TICKS_PER_SECOND),
             )
         return found
+
+
+class ProcessReader:
+    """Reads processes, at most every `READ_AGAIN_SECONDS`."""
+
+    def __init__(self, runs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = ProcessTable(runs)
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._newest: Mapping[int, HostProcess] = {}
+
+    def read(self, gpus: Sequence[GpuView]) -> Mapping[int, HostProcess]:
+        """The processes of our runs and the visible ones on these GPUs, by PID."""
+        now = self._clock()
+        # The first reading knows no load yet: the second follows with the next snapshot.
+        has_load = any(each.cpu_percent is not None for each in self._newest.values())
+        if not has_load or now - self._read_at >= READ_AGAIN_SECONDS:
+            self._read_at = now
+            listed = (each for gpu in gpus for each in gpu.processes or ())
+            visible = (each.pid for each in listed if each.start_ticks is not None)
+            self._newest = self._table.read(visible)
+        return self._newest

@@ -15,11 +15,11 @@ import pytest
 
 from gputui.core.config import Workspace, locate
 from gputui.metrics.draw.parts import Line
+from gputui.runs.processes import ProcessReader
 from gputui.store import commands
 from gputui.store.database import open_reader
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.feed import Feed
-from gputui.ui.tui.data.processes import ProcessReader
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Snapshot
 from gputui.ui.tui.shell import Shell

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gputui.runs.processes import HostProcess
+from gputui.runs.processes import HostProcess, ProcessReader
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.feed import Feed
-from gputui.ui.tui.data.processes import ProcessReader
 from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.filling import GIB, Filler
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from gputui.runs import processes
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data import processes
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.widgets.pane import Pane
@@ -140,7 +140,7 @@ async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
 
 async def test_every_page_looks_back(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
     # What this machine itself does changes meanwhile.
-    monkeypatch.setattr(processes, "AGAIN_SECONDS", float("inf"))
+    monkeypatch.setattr(processes, "READ_AGAIN_SECONDS", float("inf"))
     async with app.run_test(size=WIDE) as pilot:
         for keys in ("p", "exclamation_mark", "i", "space j space c"):
             await pilot.press(*keys.split())

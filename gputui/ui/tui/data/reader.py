@@ -41,7 +41,7 @@ from gputui.ui.tui.data.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from gputui.ui.tui.data.processes import ProcessReader
+    from gputui.runs.processes import ProcessReader
     from gputui.ui.tui.data.run_details import RunPageReader
     from gputui.ui.tui.data.studies import StudyReader
 
@@ -115,9 +115,9 @@ class SnapshotReader:
     @cached_property
     def processes(self) -> ProcessReader:
         """The reader of processes."""
-        from gputui.ui.tui.data.processes import ProcessReader
+        from gputui.runs.processes import ProcessReader
 
-        return ProcessReader(self._workspace)
+        return ProcessReader(self._workspace.runs)
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """Read one consistent moment of the store, the present or that of ``interest``. Raises sqlite3.Error."""
