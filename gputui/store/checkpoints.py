@@ -161,8 +161,7 @@ def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> lis
         connection,
         Neighbour,
         "SELECT DISTINCT a.run_id, checkpoint_folder AS folder, iif(json_valid(r.spec), "
-        "coalesce(r.spec ->> '$.checkpoints.pattern', 'auto'), '**/*') AS pattern, "
-        "iif(json_array_length(a.exit, '$.survivors') > 0, NULL, a.exited_at) AS exited_at "
+        "coalesce(r.spec ->> '$.checkpoints.pattern', 'auto'), '**/*') AS pattern, a.exited_at "
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE checkpoint_folder IS NOT NULL AND a.run_id != ? AND (a.ended_at IS NULL OR a.ended_at >= ?)",
         run_id,
