@@ -99,19 +99,14 @@ class CheckpointRow(Struct, frozen=True):
 
 
 class Neighbour(Struct, frozen=True):
-    """The checkpoint folder of an attempt of another run, and that run's pattern there. ``exited_at`` (UTC unix
-    seconds) is when its processes had ended; None if they may live."""
+    """The checkpoint folder of an attempt of another run, and that run's pattern there."""
 
     run_id: str
     folder: str
     pattern: str
-    exited_at: float | None = None
 
-    def may_have_written(self, path: str, folder: str, saved_at: float | None = None) -> bool:
-        """Return whether it may have written what appeared at a path below ``folder``, saved at a time (UTC unix
-        seconds; None if unknown)."""
-        if self.exited_at is not None and saved_at is not None and saved_at > self.exited_at:
-            return False
+    def may_have_written(self, path: str, folder: str) -> bool:
+        """Return whether it may have written what appeared at a path below ``folder``."""
         is_above = self.folder != folder and Path(folder).is_relative_to(self.folder)
         return Path(path).is_relative_to(self.folder) and (not is_above or "/" in self.pattern)
 
@@ -161,7 +156,7 @@ def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> lis
         connection,
         Neighbour,
         "SELECT DISTINCT a.run_id, checkpoint_folder AS folder, iif(json_valid(r.spec), "
-        "coalesce(r.spec ->> '$.checkpoints.pattern', 'auto'), '**/*') AS pattern, a.exited_at "
+        "coalesce(r.spec ->> '$.checkpoints.pattern', 'auto'), '**/*') AS pattern "
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE checkpoint_folder IS NOT NULL AND a.run_id != ? AND (a.ended_at IS NULL OR a.ended_at >= ?)",
         run_id,

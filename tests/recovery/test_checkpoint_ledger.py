@@ -37,7 +37,7 @@ def looked(
     attempts: Sequence[AttemptSpan] = (),
     writer: int | None = None,
     step_of: Callable[[CheckpointRow], int | None] = lambda row: row.step,
-    intruder: Callable[[str, float | None], str | None] = lambda _path, _saved_at: None,
+    intruder: Callable[[str], str | None] = lambda _: None,
     steps: tuple[int, int] = (-1, -1),
 ) -> Rows:
     """The ledger after a look; ``steps`` are those that the writer may have made between the two."""
@@ -181,9 +181,7 @@ def test_a_folder_that_is_being_deleted_is_no_new_checkpoint(content: str, left:
 def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left() -> None:
     other = "may be of job-2, which had the same folder"
     rows = looked((), file("s10.pt"), attempts=ALIVE, writer=1)
-    rows = looked(
-        rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _path, _saved_at: other
-    )
+    rows = looked(rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _: other)
     choice = chosen(rows, ONE)
     assert names(choice) == ["s10"] and choice.doubted is None
     doubt = chosen([row for row in rows if row.name == "s20.pt"], ONE)
@@ -195,19 +193,6 @@ def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left()
 ])  # fmt: skip
 def test_whose_folder_is_shared(folder: str, pattern: str, may: bool) -> None:
     assert Neighbour("job-2", folder, pattern).may_have_written("/c/sub/x.pt", "/c") is may
-
-
-@table(("modified_at", "origin"), [(994.0, "contested"), (997.0, "run"), (800.0, "contested"), (2000.0, "contested")])
-def test_a_run_whose_processes_had_ended_did_not_write_what_was_saved_later(modified_at: float, origin: str) -> None:
-    """A time outside the two scans, which are at 990 and 1000, tells nothing."""
-    over = Neighbour("job-2", "/c", "*", exited_at=995.0)
-
-    def intruder(path: str, saved_at: float | None) -> str | None:
-        return "may be of job-2" if over.may_have_written(path, "/c", saved_at) else None
-
-    saved = file("s20.pt")._replace(modified_ns=int(modified_at * 1e9))
-    (row,) = looked((), saved, attempts=ALIVE, writer=1, intruder=intruder)
-    assert row.origin == origin
 
 
 # --- what attempts do -------------------------------------------------------------------------------------------------

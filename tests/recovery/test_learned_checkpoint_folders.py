@@ -24,8 +24,8 @@ def test_the_folder_that_a_command_names(tmp_path: Path) -> None:
     looks = search(tmp_path, "A/runs", "data", ".", "../x", "0.1")
     folders = looks.own_folders([own, strange])
     assert folders == [tmp_path / "A/runs"]
-    assert looks.intruder_at(own, own_folders=folders) is None
-    assert looks.intruder_at(strange, own_folders=folders) is not None
+    assert looks.intruder_at(own, folders) is None
+    assert looks.intruder_at(strange, folders) is not None
     # A command that names no folder of checkpoints has only the other runs' word.
     assert looks.own_folders([strange]) == []
     assert looks.intruder_at(strange) is not None

@@ -26,8 +26,8 @@ class FolderScan(Struct, frozen=True, kw_only=True):
 
     ``writer`` is the attempt that lived between them; ``step_of`` gives the step of an entry,
     ``may_be_at`` whether an attempt may have been at a step between two times, ``intruder`` why
-    what appeared at a path, saved at a time or at an unknown one, may be of somebody else.
-    ``is_dated``: the times of all that appeared lie between the scans, so they can be true.
+    what appeared at a path may be of somebody else. ``is_dated``: the times of all that appeared
+    lie between the scans, so they can be true.
     """
 
     now: float
@@ -36,7 +36,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
     writer: int | None
     step_of: Callable[[CheckpointRow], int | None]
     may_be_at: Callable[[int, int, float, float], bool]
-    intruder: Callable[[str, float | None], str | None] = lambda _path, _saved_at: None
+    intruder: Callable[[str], str | None] = lambda _: None
     folder: PurePath
     is_dated: bool = False
 
@@ -60,7 +60,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
         if not PurePath(file.path).is_relative_to(self.folder):
             # A place that a person named, or a former folder: the attempt does not save there.
             return replace(entry, origin="foreign", why="was written over by somebody else")
-        if (other := self.intruder(file.path, entry.saved_at)) is not None:
+        if (other := self.intruder(file.path)) is not None:
             return replace(entry, origin="contested", why=other)
         return replace(entry, step=self.step_of(entry))
 

@@ -102,9 +102,9 @@ class CheckpointSearch(Struct, frozen=True):
         below = [path for path in named if path != root and path.is_relative_to(root)]
         return [folder for folder in below if any(Path(path).is_relative_to(folder) for path in paths)]
 
-    def intruder_at(self, path: str, saved_at: float | None = None, own_folders: Sequence[Path] = ()) -> str | None:
-        """The reason why what appeared at a path, saved at a time if that is known, may be somebody else's.
-        ``own_folders`` are those of its checkpoints, if its command names any."""
+    def intruder_at(self, path: str, own_folders: Sequence[Path] = ()) -> str | None:
+        """The reason why what appeared at a path may be somebody else's. ``own_folders`` are those of its checkpoints,
+        if its command names any."""
         if any(Path(path).is_relative_to(own) for own in own_folders):
             return None
         if own_folders:
@@ -114,7 +114,7 @@ class CheckpointSearch(Struct, frozen=True):
         folder = str(self.real_folder)
         # A run whose checkpoints are found below its working directory says nothing of the folders of others.
         neighbours = [each for each in self.neighbours if self.pattern == LEARNED or each.pattern != LEARNED]
-        others = (each.run_id for each in neighbours if each.may_have_written(path, folder, saved_at))
+        others = (each.run_id for each in neighbours if each.may_have_written(path, folder))
         return next((f"may be of {other}, which had the same folder" for other in others), None)
 
 
