@@ -45,7 +45,7 @@ def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
     machine.gputui(*words, code=1)
     (run,) = json.loads(machine.gputui("ps", "--json"))
     logs = machine.gputui("logs", run["id"])
-    assert f"{machine.folder}\n" in logs and "--lr 0.001 two words" in logs
+    assert f"{machine.folder}\n" in logs and "--lr 1e-3 two words" in logs
     assert "code 3" in machine.gputui("explain")
 
 
