@@ -28,7 +28,9 @@ def broadcast_from_main(tensors: Iterable[Tensor], world: World) -> None:
 def local_shard(tensor: Tensor) -> Tensor:
     """This rank's shard, live."""
     # As `to_local` without its dispatch, which takes longer than small steps can spare.
-    return tensor._local_tensor.detach() if isinstance(tensor, DTensor) else tensor.detach()
+    if isinstance(tensor, DTensor):
+        return tensor._local_tensor.detach()
+    return tensor.detach()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

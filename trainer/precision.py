@@ -36,7 +36,9 @@ class Precision:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes and their losses."""
-        return torch.autocast(self._device.type, dtype=self._dtype) if self._dtype else contextlib.nullcontext()
+        if self._dtype:
+            return torch.autocast(self._device.type, dtype=self._dtype)
+        return contextlib.nullcontext()
 
     def place(self, module: nn.Module) -> nn.Module:
         """The module on the device, the weights of its convolutions in the memory order that was asked for."""

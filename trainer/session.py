@@ -189,4 +189,6 @@ def _load_data(settings: Settings, world: World) -> Data:
     """Load the data set (collective). Rank 0 is first, and caches token counts for the others."""
     loaded: list[Data] = []
     world.on_main(lambda: loaded.append(load_data(settings)))
-    return loaded[0] if loaded else load_data(settings)
+    if loaded:
+        return loaded[0]
+    return load_data(settings)

@@ -172,5 +172,7 @@ class Signals:
 def _watch_death(process: int | None) -> int | None:
     """A descriptor that becomes readable when the process dies; None if it cannot be watched."""
     with contextlib.suppress(OSError):  # it is dead already, or the kernel has no pidfds
-        return None if process is None else os.pidfd_open(process)
+        if process is None:
+            return None
+        return os.pidfd_open(process)
     return None

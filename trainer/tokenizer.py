@@ -105,7 +105,9 @@ class Tokenizer:
     def beginning(self, text: str) -> list[int]:
         """The tokens of a plain text for the model to continue."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
-        return ids if self.bos is None else [self.bos, *ids]
+        if self.bos is None:
+            return ids
+        return [self.bos, *ids]
 
     def prompt(self, messages: Messages) -> list[int]:
         """The tokens of a prompt, which the model continues with an answer."""

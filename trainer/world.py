@@ -103,7 +103,10 @@ class World:
 
     def note(self, key: str) -> str:
         """Read a note; empty if there is none."""
-        return self.store.get(key).decode() if self.store is not None and self.store.check([key]) else ""
+        if self.store is not None and self.store.check([key]):
+            text: str = self.store.get(key).decode()
+            return text
+        return ""
 
     def gather(self, value: T) -> list[T]:
         """All-gather values, in the order of ranks."""
@@ -149,7 +152,9 @@ class World:
         ranks = list(range(size))
         group = self.group if size == self.size else dist.new_group(ranks, timeout=self.timeout)
         writers = dist.new_group(ranks, backend="gloo", timeout=_PATIENCE) if self.backend else None
-        return dataclasses.replace(self, size=size, group=group, writers_group=writers) if self.rank < size else None
+        if self.rank < size:
+            return dataclasses.replace(self, size=size, group=group, writers_group=writers)
+        return None
 
     @property
     def writers(self) -> World:

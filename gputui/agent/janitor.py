@@ -277,7 +277,9 @@ class Janitor:
     def _log_bytes(self) -> int:
         # Not opened, because closing the file would drop this process's POSIX locks on it.
         path = self.workspace.database.with_name(self.workspace.database.name + "-wal")
-        return path.stat().st_size if path.exists() else 0
+        if path.exists():
+            return path.stat().st_size
+        return 0
 
     # --- the limits -----------------------------------------------------------------------------------------------
 

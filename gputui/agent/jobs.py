@@ -141,7 +141,9 @@ class Jobs:
         job = self._asked.get(key)
         if job is None:
             self._asked[key] = self.start(key.name, work, deadline_seconds=deadline_seconds)
-        return self._asked.pop(key) if job is not None and job.future.done() else None
+        if job is not None and job.future.done():
+            return self._asked.pop(key)
+        return None
 
     def drop(self, run_id: str, attempt: int) -> None:
         """Forget the jobs that were asked for an attempt that is over; nobody gets their results."""

@@ -56,7 +56,9 @@ class Workspace(Struct, frozen=True):
         """The folder that ``--home`` and GPUTUI_HOME take; in the XDG directories, which have no such
         folder, the state folder."""
         home = self.state.parent
-        return home if self == Workspace(home / "profiles", home / "state") else self.state
+        if self == Workspace(home / "profiles", home / "state"):
+            return home
+        return self.state
 
     @property
     def label(self) -> str:
@@ -190,7 +192,9 @@ def own_checkout(prefix: str = sys.prefix) -> Path | None:
     checkout = Path(__file__).resolve().parents[2]
     is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
     # Another user's is no home of this one.
-    return checkout if is_own and os.access(checkout / "state" / "README.md", os.R_OK) else None
+    if is_own and os.access(checkout / "state" / "README.md", os.R_OK):
+        return checkout
+    return None
 
 
 def shipped_profiles() -> Path:
@@ -210,7 +214,9 @@ def shipped_pages() -> Path:
 
 def _shipped(name: str) -> Path:
     packaged = Path(__file__).resolve().parents[1] / f"shipped_{name}"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / name
+    if packaged.is_dir():
+        return packaged
+    return Path(__file__).resolve().parents[2] / name
 
 
 def file_system_of(path: Path, mountinfo: str) -> str | None:

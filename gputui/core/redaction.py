@@ -52,7 +52,9 @@ class Redactor:
 
     def without_known(self, text: str) -> str:
         """The text without the known values only."""
-        return text if self._known is None else self._known.sub(REDACTED, text)
+        if self._known is None:
+            return text
+        return self._known.sub(REDACTED, text)
 
     def text(self, text: str) -> str:
         """A text: a log, a sentence, an address."""
@@ -68,7 +70,9 @@ class Redactor:
 
     def named(self, name: str, value: Any) -> Any:
         """Plain data under a name."""
-        return REDACTED if isinstance(value, str) and value and is_secret_parameter(name) else self.value(value)
+        if isinstance(value, str) and value and is_secret_parameter(name):
+            return REDACTED
+        return self.value(value)
 
     def value(self, value: Any) -> Any:
         """Plain data, as JSON gives it, with every text in it redacted."""
@@ -121,7 +125,9 @@ def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: 
     hidden: list[str] = [] if found is None else found
     if "=" in text or ":" in text:
         text = _without_named(ASSIGNED, text, is_secret, hidden)
-    return _without_named(OPTION, text, is_secret, hidden) if "-" in text else text
+    if "-" in text:
+        return _without_named(OPTION, text, is_secret, hidden)
+    return text
 
 
 def _without_named(
@@ -144,7 +150,9 @@ def _without_named(
         if head is ASSIGNED or not bare.startswith("--"):
             hidden.append(bare)
         done = value.end()
-    return "".join([*pieces, text[done:]]) if pieces else text
+    if pieces:
+        return "".join([*pieces, text[done:]])
+    return text
 
 
 def redact(env: Mapping[str, str]) -> dict[str, str]:
@@ -214,7 +222,9 @@ def redact_command_line(raw: bytes) -> str:
 def _quoted(word: str) -> str:
     """A word as a shell wants it; the mark in place of a secret asks for no quotes."""
     visible = word.replace(REDACTED, "x")
-    return shlex.quote(word) if shlex.quote(visible) != visible else word
+    if shlex.quote(visible) != visible:
+        return shlex.quote(word)
+    return word
 
 
 def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequence[str]) -> set[str]:

@@ -122,7 +122,9 @@ def is_secret_in_text(name: str, value: str, is_word: bool) -> bool:
     """Return whether to hide the text after a name, which may be a word of a sentence."""
     if is_word and (name in _WORDS or name.lower() == "token"):
         return False
-    return is_secret_variable(name, value) if name.isupper() else is_secret_parameter(name)
+    if name.isupper():
+        return is_secret_variable(name, value)
+    return is_secret_parameter(name)
 
 
 def can_be_found(value: str) -> bool:
@@ -138,4 +140,6 @@ def known_pattern(value: str) -> str:
     if len(value) >= _MIXED_SECRET and _MERE_WORD.fullmatch(value) is None:
         return pattern
     begins = _WORD_BEGINS if value[0].isalnum() else ""
-    return f"{begins}{pattern}(?![A-Za-z0-9])" if value[-1].isalnum() else f"{begins}{pattern}"
+    if value[-1].isalnum():
+        return f"{begins}{pattern}(?![A-Za-z0-9])"
+    return f"{begins}{pattern}"

@@ -41,7 +41,9 @@ def char_width(char: str) -> int:
         return 1
     if unicodedata.category(char) in ("Mn", "Me", "Mc", "Cc", "Cf"):
         return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    return 1
 
 
 def cell_width(text: str) -> int:
@@ -176,7 +178,9 @@ def _visible(char: str, category: str) -> str:
     if code == 0x7F:
         return "\u2421"
     if category == "Zs":
-        return "  " if unicodedata.east_asian_width(char) in "WF" else " "
+        if unicodedata.east_asian_width(char) in "WF":
+            return "  "
+        return " "
     if category[0] in "CZ" or char in _INVISIBLE:
         return REPLACEMENT
     return char

@@ -24,7 +24,9 @@ def _of_numbers(write: Callable[Concatenate[float, P], str]) -> Callable[Concate
     def text(value: float | None, /, *args: P.args, **kwargs: P.kwargs) -> str:
         if value is None:
             return UNKNOWN
-        return write(value, *args, **kwargs) if math.isfinite(value) else str(float(value))
+        if math.isfinite(value):
+            return write(value, *args, **kwargs)
+        return str(float(value))
 
     return text
 
@@ -40,7 +42,9 @@ def _all_three_digits(value: float) -> str:
 def _three_digits(value: float) -> str:
     """The same with three digits at most: no trailing zeros behind the point."""
     text = _all_three_digits(value)
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    if "." in text:
+        return text.rstrip("0").rstrip(".")
+    return text
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...]) -> tuple[float, str]:
@@ -204,7 +208,9 @@ def age(seconds: float) -> str:
 def ago(seconds: float | None) -> str:
     """The same as a phrase: "just now", "47 s ago"."""
     words = age(seconds)
-    return "just now" if words == "now" else f"{words} ago"
+    if words == "now":
+        return "just now"
+    return f"{words} ago"
 
 
 def aligned(texts: Sequence[str]) -> list[str]:

@@ -47,7 +47,9 @@ class HostSampler:
             if before is None or name not in counters or name not in before[1] or now <= before[0]:
                 return None
             difference = counters[name] - before[1][name]
-            return difference / (now - before[0]) if difference >= 0 else None
+            if difference >= 0:
+                return difference / (now - before[0])
+            return None
 
         return HostSample(
             at=at,
@@ -82,7 +84,9 @@ class HostSampler:
 
 def _disk_counters() -> dict[str, int]:
     counters = psutil.disk_io_counters(nowrap=False)
-    return {} if counters is None else {"read": counters.read_bytes, "write": counters.write_bytes}
+    if counters is None:
+        return {}
+    return {"read": counters.read_bytes, "write": counters.write_bytes}
 
 
 def _network_counters() -> dict[str, int]:

@@ -171,7 +171,9 @@ class NvmlSource:
 
     def processes(self, at: float) -> ProcessTick:
         def read(gpu: Gpu, _session: Calls) -> tuple[GpuProcess, ...] | None:
-            return self._lists.read(gpu.uuid, gpu.handle, gpu.facts.memory_total_bytes) if self._lists else None
+            if self._lists:
+                return self._lists.read(gpu.uuid, gpu.handle, gpu.facts.memory_total_bytes)
+            return None
 
         unknown: dict[str, tuple[GpuProcess, ...] | None] = dict.fromkeys(self._gpus)
         found = unknown | self._read_each(at, read)

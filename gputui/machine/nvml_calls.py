@@ -64,12 +64,16 @@ class Calls:
         """The result of a function that makes several calls; "not supported" is cached under
         ``name``. Raises GpuGoneError, DriverGoneError."""
         key = (gpu, name)
-        return None if key in self._never else self._guarded(gpu, key, function)
+        if key in self._never:
+            return None
+        return self._guarded(gpu, key, function)
 
     def number(self, gpu: str, function: str, handle: Any, *args: object) -> int | None:
         """An integer, or None if NVML leaves it blank. Raises GpuGoneError, DriverGoneError."""
         value = self.ask(gpu, function, handle, *args)
-        return None if value is None or value in _BLANK else int(value)
+        if value is None or value in _BLANK:
+            return None
+        return int(value)
 
     def text(self, gpu: str, function: str, handle: Any) -> str | None:
         """A string without control characters. Raises GpuGoneError, DriverGoneError."""

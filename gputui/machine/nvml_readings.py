@@ -121,13 +121,19 @@ class Gpu:
         fields = calls.fields(uuid, handle, self._slow_fields)
 
         def value(field_id: int) -> float | None:
-            return fields[field_id][0] if field_id in fields else None
+            if field_id in fields:
+                return fields[field_id][0]
+            return None
 
         def whole(field_id: int) -> int | None:
-            return int(fields[field_id][0]) if field_id in fields else None
+            if field_id in fields:
+                return int(fields[field_id][0])
+            return None
 
         def flag(field_id: int) -> bool | None:
-            return bool(fields[field_id][0]) if field_id in fields else None
+            if field_id in fields:
+                return bool(fields[field_id][0])
+            return None
 
         energy = value(_ENERGY_MILLIJOULES)
         return GpuSlowSample(
@@ -212,7 +218,9 @@ class Gpu:
 
 
 def _percent(value: int) -> float | None:
-    return float(value) if 0 <= value <= 100 else None
+    if 0 <= value <= 100:
+        return float(value)
+    return None
 
 
 # nvml.h: nvmlTemperatureThresholds_t, NVML_FI_DEV_POWER_INSTANT.
@@ -273,9 +281,13 @@ def read_memory(calls: Calls, uuid: str, handle: Any) -> Any:
 
 
 def watts(milliwatts: float | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000.0
+    if milliwatts is None:
+        return None
+    return milliwatts / 1000.0
 
 
 def _threshold(calls: Calls, uuid: str, handle: Any, which: int) -> float | None:
     value = calls.number(uuid, "nvmlDeviceGetTemperatureThreshold", handle, which)
-    return None if not value else float(value)
+    if not value:
+        return None
+    return float(value)

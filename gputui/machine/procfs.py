@@ -45,7 +45,9 @@ def read_stat(pid: int) -> ProcessStat | None:
 def main_thread_seconds(pid: int) -> float | None:
     """The CPU time of a process's main thread; None if unknown."""
     stat = _read_stat(pid, f"/proc/{pid}/task/{pid}/stat")
-    return None if stat is None else stat.cpu_seconds
+    if stat is None:
+        return None
+    return stat.cpu_seconds
 
 
 def _read_stat(pid: int, path: str) -> ProcessStat | None:

@@ -172,7 +172,9 @@ class GpuThread(threading.Thread):
             return known
         if recheck.due_at is None:
             recheck.fail(now, wanted)
-        return self._announce(known, schedule, recheck) if recheck.due(now) else known
+        if recheck.due(now):
+            return self._announce(known, schedule, recheck)
+        return known
 
     def _announce(self, known: Inventory | None, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
         found = self._source.inventory(time.time())

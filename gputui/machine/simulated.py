@@ -75,7 +75,9 @@ class TrainingLoad(NamedTuple):
             return 0.02
         if at < since + _WARM_UP_SECONDS:
             return 0.4
-        return 1.0 if self.is_validating(at) else 0.86
+        if self.is_validating(at):
+            return 1.0
+        return 0.86
 
     def _wave(self, at: float, seconds: float, number: int) -> float:
         period = seconds * (0.8 + 0.4 * noise(self.run_seed, self.gpu, number))

@@ -31,7 +31,9 @@ class GpuPair(Struct, frozen=True):
     @property
     def best_path(self) -> str | None:
         """The best of `PATHS` between them."""
-        return PATHS[0] if self.nvlink else self.path
+        if self.nvlink:
+            return PATHS[0]
+        return self.path
 
     @property
     def distance(self) -> int:
@@ -39,7 +41,9 @@ class GpuPair(Struct, frozen=True):
         if self.best_path not in PATHS:
             return _UNKNOWN
         distance = PATHS.index(self.best_path)
-        return max(distance, _WITHOUT_P2P) if self.p2p is False and not self.nvlink else distance
+        if self.p2p is False and not self.nvlink:
+            return max(distance, _WITHOUT_P2P)
+        return distance
 
 
 def closest_gpus(

@@ -118,4 +118,6 @@ XID_CLASSES: dict[int, XidClass] = {code: name for name, codes in _MEMBERS.items
 
 def xid_class(code: int | None) -> XidClass:
     """The class of an XID; an unknown one is a notice."""
-    return XID_CLASSES.get(code, XidClass.NOTICE) if code is not None else XidClass.NOTICE
+    if code is not None:
+        return XID_CLASSES.get(code, XidClass.NOTICE)
+    return XidClass.NOTICE

@@ -30,4 +30,6 @@ class Arrivals:
     def at(self, offset: int) -> float | None:
         """The time at which the line at a byte offset was first read; None if it was not."""
         index = bisect_right(self._ends, offset)
-        return self._times[index] if index < len(self._times) else None
+        if index < len(self._times):
+            return self._times[index]
+        return None

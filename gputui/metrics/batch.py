@@ -173,7 +173,9 @@ class Batch:
         if step is not None and "event" in values and _is_measurement(values):
             data, values = _renamed(values, "event")
         shown = self.redactor.value(values)
-        return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
+        if shown == values:
+            return (data, values)
+        return (orjson.dumps(shown).decode(), shown)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
         newest = self.newest.setdefault(rank, {})

@@ -105,7 +105,9 @@ class LineFormat:
         """Parse the last bytes of an attempt, which have no newline: valid if complete, else
         rejected as cut off."""
         parsed = self.parse(line)
-        return Rejected(f"cut off: {parsed.reason}") if isinstance(parsed, Rejected) else parsed
+        if isinstance(parsed, Rejected):
+            return Rejected(f"cut off: {parsed.reason}")
+        return parsed
 
 
 TOO_LONG = Rejected(f"longer than {MAX_LINE_BYTES >> 20} MiB")
@@ -190,7 +192,9 @@ def _parse_uncommon(line: bytes) -> Parsed:
         return Rejected("the file is UTF-16; gputui reads UTF-8")
     content = line.lstrip(b"\0")
     if not content.strip(b" \t\r\0"):
-        return Rejected("NUL bytes, as a power cut leaves them") if b"\0" in line else None
+        if b"\0" in line:
+            return Rejected("NUL bytes, as a power cut leaves them")
+        return None
     if len(content) < len(line):
         return parse_line(content)
     try:
@@ -207,7 +211,9 @@ def _parse_uncommon(line: bytes) -> Parsed:
         return Rejected(f"not JSON: {error.msg}")
     except ValueError:
         return Rejected("not JSON: a number with too many digits")
-    return parse_values(values) if isinstance(values, dict) else _NO_OBJECT
+    if isinstance(values, dict):
+        return parse_values(values)
+    return _NO_OBJECT
 
 
 def _refusal(line: Mapping[str, Any]) -> Rejected | None:
@@ -231,7 +237,11 @@ def _standard(value: Any) -> Any:
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if math.isnan(value):
+            return "NaN"
+        if value > 0:
+            return "Infinity"
+        return "-Infinity"
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, Mapping):
@@ -242,5 +252,7 @@ def _standard(value: Any) -> Any:
         try:
             return float(value)
         except OverflowError:
-            return "Infinity" if value > 0 else "-Infinity"
+            if value > 0:
+                return "Infinity"
+            return "-Infinity"
     return value

@@ -30,8 +30,12 @@ class EpochCount:
     @property
     def learned(self) -> Sequence[int] | None:
         if self.first is None or self.length is None:
-            return None if self.first is None else (self.first,)
-        return (self.first, self.length, 1) if self._is_sure else (self.first, self.length)
+            if self.first is None:
+                return None
+            return (self.first,)
+        if self._is_sure:
+            return (self.first, self.length, 1)
+        return (self.first, self.length)
 
     @property
     def state(self) -> tuple[int | None, ...]:

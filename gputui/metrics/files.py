@@ -171,12 +171,16 @@ class FollowedFile:
             status = Path(self.path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return status if stat.S_ISREG(status.st_mode) else None
+        if stat.S_ISREG(status.st_mode):
+            return status
+        return None
 
     def open_current(self, inode: int) -> int | None:
         """Open the file at the path if it has this inode; an open file stays open."""
         descriptor = self._descriptors.get(inode)
-        return self._open(self.path, inode) if descriptor is None else descriptor
+        if descriptor is None:
+            return self._open(self.path, inode)
+        return descriptor
 
     def open_former(self, inode: int, offset: int, expected: str | None) -> int | None:
         """Open a file that is no longer at the path: it is still open, or beside it under the name

@@ -101,7 +101,9 @@ class CsvLines(LineFormat):
         header = self._header
         parsed = super().parse_unterminated(line)
         self._use(header)
-        return CUT_OFF if isinstance(parsed, ParsedLine) else parsed
+        if isinstance(parsed, ParsedLine):
+            return CUT_OFF
+        return parsed
 
     def _use(self, header: bytes) -> None:
         self._header, self._columns = header.strip(), _cells(header) or []
@@ -109,7 +111,9 @@ class CsvLines(LineFormat):
 
     def _step_column(self, columns: Sequence[str]) -> int | None:
         if self._step_name is not None:
-            return columns.index(self._step_name) if self._step_name in columns else None
+            if self._step_name in columns:
+                return columns.index(self._step_name)
+            return None
         names = [name.lower() for name in columns]
         return next((names.index(name) for name in STEP_NAMES if name in names), None)
 
@@ -128,7 +132,9 @@ class MlflowLines(LineFormat):
         try:
             time, value, step = (float(word) for word in line.split()[:3])
         except ValueError:
-            return Rejected("not a line of time, value and step") if line.strip() else None
+            if line.strip():
+                return Rejected("not a line of time, value and step")
+            return None
         return parse_values({"step": step, "time": time / 1000, self._name: value})
 
     def parse_unterminated(self, line: bytes) -> Parsed:
@@ -156,4 +162,6 @@ def _cells(line: bytes) -> list[str] | None:
         rows = list(csv.reader([line.decode("utf-8-sig").strip("\r\n")], strict=True))
     except (UnicodeDecodeError, csv.Error):
         return None
-    return [cell.strip() for cell in rows[0]] if rows else []
+    if rows:
+        return [cell.strip() for cell in rows[0]]
+    return []

@@ -99,7 +99,9 @@ class OpenSource:
     @property
     def background(self) -> BackgroundReader | None:
         """Its reader, if that reads in another thread."""
-        return self.reader if isinstance(self.reader, BackgroundReader) else None
+        if isinstance(self.reader, BackgroundReader):
+            return self.reader
+        return None
 
     def close(self) -> None:
         """Close the reader; the next read creates another one."""

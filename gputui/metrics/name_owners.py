@@ -30,7 +30,9 @@ class Exactness(IntEnum):
         """The exactness of a kind of source."""
         if kind in ("stdout", "output"):
             return cls.PRINTED
-        return cls.RARE if kind == "hf" or reading.step in ("epoch", "epochs") else cls.FILE
+        if kind == "hf" or reading.step in ("epoch", "epochs"):
+            return cls.RARE
+        return cls.FILE
 
 
 class _Names:

@@ -68,7 +68,9 @@ class OutputPatterns(LineFormat):
 
     def parse(self, line: bytes) -> Parsed:
         match = self._match(line)
-        return match if match is None or isinstance(match, Rejected) else self._from_match(match)
+        if match is None or isinstance(match, Rejected):
+            return match
+        return self._from_match(match)
 
     def parse_unterminated(self, line: bytes) -> Parsed:
         """A number at the end of the output may lack digits, so one is valid only if text follows."""
@@ -76,7 +78,9 @@ class OutputPatterns(LineFormat):
         if match is None or isinstance(match, Rejected):
             return match
         last = max(match.end(name) for name in match.re.groupindex)
-        return self._from_match(match) if last < len(match.string.rstrip()) else CUT_OFF
+        if last < len(match.string.rstrip()):
+            return self._from_match(match)
+        return CUT_OFF
 
     def _match(self, line: bytes) -> regex.Match[str] | Rejected | None:
         """The first match. After several timeouts no line is searched any more."""
@@ -119,7 +123,9 @@ class OutputPatterns(LineFormat):
             return step_line(values, str(count.step(epoch, place, total)))
         if not any(name in match.re.groupindex for name in self._step_names):
             step = groups.get("epoch", "") if self._newest_step is None else str(self._newest_step)
-            return step_line(values, step) if step else Rejected("no step was printed before it")
+            if step:
+                return step_line(values, step)
+            return Rejected("no step was printed before it")
         return step_line(values, next((groups[name] for name in self._step_names if name in groups), ""))
 
 

@@ -98,7 +98,9 @@ class Progress(Struct, frozen=True):
     def listed_metric(self) -> tuple[str, float | None]:
         """The name and value in lists of runs: the run's own metric once it was measured, until then its loss."""
         is_known = self.metric is not None and self.metric_value is not None
-        return (self.metric or "", self.metric_value) if is_known else (self.loss_name or LOSS, self.loss)
+        if is_known:
+            return (self.metric or "", self.metric_value)
+        return (self.loss_name or LOSS, self.loss)
 
     @property
     def has_own_metric(self) -> bool:
@@ -174,7 +176,9 @@ def pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
     the median of the paces between reports, because a pause, such as a validation, is no pace."""
     recent = _last(reports, RATE_WINDOW_SECONDS)
     paces = [(step - before) / (at - since) for (since, before), (at, step) in pairwise(recent)]
-    return statistics.median(paces) if paces else None
+    if paces:
+        return statistics.median(paces)
+    return None
 
 
 def mean_pace_of(reports: Sequence[tuple[float, float]]) -> float | None:

@@ -140,7 +140,9 @@ class FileReader:
             return self._follow(successor, descriptor, state, boundaries)
         if ended and descriptor is not None:
             self._format.conclude()
-            return self._read_again(state) if self._format.has_news else None
+            if self._format.has_news:
+                return self._read_again(state)
+            return None
         return None
 
     def _read_again(self, state: SourceState) -> Batch:
@@ -217,7 +219,9 @@ class FileReader:
             return self._read_again(state)
         if self._format.remark is not None:
             batch.notes["steps_converted"] = MetricsNote("steps_converted", None, self._format.remark)
-        return batch if batch.state == state else self._with_learned(batch)
+        if batch.state == state:
+            return batch
+        return self._with_learned(batch)
 
     def _follow(
         self, inode: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]
@@ -351,7 +355,9 @@ def comparison_with_earlier(
     no copies of earlier lines."""
     is_compared = began[0] < state.generation and state.first_generation < state.generation
     is_compared = is_compared and not earlier.is_passed(state, attempt)
-    return earlier.comparison(state, attempt) if is_compared else nullcontext()
+    if is_compared:
+        return earlier.comparison(state, attempt)
+    return nullcontext()
 
 
 def _segment(descriptor: int, offset: int, limit: int, segment_end: int | None) -> tuple[bytes, bool]:
@@ -365,4 +371,6 @@ def _segment(descriptor: int, offset: int, limit: int, segment_end: int | None) 
 def _first_line(descriptor: int, offset: int = 0) -> bytes | None:
     """The first line of a file, or from an offset on; None if it is not complete yet."""
     line, newline, _ = os.pread(descriptor, HEADER_BYTES, offset).partition(b"\n")
-    return line if newline else None
+    if newline:
+        return line
+    return None

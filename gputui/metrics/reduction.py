@@ -64,7 +64,9 @@ def _first_stretch_length(lines: Sequence[MetricLine]) -> int:
         return 0
     attempt = lines[0].attempt
     if lines[-1].attempt == attempt:
-        return STRETCH_LINES if len(lines) >= STRETCH_LINES else 0
+        if len(lines) >= STRETCH_LINES:
+            return STRETCH_LINES
+        return 0
     return min(STRETCH_LINES, sum(line.attempt == attempt for line in lines))
 
 

@@ -176,7 +176,9 @@ class VersionComparison(NamedTuple):
             return data, values
         unmatched = self.earlier.unmatched.get(_LineKey.of(rank, step, data, values), [])
         if step is None or "event" in values:
-            return None if self._take_equal(unmatched, values) else (data, values)
+            if self._take_equal(unmatched, values):
+                return None
+            return (data, values)
         known = self._take_known_names(unmatched, values)
         if values.keys() <= known | NOT_METRICS:
             return None

@@ -95,7 +95,9 @@ class SourceRow(NamedTuple):
             return self.path
         pattern = TRACKERS[self.format].pattern
         is_file = fnmatch.fnmatchcase(PurePath(self.path).name, PurePath(pattern).name)
-        return self.path if is_file else f"{self.path}/{pattern}"
+        if is_file:
+            return self.path
+        return f"{self.path}/{pattern}"
 
 
 class SourceTable:
@@ -200,7 +202,9 @@ class SourceTable:
         size = params.get(name)
         if type(size) is not int or size < 1:
             return None
-        return size // spec.nproc if spec.scopes.get(name or "") == "global" else size
+        if spec.scopes.get(name or "") == "global":
+            return size // spec.nproc
+        return size
 
     def _begin_at(self, source_id: int, end: SourceState, attempt: int) -> None:
         _, boundaries = self.position(source_id)
@@ -279,7 +283,9 @@ class SourceTable:
 
         def connect() -> AbstractContextManager[sqlite3.Connection]:
             is_other = in_thread and self.context is not None
-            return closing(self.context.connect()) if is_other and self.context else nullcontext(self._connection)
+            if is_other and self.context:
+                return closing(self.context.connect())
+            return nullcontext(self._connection)
 
         def newest_lines() -> list[tuple[int | None, Mapping[str, Any]]]:
             with connect() as connection:
@@ -348,7 +354,9 @@ class SourceEnds:
         survey, now = self._surveys.get(run_id), time.monotonic()
         if survey is None or (survey.job.done() and now - survey.begun_at > SURVEY_SECONDS):
             survey = self._surveys[run_id] = self._begin(run_id, now)
-        return None if survey.job.done() else survey.paths
+        if survey.job.done():
+            return None
+        return survey.paths
 
     def of(self, run_id: str) -> dict[int, SourceState]:
         """The state at the end of each of a run's files, by source. Call it once nothing is

@@ -69,7 +69,9 @@ class RecordFormat(LineFormat):
 
 def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] | None:
     """A record's scalars as a metrics line; None without any."""
-    return {**_unreserved(values), "step": step, "time": time} if values else None
+    if values:
+        return {**_unreserved(values), "step": step, "time": time}
+    return None
 
 
 def _unreserved(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +136,10 @@ def _text(fields: Mapping[int, list[Any]], number: int) -> str:
 def _number(form: str, values: Sequence[Any]) -> float | None:
     """The last of some values that is a packed number of this form."""
     fitting = [value for value in values if isinstance(value, bytes) and len(value) == struct.calcsize(form)]
-    return struct.unpack(form, fitting[-1])[0] if fitting else None
+    if fitting:
+        number: float = struct.unpack(form, fitting[-1])[0]
+        return number
+    return None
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------
@@ -189,7 +194,9 @@ class EventRecords(RecordReader):
                     values[tag] = scalar
         time = _number("<d", event.get(1, ()))
         if self._is_session:
-            return {**_unreserved(values), "event": "hparams", "time": time} if values else None
+            if values:
+                return {**_unreserved(values), "event": "hparams", "time": time}
+            return None
         step = next((step for step in event.get(2, ()) if isinstance(step, int)), 0)
         return _as_line({name_in(self._subfolder, tag): value for tag, value in values.items()}, step, time)
 
@@ -217,7 +224,9 @@ def subfolder_of_run(folder: Path, written: Collection[Path] | None = None) -> s
         base = base.parent
     if base == folder and folder.name.lower() in _PART_FOLDERS:
         base = folder.parent
-    return "" if base == folder else folder.relative_to(base).as_posix()
+    if base == folder:
+        return ""
+    return folder.relative_to(base).as_posix()
 
 
 def _has_event_file(folder: Path, written: Collection[Path] | None) -> bool:
@@ -238,7 +247,9 @@ def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
         return float(integer - (1 << 64) if integer >= 1 << 63 else integer)
     packed = [value for field in (4, 5, 6) for value in tensor.get(field, ())]
     number = _number(_PACKED[data_type], packed)
-    return None if number is None else float(number)
+    if number is None:
+        return None
+    return float(number)
 
 
 # --- W&B ------------------------------------------------------------------------------------------
@@ -409,7 +420,9 @@ def main(kind: str, source: str, output: str) -> int:
         out.writelines(json.dumps(steps[step]) + "\n" for step in sorted(steps))
     names = {name for line in steps.values() for name in line} - {"step", "time"}
     sys.stdout.write(f"{len(steps)} steps, {len(names)} metrics\n")
-    return 0 if steps else 1
+    if steps:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ def printed_number(text: str) -> int | float | None:
         text = text.replace(",", "")
     try:
         number = int(text)
-        return number if abs(number) <= MAX_INTEGER else float(text)
+        if abs(number) <= MAX_INTEGER:
+            return number
+        return float(text)
     except ValueError:
         try:
             return float(text)
@@ -71,7 +73,9 @@ def number_in_text(name: str, text: str) -> int | float | None:
     from rates, see `_with_unit`."""
     if _MAY_LEAD.match(text) is None:
         wrapped = _WRAPPED.match(text.strip())
-        return None if wrapped is None else printed_number(wrapped[1])
+        if wrapped is None:
+            return None
+        return printed_number(wrapped[1])
     number = printed_number(text)
     if number is None:
         number = _with_unit(name, text)
@@ -88,7 +92,9 @@ def read_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
             number = number_in_text(name, value)
             if number is not None:
                 numbers[name] = number
-    return {**values, **numbers} if numbers else values
+    if numbers:
+        return {**values, **numbers}
+    return values
 
 
 def _with_unit(name: str, text: str) -> float | None:
@@ -100,18 +106,24 @@ def _with_unit(name: str, text: str) -> float | None:
         return None
     number, unit, per = float(match[1]), match[2], match[3]
     if per is None or (per in _SECOND and unit in UNITS):
-        return number * UNITS[unit] if unit in UNITS else None
+        if unit in UNITS:
+            return number * UNITS[unit]
+        return None
     is_time = name.endswith("time")
     if per in _SECOND:
         if not is_time:
             return number
-        return 1 / number if number else None
+        if number:
+            return 1 / number
+        return None
     if unit not in ("s", "ms", "us"):
         return None
     seconds = number * UNITS[unit]
     if is_time:
         return seconds
-    return 1 / seconds if seconds else None
+    if seconds:
+        return 1 / seconds
+    return None
 
 
 class NullMeanings:
@@ -150,7 +162,9 @@ class NullMeanings:
         if not has_null and all(self._counts.get(name, 0) >= _LEAST_NUMBERS for name in measured):
             self._usual = values
         not_numbers = {name: NULL_NAN for name in nulls if self._is_nan(name, measured)}
-        return {**values, **not_numbers} if not_numbers else values
+        if not_numbers:
+            return {**values, **not_numbers}
+        return values
 
     def _is_nan(self, name: str, measured: frozenset[str]) -> bool:
         """Count a null of a name in a line that measured others, and tell if it stands for NaN."""

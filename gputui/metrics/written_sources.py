@@ -67,9 +67,13 @@ def recognised(path: Path, written: Collection[Path] | None = None) -> FoundSour
         return None
     if path.suffix == ".csv":
         step = _csv_step(lines)
-        return None if step is None else FoundSource("csv", str(path), _reading(step))
+        if step is None:
+            return None
+        return FoundSource("csv", str(path), _reading(step))
     step = _json_step(lines)
-    return None if step is None else FoundSource("jsonl", str(path), _reading(step))
+    if step is None:
+        return None
+    return FoundSource("jsonl", str(path), _reading(step))
 
 
 def _mlflow_name(path: Path) -> str | None:

@@ -58,7 +58,9 @@ def _schedule(given: object, info: ValidationInfo) -> object:
     """Expand ``schedule: cosine``."""
     if info.context == OF_MACHINE:
         raise problem("is a matter of a profile, not of the machine")
-    return {"shape": given} if isinstance(given, str) else given
+    if isinstance(given, str):
+        return {"shape": given}
+    return given
 
 
 def _rule(rule: Rule) -> Any:

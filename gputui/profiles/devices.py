@@ -97,7 +97,9 @@ def shell_selection(text: str) -> Selection:
             devices.append(_device(part.strip()))
         except NoSelectionError:
             break
-    return parse_selection(devices) if devices else Selection()
+    if devices:
+        return parse_selection(devices)
+    return Selection()
 
 
 def request_gpus(

@@ -106,7 +106,9 @@ class GpuSituation(Struct, frozen=True):
 def _sizes(one: int, other: int) -> tuple[str, str]:
     """Two sizes, with more digits if they look the same: a GPU of 24 GB has 23.99 GiB."""
     words = bytes_text(one), bytes_text(other)
-    return words if words[0] != words[1] else (f"{one / 2**30:.2f} GiB", f"{other / 2**30:.2f} GiB")
+    if words[0] != words[1]:
+        return words
+    return (f"{one / 2**30:.2f} GiB", f"{other / 2**30:.2f} GiB")
 
 
 def likely_gpus(spec: RunSpec, situation: GpuSituation) -> tuple[GpuFacts, ...]:
@@ -229,7 +231,9 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
     runs = len({each.run_id for each, _ in alike})
     if batch is None:
         peak = max((peak_bytes for _, peak_bytes in alike), default=None)
-        return None if peak is None else Expectation(peak, runs, is_scaled=False)
+        if peak is None:
+            return None
+        return Expectation(peak, runs, is_scaled=False)
     peaks: dict[int, int] = {}
     for each, peak_bytes in alike:
         size = _batch(each.params.get(batch_name))
@@ -277,4 +281,6 @@ def _batch_of(spec: RunSpec) -> tuple[str, int | None]:
 
 
 def _batch(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    return None

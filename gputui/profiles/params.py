@@ -66,7 +66,9 @@ class Parameter(Struct, frozen=True):
         kinds = {_kind_of(value) for value in (self.default, *self.choices) if value is not None}
         if kinds == {"int", "float"}:
             return "float"
-        return kinds.pop() if len(kinds) == 1 else "any"
+        if len(kinds) == 1:
+            return kinds.pop()
+        return "any"
 
     @property
     def expected(self) -> str:
@@ -229,13 +231,19 @@ def unknown_parameter(name: str, names: Iterable[str]) -> str:
     if not known:
         return "unknown parameter; this profile has none"
     sentence, meant = not_one_of("parameter", name, known)
-    return f"{sentence}; did you mean {meant}?" if meant else sentence
+    if meant:
+        return f"{sentence}; did you mean {meant}?"
+    return sentence
 
 
 def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
     if isinstance(value, bool):
         return "bool"
-    return "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
+    if isinstance(value, int):
+        return "int"
+    if isinstance(value, float):
+        return "float"
+    return "str"
 
 
 def _number_or_text(text: str) -> Scalar:
@@ -247,4 +255,6 @@ def _number_or_text(text: str) -> Scalar:
         number = float(text)
     if number is not None and math.isfinite(number) and format_value(number) == text:
         return number
-    return text == "true" if text in ("true", "false") else text
+    if text in ("true", "false"):
+        return text == "true"
+    return text

@@ -41,7 +41,9 @@ def _action(given: object) -> object:
     """Expand ``restart`` to ``{restart: null}``."""
     if not isinstance(given, str | dict):
         raise expected("an action such as restart or {rollback: 2}")
-    return {given: None} if isinstance(given, str) else given
+    if isinstance(given, str):
+        return {given: None}
+    return given
 
 
 def _stop_alone(rung: list[_Actions]) -> list[_Actions]:

@@ -33,7 +33,9 @@ def situation_of(
         condition_of(gpu, failed[gpu.uuid].words if gpu.uuid in failed else None, titles.get(gpu.uuid)) for gpu in gpus
     ]
     situation = GpuSituation(conditions, waiting)
-    return replace(situation, promised=situation.promises()) if waiting.runs else situation
+    if waiting.runs:
+        return replace(situation, promised=situation.promises())
+    return situation
 
 
 def read_situation(connection: sqlite3.Connection, now: float) -> GpuSituation | None:

@@ -53,9 +53,10 @@ def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Work
     known |= {name: {"name": name, **stored_target(target)} for name, target in own.items()}
     if name in known:
         return known[name]
-    others = (
-        f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; gputui help targets says how"
-    )
+    if known:
+        others = f"there are {', '.join(known)}"
+    else:
+        others = f"{workspace.targets} names none; gputui help targets says how"
     raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, known) or others}")
 
 

@@ -122,7 +122,9 @@ def _bound(given: object) -> int | float:
 
 def _parameter(given: object) -> object:
     """Expand the short form ``lr: 0.1``."""
-    return given if isinstance(given, dict) else {"default": given}
+    if isinstance(given, dict):
+        return given
+    return {"default": given}
 
 
 def _parameter_name(name: str) -> str:
@@ -176,7 +178,9 @@ def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[st
         return given
     if given not in ("standard", "off") and given is not False:
         raise expected("standard, off, or a mapping of what is changed")
-    return "standard" if given == "standard" else None
+    if given == "standard":
+        return "standard"
+    return None
 
 
 def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, Any]:

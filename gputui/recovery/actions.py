@@ -105,7 +105,11 @@ def _switched_on(value: Scalar) -> Scalar:
         return pairs.get(value, value if value in pairs.values() else None)
     if value is None or isinstance(value, bool):
         return True
-    return 1 if value == 0 else value if value == 1 else None
+    if value == 0:
+        return 1
+    if value == 1:
+        return value
+    return None
 
 
 def _divide(action: str, role: str, context: ActionContext, by: float) -> Result:
@@ -217,12 +221,16 @@ def go_on_with_fewer(spec: RunSpec, params: Params, before: int, remaining: int,
 def _faulty_gpu(incident: Incident, gpus: Sequence[str], spec: RunSpec) -> str | None:
     """The GPU that the driver named for an incident, else that of its rank."""
     if incident.gpu is not None:
-        return incident.gpu if incident.gpu in gpus else None
+        if incident.gpu in gpus:
+            return incident.gpu
+        return None
     if len(gpus) == 1:
         return gpus[0]
     rank = -1 if incident.rank is None else incident.rank
     has_one_each = spec.ranks_on(len(gpus)) == len(gpus)
-    return gpus[rank] if has_one_each and 0 <= rank < len(gpus) else None
+    if has_one_each and 0 <= rank < len(gpus):
+        return gpus[rank]
+    return None
 
 
 def nccl_debug(context: ActionContext) -> Result:

@@ -129,7 +129,9 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
 
 def _became(before: Fraction, after: Fraction) -> str:
     now = f"{float(after):.15g}"
-    return f"stays {now}" if before == after else f"becomes {now} instead of {float(before):.15g}"
+    if before == after:
+        return f"stays {now}"
+    return f"becomes {now} instead of {float(before):.15g}"
 
 
 def grain(spec: RunSpec, names: tuple[str, str | None], accumulation: int, before: int, after: int) -> Grain:

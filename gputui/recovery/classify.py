@@ -88,9 +88,13 @@ def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
         return "failed"
     is_done = record is not None and record.clean and not record.stop_requested
     if stop_intended:
-        return "succeeded" if is_done else "stopped"
+        if is_done:
+            return "succeeded"
+        return "stopped"
     is_ended = any(observation.ended_run for observation in evidence.observed)
-    return "succeeded" if is_done and not is_ended else "failed"
+    if is_done and not is_ended:
+        return "succeeded"
+    return "failed"
 
 
 def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> Incident:
@@ -145,7 +149,9 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
 def _exit_code(evidence: Evidence, reports: Sequence[LauncherReport]) -> int | None:
     roots = [report.root.exit_code for report in reports if report.root is not None and report.root.exit_code > 0]
     own = None if evidence.exit is None else evidence.exit.code
-    return roots[-1] if roots else own
+    if roots:
+        return roots[-1]
+    return own
 
 
 def _by_target(evidence: Evidence) -> list[Finding]:
@@ -156,7 +162,9 @@ def _by_target(evidence: Evidence) -> list[Finding]:
     kind = "stopped_outside" if record.ended_by == "cancelled" else record.ended_by
     text = record.ended_reason or record.ended_by
     found = Finding(kind, None, Tier.CAUSE, text, detail=record.ended_reason)
-    return [found] if kind in KINDS else []
+    if kind in KINDS:
+        return [found]
+    return []
 
 
 def detail_of(summary: str) -> str:
@@ -191,7 +199,9 @@ def _several(ranks: Sequence[int], known: Collection[int | None]) -> str:
     """``both ranks``, ``all 4 ranks`` or ``ranks 0 and 2``."""
     if len(known) != len(ranks):
         return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-    return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+    if len(ranks) == 2:
+        return "both ranks"
+    return f"all {len(ranks)} ranks"
 
 
 def _order(finding: Finding, roots: Collection[int]) -> tuple[int, bool, float, bool, bool, int]:
@@ -222,7 +232,9 @@ def _who(finding: Finding, evidence: Evidence) -> str:
     if finding.kind == "unkillable":
         return "a process of the run"
     is_of_run = finding.kind in _OF_THE_RUN
-    return "the run" if is_of_run else LAUNCHERS[evidence.launcher].title or "the run"
+    if is_of_run:
+        return "the run"
+    return LAUNCHERS[evidence.launcher].title or "the run"
 
 
 def _detail(finding: Finding, evidence: Evidence) -> str | None:
@@ -239,7 +251,9 @@ def _detail(finding: Finding, evidence: Evidence) -> str | None:
     target = None if evidence.exit is None else evidence.exit.target
     on = f"on {target}" if finding.kind == "disk_full" and target is not None else None
     found = ", ".join(part for part in (on, finding.detail) if part)
-    return without_advice(found) if found else None
+    if found:
+        return without_advice(found)
+    return None
 
 
 def _evidence(

@@ -208,7 +208,9 @@ def _lost_steps(attempt: Attempt, kept: int | None, clock: StepTimes) -> int | N
         steps = max(0, attempt.last_step - kept)
     first = attempt.first_step
     start_again = not steps and first is not None and clock.repeats(attempt.number, first)
-    return None if start_again else steps
+    if start_again:
+        return None
+    return steps
 
 
 def _lost_since(attempt: Attempt, kept: int | None, clock: StepTimes, had_predecessor: bool) -> float | None:
@@ -216,9 +218,13 @@ def _lost_since(attempt: Attempt, kept: int | None, clock: StepTimes, had_predec
     if attempt.last_step is None:
         # Its time belongs to the incident before it, if there is one.
         began = attempt.started_at if attempt.started_at is not None else attempt.created_at
-        return attempt.ended_at if had_predecessor else began
+        if had_predecessor:
+            return attempt.ended_at
+        return began
     useful = None if kept is None else clock.last_at(attempt.number, kept)
-    return useful if kept is None or useful is not None else _first_step_at(attempt, clock)
+    if kept is None or useful is not None:
+        return useful
+    return _first_step_at(attempt, clock)
 
 
 def _is_inferred(heir: Attempt) -> bool:
@@ -244,13 +250,19 @@ def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> i
     if went_on == "beginning" or (heir.resumed_from is None and not is_unclear):
         resumed = 0
     if resumed is None:
-        return None if first is None else first - 1
-    return resumed - 1 if first == resumed else resumed
+        if first is None:
+            return None
+        return first - 1
+    if first == resumed:
+        return resumed - 1
+    return resumed
 
 
 def _first_step_at(attempt: Attempt, clock: StepTimes) -> float | None:
     first = clock.first_at(attempt.number)
-    return first if first is not None else attempt.first_step_at
+    if first is not None:
+        return first
+    return attempt.first_step_at
 
 
 def by_incident(costs: Mapping[int, Cost]) -> dict[int, dict[str, Any]]:

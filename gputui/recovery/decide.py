@@ -58,7 +58,9 @@ def reason_of_end(failed: FailedAttempt, plan: RecoveryPlan) -> str:
     if plan.because == "no_difference":
         last = plan.reason
     earlier = _earlier_causes(failed)
-    return f"{', '.join(earlier)}; then {last}" if earlier else last
+    if earlier:
+        return f"{', '.join(earlier)}; then {last}"
+    return last
 
 
 def _earlier_causes(failed: FailedAttempt) -> list[str]:
@@ -183,7 +185,9 @@ class _Decision:
     def _fruitless(self) -> int:
         """Number of attempts in a row, with this one, without progress or changed parameters."""
         without = takewhile(lambda past: not (past.changed or past.progressed), reversed(self.retries))
-        return 0 if self.failed.reach.made else 1 + sum(1 for _ in without)
+        if self.failed.reach.made:
+            return 0
+        return 1 + sum(1 for _ in without)
 
     # --- the ladder -------------------------------------------------------------------------------
 
@@ -199,7 +203,9 @@ class _Decision:
         ladder = self.failed.policy.ladder(kind)
         top = len(ladder) - 2
         repeats = top >= 0 and any(action.name == SHRINK for action in ladder[top])
-        return min(retries[index].rung + 1, top) if repeats else retries[index].rung + 1
+        if repeats:
+            return min(retries[index].rung + 1, top)
+        return retries[index].rung + 1
 
     def _climb(self, context: ActionContext, first_rung: int) -> RecoveryPlan:
         """Climb the ladder to the first rung with an applicable action."""
@@ -307,7 +313,9 @@ class _Decision:
             return None
         since = next((at for at in reversed(range(len(retries))) if retries[at].progressed), 0)
         shrunk = sum(SHRINK in decision.actions for decision in retries[since:])
-        return batch // 2 + 1 if shrunk >= MOST_GENTLE else None
+        if shrunk >= MOST_GENTLE:
+            return batch // 2 + 1
+        return None
 
     def _same_failures(self) -> list[PastDecision]:
         """The value of `same`, oldest first."""
@@ -346,7 +354,9 @@ class _Decision:
         kind = self.failed.incident.kind
         # Without an exclusion's change, the parameters do not fit the remaining GPUs.
         is_other = kind in REFUSALS and kind != last.kind
-        return last if is_other and "exclude_gpu" not in last.actions else None
+        if is_other and "exclude_gpu" not in last.actions:
+            return last
+        return None
 
     def _revert(self, refused: PastDecision, context: ActionContext) -> RecoveryPlan:
         """Revert a refused change, and try the next smaller batch, or the next rung."""

@@ -37,14 +37,18 @@ class Sighting(Struct, frozen=True):
 
     @property
     def xid_class(self) -> XidClass | None:
-        return xid_class(self.code) if self.what == "xid" else None
+        if self.what == "xid":
+            return xid_class(self.code)
+        return None
 
     @property
     def kind(self) -> str | None:
         """The kind of incident that it may explain; None for none."""
         if self.what == "lost":
             return "gpu_lost"
-        return "ecc" if self.xid_class is None else _KINDS.get(self.xid_class)
+        if self.xid_class is None:
+            return "ecc"
+        return _KINDS.get(self.xid_class)
 
     @property
     def is_gone(self) -> bool:
@@ -60,7 +64,9 @@ class Sighting(Struct, frozen=True):
 
     @property
     def counts_for_seconds(self) -> float:
-        return NEAR_SECONDS if self.xid_class is XidClass.APPLICATION else HARDWARE_SECONDS
+        if self.xid_class is XidClass.APPLICATION:
+            return NEAR_SECONDS
+        return HARDWARE_SECONDS
 
     @property
     def text(self) -> str:

@@ -156,14 +156,18 @@ def number(value: Scalar) -> float | None:
         found = math.nan if value is None or isinstance(value, bool) else float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    if math.isfinite(found):
+        return found
+    return None
 
 
 def whole(value: Scalar) -> int | None:
     """The value as an integer, also if it is text or 16.0; None if it is not whole."""
     found = number(value)
     is_whole = found is not None and found.is_integer() and abs(found) < 2**53
-    return int(found) if found is not None and is_whole else None
+    if found is not None and is_whole:
+        return int(found)
+    return None
 
 
 def changed(name: str, former: Scalar, value: int) -> Change:

@@ -201,7 +201,9 @@ def collect(attempt_dir: Path, **known: Any) -> Evidence:
 def _last_lines(text: str) -> str:
     """The last TAIL_LINES lines: a log of empty lines would take seconds to search."""
     head = text.rsplit("\n", TAIL_LINES + 1)
-    return text[len(head[0]) + 1 :] if len(head) == TAIL_LINES + 2 else text
+    if len(head) == TAIL_LINES + 2:
+        return text[len(head[0]) + 1 :]
+    return text
 
 
 def read_error_file(path: Path, rank: int | None) -> ErrorFile:
@@ -240,4 +242,6 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    if math.isfinite(number):
+        return number
+    return None

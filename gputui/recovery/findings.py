@@ -207,12 +207,16 @@ def _explain_command(
         return None
     if any(finding.tier is Tier.CAUSE for finding in of_ranks):
         is_telling = found.specific and found.kind not in _OUR_DOING
-        return replace(found, tier=Tier.CONSEQUENCE) if is_telling else None
+        if is_telling:
+            return replace(found, tier=Tier.CONSEQUENCE)
+        return None
     kinds = {each.kind for each in of_ranks}
     # NCCL's watchdog logs with its rank's prefix, then aborts its process.
     is_watchdog = code == -signal.SIGABRT and bool(kinds & {"nccl_timeout", "nccl_error"})
     is_implied = (found.kind == "segfault" and is_watchdog) or (found.kind == "nonzero_exit" and bool(kinds))
-    return None if is_implied else found
+    if is_implied:
+        return None
+    return found
 
 
 def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding]:

@@ -114,7 +114,9 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     @property
     def step(self) -> int | None:
         """The step at which it failed; that of its incident as it is stored."""
-        return self.reach.last_step if self.incident.step is None else self.incident.step
+        if self.incident.step is None:
+            return self.reach.last_step
+        return self.incident.step
 
 
 class RecoveryPlan(Struct, frozen=True):
@@ -190,7 +192,9 @@ class ResumePoint(Struct, frozen=True):
 
     def path(self, back: int) -> str | None:
         """The checkpoint ``back`` places before the best; None for a start from scratch."""
-        return str(self.usable[back].path) if back < len(self.usable) else None
+        if back < len(self.usable):
+            return str(self.usable[back].path)
+        return None
 
     def rollback(self, count: int) -> tuple[Result, int]:
         """Go back ``count`` checkpoints before the best, if there are so many; and how many."""
@@ -209,7 +213,9 @@ class ResumePoint(Struct, frozen=True):
         if back < len(self.usable):
             name = self.usable[back].path.name
             given = f"starting with {name} in $GPUTUI_CHECKPOINT"
-            return f"resuming from {name}" if self.is_passed else given
+            if self.is_passed:
+                return f"resuming from {name}"
+            return given
         if self.configured and self.chosen_there:
             return "resuming from the newest valid checkpoint on its target"
         if not self.configured:

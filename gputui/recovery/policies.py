@@ -83,7 +83,9 @@ class Policy(Struct, frozen=True):
     def ladder(self, kind: str) -> Ladder:
         """The rungs for a kind of incident."""
         found = self.ladders.get(kind)
-        return found if found is not None else self.ladders.get(DEFAULT, (STOP,))
+        if found is not None:
+            return found
+        return self.ladders.get(DEFAULT, (STOP,))
 
     @property
     def checkpoints_wanted(self) -> int:

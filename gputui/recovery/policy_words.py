@@ -98,7 +98,9 @@ def policy_json(policy: Policy) -> dict[str, Any]:
 def own_name(policy: Policy) -> str:
     """The policy's name, marked if the profile changes the built-in policy."""
     is_built_in = POLICIES.get(policy.name) == policy
-    return policy.name if is_built_in else f"{policy.name}, changed"
+    if is_built_in:
+        return policy.name
+    return f"{policy.name}, changed"
 
 
 def actions_in(policy: Policy) -> list[PolicyAction]:

@@ -117,7 +117,9 @@ def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
         return min(candidates, key=lambda finding: (finding.tier, not finding.specific))
     if process.code is None or process.ended_by_launcher:
         return None
-    return _crashed(process) if process.code < 0 else _exited(process, evidence)
+    if process.code < 0:
+        return _crashed(process)
+    return _exited(process, evidence)
 
 
 def _ended_silently(evidence: Evidence) -> bool:
@@ -200,7 +202,9 @@ def _chain(process: EndedProcess) -> Chain | None:
         # The process did not end by itself, so the exception was caught.
         return None
     allowed = TRAILING_LINES if process.code in (1, -signal.SIGABRT) else 3
-    return chain if chain.trailing <= allowed else None
+    if chain.trailing <= allowed:
+        return chain
+    return None
 
 
 def _of_chain(chain: Chain, process: EndedProcess, evidence: Evidence) -> Finding:
@@ -220,7 +224,9 @@ def headline(raised: Raised) -> str:
     lines = [line for line in without_commands(raised.text).splitlines() if line.strip()]
     if any(line.startswith("Original Traceback") for line in lines):
         return lines[-1].strip()
-    return lines[0].strip() if lines else raised.type
+    if lines:
+        return lines[0].strip()
+    return raised.type
 
 
 def _refusal(lines: Sequence[str]) -> str | None:

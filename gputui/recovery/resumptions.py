@@ -90,7 +90,9 @@ def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes |
     progress = (now - origin) / (end - origin)
     if progress >= _LIKE_CHECKPOINT:
         return "recounted"
-    return "beginning" if abs(progress) <= _LIKE_BEGINNING else "uncertain"
+    if abs(progress) <= _LIKE_BEGINNING:
+        return "beginning"
+    return "uncertain"
 
 
 def _start_again(attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:

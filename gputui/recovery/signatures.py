@@ -52,7 +52,9 @@ class Signature(Struct, frozen=True):
 
     @property
     def rank(self) -> Tier:
-        return KINDS[self.kind].tier if self.tier is None else self.tier
+        if self.tier is None:
+            return KINDS[self.kind].tier
+        return self.tier
 
     def matches(self, raised: Raised, text: str, gpus: AttemptGpus) -> bool:
         """Return whether an exception has this signature; ``text`` is its text without advice."""
@@ -331,8 +333,12 @@ def match_chain(chain: Chain, gpus: AttemptGpus) -> tuple[Raised, Signature | No
     unknown = [raised for raised, found in matched if found is None]
     if signature is not None:
         # The connection broke while another error was being handled.
-        return (unknown[0], None) if unknown else (last, signature)
-    return known[0] if known else (last, None)
+        if unknown:
+            return (unknown[0], None)
+        return (last, signature)
+    if known:
+        return known[0]
+    return (last, None)
 
 
 def match_lines(text: str) -> list[tuple[Signature, str]]:

@@ -67,7 +67,9 @@ def fatal_where(text: str) -> str | None:
     lines = [bare(line) for line in lines_of(text)]
     starts = [at for at, line in enumerate(lines) if FATAL_LINE.match(line)]
     stacks = main_stacks("\n".join(lines[starts[-1] :])) if starts else []
-    return place(stacks[-1]) if stacks else None
+    if stacks:
+        return place(stacks[-1])
+    return None
 
 
 def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str]) -> tuple[int | None, str] | None:

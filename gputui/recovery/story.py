@@ -136,7 +136,9 @@ def _reaction(
 
 def causes_of(reason: str, decision: DecisionView | None) -> str:
     """The causes in the reason of a run that failed, without the decision that it may end with."""
-    return reason if decision is None else reason.removesuffix(f"; {decision.reason}")
+    if decision is None:
+        return reason
+    return reason.removesuffix(f"; {decision.reason}")
 
 
 def _queued_again(move: TransitionView) -> str:
@@ -180,7 +182,9 @@ def _place(run: Run, attempt: Attempt) -> str:
     gpus = count_of(attempt.gpu_count, "GPU") if attempt.gpu_count else ""
     if run.target is not None:
         nodes = f" ({', '.join(attempt.placement.nodes)})" if attempt.placement and attempt.placement.nodes else ""
-        return f"{gpus} of {run.target}{nodes}" if gpus else f"{run.target}{nodes}"
+        if gpus:
+            return f"{gpus} of {run.target}{nodes}"
+        return f"{run.target}{nodes}"
     ranks = json_mapping(run.spec_json).get("nproc")
     return gpus or (f"{ranks} CPU ranks" if isinstance(ranks, int) and ranks > 1 else "the CPU")
 
@@ -216,7 +220,9 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
         later = f"a later checkpoint than {given}, which was given"
         return f"; it went on from step {first}, from {later}"
     # Without a step it is unknown whether the attempt loaded the checkpoint.
-    return f", given {name}" if first is None else f", resumed from {name}"
+    if first is None:
+        return f", given {name}"
+    return f", resumed from {name}"
 
 
 def _met(incident: IncidentView, attempt: Attempt) -> str:
@@ -235,7 +241,9 @@ def _evidence(incident: IncidentView) -> str:
         is_new = str(line).rpartition("raised at ")[2] not in incident.summary
         if witness in ("kernel", "launcher") or (is_size and is_new):
             quoted.append(str(line).rstrip("."))
-    return f"Evidence: {'; '.join(quoted[:2])}." if quoted else ""
+    if quoted:
+        return f"Evidence: {'; '.join(quoted[:2])}."
+    return ""
 
 
 def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
@@ -250,7 +258,9 @@ def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) ->
         but = f", but {'; '.join(map(str, remarks))}" if isinstance(remarks, list) else ""
         return f"It succeeded{but}."
     if attempt.stop_requested == PHASE_OVER:
-        return "Its phase of the profile is over." if attempt.ended_at is None else "Its phase of the profile ended."
+        if attempt.ended_at is None:
+            return "Its phase of the profile is over."
+        return "Its phase of the profile ended."
     if attempt.stop_requested == TIME_OVER:
         return "Its time limit was over: gputui asked it to stop."
     ended = attempt.ended_at if attempt.ended_at is not None else float("inf")

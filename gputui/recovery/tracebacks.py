@@ -74,7 +74,9 @@ class Raised(Struct, frozen=True):
     @property
     def text(self) -> str:
         """As an interpreter prints it: ``ValueError: no such thing``."""
-        return f"{self.type}: {self.message}" if self.message else self.type
+        if self.message:
+            return f"{self.type}: {self.message}"
+        return self.type
 
 
 class Chain(Struct, frozen=True):
@@ -139,7 +141,9 @@ def _unfolded(line: str) -> list[str]:
         # structlog's dict_tracebacks: a chain, the exception that ended it first.
         raised = [value for value in values if isinstance(value, dict) and isinstance(value.get("exc_value"), str)]
         text = _as_printed(raised[0]) if raised else None
-    return [line] if text is None else [before + part for part in lines_of(text)]
+    if text is None:
+        return [line]
+    return [before + part for part in lines_of(text)]
 
 
 def structured(line: str) -> str:
@@ -149,7 +153,9 @@ def structured(line: str) -> str:
         return line
     names = ((record.get(name) for name in keys) for keys in (_LEVELS, _MESSAGES))
     level, message = (next((value for value in values if isinstance(value, str)), "") for values in names)
-    return f"{level}: {message}" if level and message else message or line
+    if level and message:
+        return f"{level}: {message}"
+    return message or line
 
 
 def _json_in(line: str) -> tuple[str, Any]:

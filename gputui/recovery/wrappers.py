@@ -53,7 +53,9 @@ def wrapped_code(text: str) -> int | None:
             return shell_code(int(match["code"]))
         elif is_wrapper_line(line) and (match := _COMMAND_ENDED.search(line)) is not None:
             number = match["signal"] or match["unknown"]
-            return -int(number) if number else shell_code(int(match["code"]))
+            if number:
+                return -int(number)
+            return shell_code(int(match["code"]))
     return None
 
 
@@ -71,4 +73,6 @@ def without_commands(text: str) -> str:
 
 def shell_code(code: int) -> int:
     """The exit code behind a shell's, which is 128 + N if signal N killed its last command."""
-    return 128 - code if 128 < code < 128 + signal.NSIG else code
+    if 128 < code < 128 + signal.NSIG:
+        return 128 - code
+    return code

@@ -67,11 +67,15 @@ def _plain(value: Any) -> Any:
     """A value for a page: text without control characters, unknown as a dash."""
     if value is None:
         return units.UNKNOWN
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return clean(value)
+    return value
 
 
 def _moment(at: float | None) -> str:
-    return units.UNKNOWN if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if at is None:
+        return units.UNKNOWN
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def svg(drawing: Drawing) -> Markup:

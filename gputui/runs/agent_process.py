@@ -75,13 +75,17 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
         identity = msgspec.convert({**data, "process": identity_in(data)}, AgentIdentity)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return identity if is_alive(identity.process) else None
+    if is_alive(identity.process):
+        return identity
+    return None
 
 
 def stopped_agent(workspace: Workspace) -> AgentStoppedError | None:
     """The error to report if the agent of this workspace was stopped; else None."""
     identity = read_identity(workspace)
-    return AgentStoppedError(identity.process.pid) if identity is not None and is_stopped(identity.process) else None
+    if identity is not None and is_stopped(identity.process):
+        return AgentStoppedError(identity.process.pid)
+    return None
 
 
 def ensure_agent(
@@ -228,4 +232,6 @@ def exit_reason(workspace: Workspace) -> str:
         lines = workspace.agent_log.read_text("utf-8", "replace").strip().splitlines()
     except OSError as error:
         return f"cannot use {workspace.state}: {error.strerror}; choose another --home"
-    return lines[-1].removeprefix("gputui: ") if lines else f"the agent ended at once; its log is {workspace.agent_log}"
+    if lines:
+        return lines[-1].removeprefix("gputui: ")
+    return f"the agent ended at once; its log is {workspace.agent_log}"

@@ -126,7 +126,9 @@ def saved_files(files: list[Path]) -> list[Path]:
     """Of the files in a folder, those that each save writes by their names; all if none is known as
     such."""
     saved = [entry for entry in files if entry.name.endswith(_SAVED_ENDINGS)]
-    return saved if saved else files
+    if saved:
+        return saved
+    return files
 
 
 def digest(data: bytes) -> str:

@@ -37,7 +37,9 @@ def step_in_name(path: PurePath, folder: PurePath | None = None) -> int | None:
 def explicit_step(name: str) -> int | None:
     """The number after a word that means a step, None if there is no such word."""
     found = _EXPLICIT.findall(_stem(name))
-    return int(found[-1]) if found and len(found[-1]) <= _MOST_DIGITS else None
+    if found and len(found[-1]) <= _MOST_DIGITS:
+        return int(found[-1])
+    return None
 
 
 def step_words(name: str, step: int) -> str:

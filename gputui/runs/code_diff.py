@@ -78,7 +78,9 @@ def _tree(checkout: Path, each: _Code, folder: Path) -> str | None:
     if each.diff and _git(top, folder, "apply", "--cached", "--whitespace=nowarn", "-", given=each.diff) is None:
         return None
     written = _git(top, folder, "write-tree")
-    return None if written is None else written.strip()
+    if written is None:
+        return None
+    return written.strip()
 
 
 def _git(checkout: Path, folder: Path, *words: str, given: str = "") -> str | None:

@@ -40,7 +40,9 @@ def read_code(workdir: Path) -> dict[str, Any] | None:
 
 def without_diff(code: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The code version for the database, which must not hold a diff's secrets."""
-    return None if code is None else {name: value for name, value in code.items() if name != "diff"}
+    if code is None:
+        return None
+    return {name: value for name, value in code.items() if name != "diff"}
 
 
 def code_words(code: Any) -> str | None:
@@ -49,7 +51,9 @@ def code_words(code: Any) -> str | None:
         return None
     branch, count = code.get("branch"), code.get("changed_files")
     words = f"{str(code['commit'])[:8]}{f' on {branch}' if branch else ''}"
-    return f"{words}, {count_of(count, 'file')} changed" if count else words
+    if count:
+        return f"{words}, {count_of(count, 'file')} changed"
+    return words
 
 
 def run_git(
@@ -69,4 +73,6 @@ def run_git(
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    if done.returncode == 0:
+        return done.stdout
+    return None

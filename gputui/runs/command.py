@@ -54,13 +54,19 @@ def format_value(value: Scalar) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+        if value:
+            return "true"
+        return "false"
+    if isinstance(value, float):
+        return repr(value)
+    return str(value)
 
 
 def shown_param(value: Scalar) -> str:
     """A parameter as a person reads it in a profile: ``null`` if it has no value."""
-    return "null" if value is None else format_value(value)
+    if value is None:
+        return "null"
+    return format_value(value)
 
 
 def assignments(params: Mapping[str, Scalar]) -> list[str]:
@@ -229,7 +235,9 @@ def without_gpus(launch: Launch) -> Launch:
 
 def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
     """The folder of the run's checkpoints, or None if its profile names none."""
-    return None if spec.checkpoints is None else in_run(spec.checkpoints.directory, spec, run_dir)
+    if spec.checkpoints is None:
+        return None
+    return in_run(spec.checkpoints.directory, spec, run_dir)
 
 
 def checkpoint_place(spec: RunSpec) -> tuple[str, str]:
@@ -249,7 +257,9 @@ def watched_checkpoints(spec: RunSpec, run_dir: Path) -> tuple[Path, str]:
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
     """A path of the profile with placeholders filled in, in the working directory if relative."""
     path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
-    return path if path.is_absolute() else Path(spec.workdir) / path
+    if path.is_absolute():
+        return path
+    return Path(spec.workdir) / path
 
 
 def sink_target(template: str, params: Mapping[str, Scalar], *, run_id: str, run_dir: str) -> str:

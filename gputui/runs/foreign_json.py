@@ -31,7 +31,9 @@ def time_in(value: Any) -> float | None:
     """UTC unix seconds, or None if the value is no time."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 < value <= _LATEST else None
+    if 0 < value <= _LATEST:
+        return float(value)
+    return None
 
 
 def _storable(value: Any) -> Any:
@@ -39,9 +41,13 @@ def _storable(value: Any) -> Any:
         case str():
             return value.encode("utf-8", "replace").decode("utf-8")
         case int():
-            return value if value in _WHOLE else None
+            if value in _WHOLE:
+                return value
+            return None
         case float():
-            return value if math.isfinite(value) else None
+            if math.isfinite(value):
+                return value
+            return None
         case list():
             return [_storable(item) for item in value]
         case dict():

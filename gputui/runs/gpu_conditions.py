@@ -62,7 +62,9 @@ class GpuCondition(Struct, frozen=True):
     def free_bytes(self) -> int | None:
         used = None if self.sample is None else self.sample.memory_used_bytes
         total = self.total_bytes
-        return None if total is None or used is None else max(0, total - used)
+        if total is None or used is None:
+            return None
+        return max(0, total - used)
 
     @property
     def broken(self) -> str | None:
@@ -73,7 +75,9 @@ class GpuCondition(Struct, frozen=True):
             return f"is in quarantine ({self.quarantine})"
         if self.sample is not None and self.sample.state != "ok":
             is_lost = self.sample.state == "lost"
-            return "is lost" if is_lost else f"answers with an error ({self.sample.detail or 'unknown'})"
+            if is_lost:
+                return "is lost"
+            return f"answers with an error ({self.sample.detail or 'unknown'})"
         if self.facts.mig_mode:
             return "is in MIG mode"
         if self.slow is not None and self.slow.row_remap_failed:
@@ -105,7 +109,9 @@ class GpuCondition(Struct, frozen=True):
         """The reason why only a run that accepts a desktop can start on it, or None."""
         graphics = self.graphics
         held_bytes = sum(process.memory_bytes or 0 for process in graphics)
-        return f"is used by {users_of(graphics)}" if held_bytes > DESKTOP_BYTES else None
+        if held_bytes > DESKTOP_BYTES:
+            return f"is used by {users_of(graphics)}"
+        return None
 
     @property
     def is_free(self) -> bool:
@@ -132,7 +138,9 @@ class GpuCondition(Struct, frozen=True):
         if harmful := [reason for reason in self.sample.throttle_reasons or () if reason in TROUBLE]:
             return f"is throttled ({', '.join(harmful)})"
         celsius = self.sample.temperature_celsius
-        return f"is at {celsius:.0f} °C" if celsius is not None and celsius >= HOT_CELSIUS else None
+        if celsius is not None and celsius >= HOT_CELSIUS:
+            return f"is at {celsius:.0f} °C"
+        return None
 
     @property
     def preference(self) -> tuple[int, ...]:

@@ -118,4 +118,6 @@ def _noted_holder(descriptor: int) -> str | None:
         holder = msgspec.json.decode(os.pread(descriptor, MAX_NOTE_BYTES, 0), type=LockHolder)
     except (OSError, msgspec.MsgspecError):
         return None
-    return holder.words() if is_alive(ProcessIdentity(holder.pid, holder.start_ticks, holder.boot_id)) else None
+    if is_alive(ProcessIdentity(holder.pid, holder.start_ticks, holder.boot_id)):
+        return holder.words()
+    return None

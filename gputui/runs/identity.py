@@ -48,7 +48,9 @@ def is_elsewhere(identity: ProcessIdentity) -> bool:
 def identify(pid: int) -> ProcessIdentity | None:
     """The identity of a living process, or None."""
     stat = read_stat(pid)
-    return None if stat is None or stat.is_dead else ProcessIdentity(pid, stat.start_ticks, boot_id())
+    if stat is None or stat.is_dead:
+        return None
+    return ProcessIdentity(pid, stat.start_ticks, boot_id())
 
 
 def is_alive(identity: ProcessIdentity) -> bool:

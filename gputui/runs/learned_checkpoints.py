@@ -84,7 +84,9 @@ def _folder_of_save(parent: PurePath, root: Path, whole: Collection[str]) -> str
     is_of_trainer = bool(unnumbered) and all(folder.name.startswith("global_step") for folder in numbered)
     if numbered and not is_of_trainer:
         return str(numbered[-1])
-    return str(unnumbered[-1]) if unnumbered else None
+    if unnumbered:
+        return str(unnumbered[-1])
+    return None
 
 
 def is_checkpoint(path: Path) -> bool:

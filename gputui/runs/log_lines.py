@@ -49,7 +49,9 @@ class LevelReader:
             return Level.ERROR
         if _ERROR.search(line):
             return Level.ERROR
-        return Level.WARNING if _WARNING.search(line) else Level.INFO
+        if _WARNING.search(line):
+            return Level.WARNING
+        return Level.INFO
 
 
 # A timestamp begins within this many characters.
@@ -102,9 +104,13 @@ def lines_by(lines: Sequence[str], at: float) -> int | None:
         if written_at is None:
             continue
         if written_at <= at:
-            return len(lines) if later is None else later
+            if later is None:
+                return len(lines)
+            return later
         later = number
-    return None if later is None else 0
+    if later is None:
+        return None
+    return 0
 
 
 def _glog_seconds(found: re.Match[str], near: float) -> float | None:
@@ -116,7 +122,9 @@ def _glog_seconds(found: re.Match[str], near: float) -> float | None:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    return f".{found['fraction']:0<6}" if found["fraction"] else ""
+    if found["fraction"]:
+        return f".{found['fraction']:0<6}"
+    return ""
 
 
 def _seconds(text: str) -> float | None:

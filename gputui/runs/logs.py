@@ -142,7 +142,9 @@ def last_state(line: str) -> str:
 
 
 def _cut(line: str, most: int = MAX_LINE_CHARACTERS) -> str:
-    return line if len(line) <= most else line[: most - 1] + "…"
+    if len(line) <= most:
+        return line
+    return line[: most - 1] + "…"
 
 
 def tail_text(path: Path, max_bytes: int, max_characters: int = MAX_LINE_CHARACTERS) -> str:
@@ -155,7 +157,9 @@ def tail_text(path: Path, max_bytes: int, max_characters: int = MAX_LINE_CHARACT
         if ends and min(ends) + 1 < len(data):
             data = data[min(ends) + 1 :]
     lines = lines_of(data.decode("utf-8", "replace"), max_characters)
-    return "\n".join(lines) + "\n" if lines else ""
+    if lines:
+        return "\n".join(lines) + "\n"
+    return ""
 
 
 def read_window(

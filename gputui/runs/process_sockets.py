@@ -54,7 +54,9 @@ class SocketEnd(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         is_ipv4 = len(self.host) == 8
-        return self.host.endswith(_IPV4_LOOPBACK_END) if is_ipv4 else self.host == _IPV6_LOOPBACK
+        if is_ipv4:
+            return self.host.endswith(_IPV4_LOOPBACK_END)
+        return self.host == _IPV6_LOOPBACK
 
 
 class Socket(NamedTuple):

@@ -13,7 +13,9 @@ _PYTHON = re.compile(r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s
 def process_words(process: ProcessView) -> str:
     """``root · burn.py --rank 3``, as harmless text; ``pid 4190777`` if it cannot be read."""
     script = script_words(clean(process.command or ""), process.run_id) or f"pid {process.pid}"
-    return f"{clean(process.user)} · {script}" if process.user else script
+    if process.user:
+        return f"{clean(process.user)} · {script}"
+    return script
 
 
 def script_words(command: str, run_id: str | None) -> str:
@@ -29,6 +31,8 @@ def script_of(command: str) -> str:
     found = _PYTHON.match(command)
     rest = command[found.end() :] if found else command
     if found and (found[1] or not rest or rest[0] == "-"):
-        return rest if found[1] else f"python {rest}".rstrip()
+        if found[1]:
+            return rest
+        return f"python {rest}".rstrip()
     first, space, others = rest.partition(" ")
     return (first.rsplit("/", 1)[-1] or first) + space + others

@@ -150,7 +150,9 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
             rank = shim.rank_by_output(pid, str(runs))
         if _TAG in environment:
             owner = _owner_in(environment, runs)
-            return owner if owner is None or owner.rank is not None else owner._replace(rank=rank)
+            if owner is None or owner.rank is not None:
+                return owner
+            return owner._replace(rank=rank)
         stat = read_stat(pid)
         if stat is None or stat.parent_pid <= 1:
             return None

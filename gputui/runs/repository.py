@@ -137,7 +137,10 @@ def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | N
         "WHERE t.run_id = ? AND t.to_state = 'stopping' ORDER BY t.transition_id DESC LIMIT 1",
         (run_id,),
     ).fetchone()
-    return row[0] if row is not None and row[2] is not None and row[1] == f"study {row[2]}" else None
+    if row is not None and row[2] is not None and row[1] == f"study {row[2]}":
+        reason: str | None = row[0]
+        return reason
+    return None
 
 
 def delete_run(connection: sqlite3.Connection, run_id: str) -> None:

@@ -48,7 +48,9 @@ class GpuAvailability(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return self.uuid if self.index is None else f"GPU {self.index}"
+        if self.index is None:
+            return self.uuid
+        return f"GPU {self.index}"
 
 
 class Start(NamedTuple):
@@ -92,7 +94,9 @@ _ROUNDING = 1e-6
 def shares_by_fraction(run: Run, _gpu: GpuAvailability) -> int:
     """The rule for runs of no study: as many as their parts leave room for."""
     spec = spec_of(run)
-    return sys.maxsize if spec.study_id is None and spec.gpus.share < 1 else 1
+    if spec.study_id is None and spec.gpus.share < 1:
+        return sys.maxsize
+    return 1
 
 
 def schedule(
@@ -162,7 +166,9 @@ class _GpuPool(NamedTuple):
         if not others or not is_of_group or len(others) >= self.share_of(run, gpu):
             return others
         has_room = sum(gpu.shares.get(holder, 1.0) for holder in others) + spec.gpus.share <= 1 + _ROUNDING
-        return [] if has_room else others
+        if has_room:
+            return []
+        return others
 
     def has_lease_of(self, run: Run) -> bool:
         return any(not self.others_on(gpu, run) for gpu in self.held_by(run))

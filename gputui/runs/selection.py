@@ -39,15 +39,21 @@ def age_seconds(run: Run, now: float) -> float:
 
 
 def _cannot_stop(run: Run) -> str | None:
-    return "ended already" if run.state.is_over else None
+    if run.state.is_over:
+        return "ended already"
+    return None
 
 
 def _cannot_remove(run: Run) -> str | None:
-    return None if run.state.is_over else "not ended yet"
+    if run.state.is_over:
+        return None
+    return "not ended yet"
 
 
 def _cannot_read(run: Run) -> str | None:
-    return "a damaged specification" if known_spec(run) is None else None
+    if known_spec(run) is None:
+        return "a damaged specification"
+    return None
 
 
 def _cannot_restart(run: Run) -> str | None:
@@ -73,7 +79,9 @@ def _cannot_resume_by_force(run: Run) -> str | None:
     if reason is not None:
         return reason
     lacks_checkpoint = run.has_checkpoint is False and not chooses_start(known_spec(run))
-    return "no checkpoint to resume from" if lacks_checkpoint or run.attempt == 0 else None
+    if lacks_checkpoint or run.attempt == 0:
+        return "no checkpoint to resume from"
+    return None
 
 
 def _cannot_resume(run: Run) -> str | None:
@@ -102,4 +110,6 @@ def resume_variant(*, names_checkpoint: bool, is_forced: bool) -> str:
     """The key of `REFUSALS` for a resume: a changed parameter forces one of a complete run, too."""
     if names_checkpoint:
         return "resume --from"
-    return "resume --force" if is_forced else "resume"
+    if is_forced:
+        return "resume --force"
+    return "resume"

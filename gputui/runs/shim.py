@@ -370,7 +370,9 @@ class Shim:
         that handle SIGTERM."""
         heads = {pid for pid, stat in found.items() if pid not in self.asked and stat[0] == os.getpid()}
         savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
-        return savers if savers or self.asked & found.keys() else heads
+        if savers or self.asked & found.keys():
+            return savers
+        return heads
 
     def ask(self, pids: set[int]) -> None:
         """Ask processes to end, each once: a script may take a second signal as an order to end
@@ -514,7 +516,9 @@ class Family:
         if member is None or member.rank is None:
             return None
         parent = self.members.get(member.parent)
-        return member if parent is None or parent.rank != member.rank else None
+        if parent is None or parent.rank != member.rank:
+            return member
+        return None
 
     def find_first_rank(self) -> None:
         """Find the rank 0 that sets its own environment, invisibly: a script that starts the other
@@ -566,14 +570,18 @@ def rank_by_output(pid: int, folder: str) -> int | None:
     # …/attempts/N/ranks/ID/attempt_0/RANK/stdout.log
     parts = path.split("/")
     is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
-    return int(parts[-2]) if is_log and parts[-2].isdigit() else None
+    if is_log and parts[-2].isdigit():
+        return int(parts[-2])
+    return None
 
 
 def awaited_signal(numbers: tuple[int, ...], timeout: float) -> int | None:
     """One of the blocked signals ``numbers`` that arrives within ``timeout`` seconds."""
     info = signal.sigtimedwait(numbers, timeout)
     # If the process was stopped (SIGSTOP) beyond the timeout, Python returns uninitialized memory.
-    return info.si_signo if info is not None and info.si_signo in numbers else None
+    if info is not None and info.si_signo in numbers:
+        return info.si_signo
+    return None
 
 
 def signal_all(pids: set[int], number: int) -> None:
@@ -614,7 +622,9 @@ def stat_fields(pid: int) -> list[str] | None:
 def stat_of(pid: int) -> Stat | None:
     """Parent, state and start of a process, or None if there is none."""
     fields = stat_fields(pid)
-    return None if fields is None else (int(fields[1]), fields[0], int(fields[19]))
+    if fields is None:
+        return None
+    return (int(fields[1]), fields[0], int(fields[19]))
 
 
 def name_of(pid: int) -> str:
@@ -922,7 +932,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 def reserve_record(path: Path) -> None:

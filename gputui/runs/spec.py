@@ -85,7 +85,9 @@ class GpuRequest(Struct, frozen=True):
     @property
     def origin_words(self) -> str:
         """The remark that the launching shell chose the GPUs, as the end of a sentence; else empty."""
-        return "" if self.shell is None else f", by {SHELL_GPUS}={shlex.quote(self.shell)} of the launching shell"
+        if self.shell is None:
+            return ""
+        return f", by {SHELL_GPUS}={shlex.quote(self.shell)} of the launching shell"
 
 
 class MetricsSpec(Struct, frozen=True):
@@ -211,7 +213,9 @@ class RunSpec(Struct, frozen=True):
     def ranks_on(self, gpus: int) -> int:
         """Number of ranks on that many GPUs of this machine, at the profile's ranks per GPU."""
         asked = len(self.gpus.uuids) or self.gpus.count
-        return max(1, self.nproc * gpus // asked) if asked and gpus else self.nproc
+        if asked and gpus:
+            return max(1, self.nproc * gpus // asked)
+        return self.nproc
 
     @property
     def learns_metrics(self) -> bool:
@@ -240,7 +244,9 @@ class RunSpec(Struct, frozen=True):
         """The parameter with a ``role`` (one of ROLE_NAMES), or None if this profile has none."""
         mapped = self.roles.get(role)
         if mapped is not None:
-            return mapped if mapped in params else None
+            if mapped in params:
+                return mapped
+            return None
         return next((name for name in ROLE_NAMES.get(role, ()) if name in params), None)
 
     def to_json(self) -> dict[str, Any]:

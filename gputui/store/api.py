@@ -262,7 +262,9 @@ def _opened(home: Home) -> Iterator[sqlite3.Connection]:
 
 
 def _moment(at: float | None) -> datetime | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC)
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC)
 
 
 def _run(connection: sqlite3.Connection, run: Run) -> RunRecord:

@@ -62,7 +62,9 @@ class Attempt(Struct, frozen=True):
     @property
     def gpu_count(self) -> int | None:
         """The number of its GPUs, on a target those that it asked for; None if that is unknown."""
-        return len(self.gpus) if self.placement is None else self.placement.gpus
+        if self.placement is None:
+            return len(self.gpus)
+        return self.placement.gpus
 
     def ran_seconds(self, now: float) -> float | None:
         """How long it has run until ``now`` (UTC unix seconds), without the time in a target's queue;
@@ -80,13 +82,17 @@ class Attempt(Struct, frozen=True):
     def gpu_seconds(self, begin: float, end: float) -> float | None:
         """What a stretch of it (UTC unix seconds) counts: its part of the time of each GPU; None if their number is
         unknown."""
-        return None if self.gpu_count is None else self.gpu_count * own_seconds(begin, end, self.fellows)
+        if self.gpu_count is None:
+            return None
+        return self.gpu_count * own_seconds(begin, end, self.fellows)
 
 
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
     """The attempts of a run in order; at a past time each without later changes."""
     attempts = _read(connection, "run_id = ? ORDER BY number", run_id)
-    return attempts if at is None else [attempt_at(attempt, at) for attempt in attempts if attempt.created_at <= at]
+    if at is None:
+        return attempts
+    return [attempt_at(attempt, at) for attempt in attempts if attempt.created_at <= at]
 
 
 def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Attempt | None:
@@ -158,7 +164,9 @@ def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[Fe
 def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
     """Total duration of the ended attempts; None if none has ended."""
     ended = [attempt.ran_seconds(attempt.ended_at) or 0.0 for attempt in attempts if attempt.ended_at is not None]
-    return sum(ended) if ended else None
+    if ended:
+        return sum(ended)
+    return None
 
 
 def attempt_at(attempt: Attempt, at: float) -> Attempt:
@@ -187,7 +195,9 @@ CounterReading = tuple[float, float]
 def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
     """Energy between two readings of one counter; after a restart a lower bound."""
     (_, before), (_, after) = earlier, later
-    return after - before if after >= before else after
+    if after >= before:
+        return after - before
+    return after
 
 
 def energy_between(
@@ -258,7 +268,9 @@ class RunCost(Struct, frozen=True):
 
     @property
     def energy_kwh(self) -> float | None:
-        return None if self.energy_joules is None else self.energy_joules / JOULES_PER_KWH
+        if self.energy_joules is None:
+            return None
+        return self.energy_joules / JOULES_PER_KWH
 
 
 def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost:

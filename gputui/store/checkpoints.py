@@ -147,7 +147,10 @@ def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> in
     row = connection.execute(
         "SELECT step FROM checkpoints WHERE run_id = ? AND path = ? AND gone_at IS NULL", (run_id, path)
     ).fetchone()
-    return None if row is None else row[0]
+    if row is None:
+        return None
+    step: int | None = row[0]
+    return step
 
 
 def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> list[Neighbour]:
@@ -175,4 +178,7 @@ def scanned_at(connection: sqlite3.Connection, run_id: str, number: int) -> floa
     yet."""
     query = "SELECT scanned_at FROM attempts WHERE run_id = ? AND number = ?"
     row = connection.execute(query, (run_id, number)).fetchone()
-    return None if row is None else row[0]
+    if row is None:
+        return None
+    scanned_at: float | None = row[0]
+    return scanned_at

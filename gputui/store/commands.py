@@ -52,7 +52,9 @@ class CommandAnswer(Struct, frozen=True):
     @property
     def refusal(self) -> str | None:
         """The kind of a refusal."""
-        return None if self.state != "refused" or self.result is None else self.result.get("refusal")
+        if self.state != "refused" or self.result is None:
+            return None
+        return self.result.get("refusal")
 
 
 def submit(
@@ -85,12 +87,16 @@ def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | N
 def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]:
     """The arguments of a command. Raises sqlite3.Error."""
     row = connection.execute("SELECT args FROM commands WHERE command_id = ?", (command_id,)).fetchone()
-    return {} if row is None else dict(json_mapping(row[0]))
+    if row is None:
+        return {}
+    return dict(json_mapping(row[0]))
 
 
 def patience_seconds(verb: str) -> float:
     """The time that a client waits for the answer to this verb."""
-    return RESUME_SECONDS if verb == RESUME else ANSWER_SECONDS
+    if verb == RESUME:
+        return RESUME_SECONDS
+    return ANSWER_SECONDS
 
 
 def wait_for_answer(

@@ -127,7 +127,9 @@ def _mode(path: Path) -> str:
     the file alone is whole (https://www.sqlite.org/wal.html#readonly)."""
     if os.access(path, os.W_OK):
         return "mode=rw"
-    return "mode=ro&immutable=1" if is_fixed(path) else "mode=ro"
+    if is_fixed(path):
+        return "mode=ro&immutable=1"
+    return "mode=ro"
 
 
 def is_fixed(path: Path) -> bool:

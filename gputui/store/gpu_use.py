@@ -86,7 +86,9 @@ def _count(
             if round(number):
                 counts[value] += round(number)
     (used,) = connection.execute(f"SELECT max(memory_used_bytes{most}) {where} AND {whole}", named).fetchone()
-    return None if used is None else int(used)
+    if used is None:
+        return None
+    return int(used)
 
 
 PEAK_METRIC = "gpu_mem_peak"
@@ -152,7 +154,9 @@ def _reported_peak(connection: sqlite3.Connection, run_id: str, attempt: int, of
         "WHERE s.run_id = ?2 AND n.attempt = ?3 GROUP BY source_id)",
         (f'$."{PEAK_METRIC}"', run_id, attempt),
     ).fetchone()
-    return int(peak) if peak is not None and peak > 0 else None
+    if peak is not None and peak > 0:
+        return int(peak)
+    return None
 
 
 def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]:

@@ -83,12 +83,16 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     @property
     def own_used_bytes(self) -> int | None:
         """Memory in use on the GPU itself; None if it has none, but the host's."""
-        return None if self.facts.get("memory_is_unified") else self.memory_used_bytes
+        if self.facts.get("memory_is_unified"):
+            return None
+        return self.memory_used_bytes
 
     @property
     def run_ids(self) -> tuple[str, ...]:
         """All runs that lease it."""
-        return () if self.run_id is None else (self.run_id, *(run_id for run_id, _ in self.shared_with))
+        if self.run_id is None:
+            return ()
+        return (self.run_id, *(run_id for run_id, _ in self.shared_with))
 
 
 class GpuEventView(Struct, frozen=True):
@@ -273,7 +277,10 @@ def gpu_events(connection: sqlite3.Connection, uuid: str, until: float, limit: i
 def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:
     """The begin of a GPU's first lease (UTC unix seconds); None if no run leases it."""
     row = connection.execute("SELECT min(since) FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
-    return None if row is None else row[0]
+    if row is None:
+        return None
+    since: float | None = row[0]
+    return since
 
 
 def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float) -> Idleness:
@@ -383,14 +390,18 @@ def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSa
     if found is None and at is not None:
         columns = [kept.column for kept in rollups.HOST_KEPT]
         found = rollups.then(connection, columns, at, rollups.bounds(connection))
-    return None if found is None else HostSample(**found)
+    if found is None:
+        return None
+    return HostSample(**found)
 
 
 @lru_cache(maxsize=256)
 def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
     """The processes of a GPU, None if the driver gave no list."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=tuple[ProcessView, ...])
+        if text is None:
+            return None
+        return msgspec.json.decode(text, type=tuple[ProcessView, ...])
     except msgspec.MsgspecError:
         return ()
 

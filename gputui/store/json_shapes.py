@@ -42,7 +42,11 @@ def number_or_word(value: float | None) -> float | str | None:
     """The value of a metric: JSON knows finite numbers only, others are words, as they are stored."""
     if value is None or math.isfinite(value):
         return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if math.isnan(value):
+        return "NaN"
+    if value > 0:
+        return "Infinity"
+    return "-Infinity"
 
 
 # Constant properties of a GPU.

@@ -91,4 +91,6 @@ def of_run(connection: sqlite3.Connection, run_id: str) -> dict[int, PlacementVi
 
 
 def _shown(text: str | None) -> str | None:
-    return redact_text(text)[:_MAX_TEXT] if text else None
+    if text:
+        return redact_text(text)[:_MAX_TEXT]
+    return None

@@ -109,11 +109,15 @@ class Bounds(NamedTuple):
 def bounds(connection: sqlite3.Connection) -> Bounds:
     """The extent of samples and minutes."""
     row = connection.execute("SELECT raw_since, minutes_since FROM record_bounds").fetchone()
-    return Bounds(0.0, 0.0) if row is None else Bounds(*row)
+    if row is None:
+        return Bounds(0.0, 0.0)
+    return Bounds(*row)
 
 
 def span_seconds(name: str) -> int:
-    return MINUTE if name == "minutes" else HOUR
+    if name == "minutes":
+        return MINUTE
+    return HOUR
 
 
 def means(
@@ -194,7 +198,9 @@ def then(
         f"SELECT at, {means} FROM {table} at <= :at AND at > :since AND sample_count > 0",  # noqa: S608 - fixed names
         {"gpu_id": gpu_id, "at": at, "since": at - span_seconds(name)},
     )
-    return rows[0] if rows else None
+    if rows:
+        return rows[0]
+    return None
 
 
 def sampled_around(
@@ -242,7 +248,10 @@ def newest_sample(connection: sqlite3.Connection, uuid: str | None) -> float | N
     """The time of the newest sample of a GPU, or of the host (None)."""
     gpu_id = _gpu_id(connection, uuid)
     sample = samples.newest(connection, HOST if uuid is None else GPU, gpu_id, (), math.inf)
-    return sample["at"] if sample else None
+    if sample:
+        at: float = sample["at"]
+        return at
+    return None
 
 
 def sample_at(
@@ -259,7 +268,11 @@ def sample_at(
 def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
     """The id of a GPU (-1: there is none), or of the host (None)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
-    return HOST_ID if uuid is None else -1 if row is None else int(row[0])
+    if uuid is None:
+        return HOST_ID
+    if row is None:
+        return -1
+    return int(row[0])
 
 
 def sample_spans(

@@ -21,14 +21,18 @@ UNREADABLE: Mapping[str, Any] = MappingProxyType({})
 def json_mapping(text: str | None) -> Mapping[str, Any]:
     """A column with a JSON object; UNREADABLE for anything else: one bad row breaks no view."""
     value = _parse(text)
-    return MappingProxyType(value) if isinstance(value, dict) else UNREADABLE
+    if isinstance(value, dict):
+        return MappingProxyType(value)
+    return UNREADABLE
 
 
 @lru_cache(maxsize=512)
 def json_items(text: str | None) -> tuple[Any, ...]:
     """A column with a JSON list; anything else is empty."""
     value = _parse(text)
-    return tuple(value) if isinstance(value, list) else ()
+    if isinstance(value, list):
+        return tuple(value)
+    return ()
 
 
 def _json_dict(text: str | None) -> dict[str, Any]:
@@ -38,7 +42,9 @@ def _json_dict(text: str | None) -> dict[str, Any]:
 
 def _parse(text: str | None) -> Any:
     try:
-        return None if text is None else json.loads(text)
+        if text is None:
+            return None
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

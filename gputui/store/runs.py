@@ -156,18 +156,24 @@ class Run(Struct, frozen=True):
     @property
     def gpu_total(self) -> int | None:
         """The number of its GPUs, on a target those that it asked for; None if that is unknown."""
-        return len(self.gpus) if self.placement is None else self.placement.gpus
+        if self.placement is None:
+            return len(self.gpus)
+        return self.placement.gpus
 
     def seen_until(self, now: float) -> float:
         """The time up to which its files are known here: on a target, until the last contact. A step
         that was not fetched yet is not missing."""
         contact_at = None if self.placement is None else self.placement.contact_at
-        return now if contact_at is None else min(now, contact_at)
+        if contact_at is None:
+            return now
+        return min(now, contact_at)
 
     @property
     def told_reason(self) -> str | None:
         """The reason if it says more than the state; else None."""
-        return None if self.reason == self.state else self.reason
+        if self.reason == self.state:
+            return None
+        return self.reason
 
 
 def is_renamed(run_id: str, name: str) -> bool:

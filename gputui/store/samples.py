@@ -45,7 +45,9 @@ def newest(
     where, key = series.key(gpu_id)
     query = f"SELECT {', '.join(('at', *columns))} FROM {series.table} WHERE {where} AND at <= ?"  # noqa: S608
     rows = named_rows(connection, f"{query} ORDER BY at DESC LIMIT 1", [*key, at])
-    return rows[0] if rows else None
+    if rows:
+        return rows[0]
+    return None
 
 
 WINDOW_COLUMNS = (

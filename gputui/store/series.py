@@ -105,7 +105,9 @@ class Series(Struct, frozen=True, eq=False):
 
     def key(self, gpu_id: int) -> tuple[str, tuple[int, ...]]:
         """The SQL condition that selects one source, and its values."""
-        return ("1", ()) if self is HOST else ("gpu_id = ?", (gpu_id,))
+        if self is HOST:
+            return ("1", ())
+        return ("gpu_id = ?", (gpu_id,))
 
 
 _NUMBERS = {"float | None": True, "int | None": False, "bool | None": False}

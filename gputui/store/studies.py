@@ -73,7 +73,9 @@ class TrialState(StrEnum):
     @property
     def word(self) -> str:
         """The state as people read it."""
-        return "done" if self is TrialState.COMPLETE else self.value
+        if self is TrialState.COMPLETE:
+            return "done"
+        return self.value
 
 
 _VERDICTS = frozenset(
@@ -159,12 +161,16 @@ class TrialRecord(Struct, frozen=True):
     @property
     def value(self) -> float | None:
         """The value of the first objective."""
-        return self.values[0] if self.values else None
+        if self.values:
+            return self.values[0]
+        return None
 
     @property
     def shown_value(self) -> float | None:
         """Its value; of a trial without one that at its last rung."""
-        return self.value if self.values else self.latest_value
+        if self.values:
+            return self.value
+        return self.latest_value
 
 
 class RungValue(Struct, frozen=True):
@@ -187,7 +193,9 @@ class StudyLookupError(ExplainedError, LookupError):
 def read_studies(connection: sqlite3.Connection, at: float | None = None) -> list[StudyRecord]:
     """All studies, newest first."""
     studies = _studies(connection, "?1 IS NULL OR created_at <= ?1 ORDER BY sequence DESC", at)
-    return studies if at is None else [_study_at(connection, study, at) for study in studies]
+    if at is None:
+        return studies
+    return [_study_at(connection, study, at) for study in studies]
 
 
 def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> StudyRecord | None:
@@ -195,7 +203,9 @@ def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = 
     study = next(iter(_studies(connection, "study_id = ?", study_id)), None)
     if study is None or at is None:
         return study
-    return None if study.created_at > at else _study_at(connection, study, at)
+    if study.created_at > at:
+        return None
+    return _study_at(connection, study, at)
 
 
 def find_study(

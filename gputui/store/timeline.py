@@ -65,7 +65,9 @@ def began_at(connection: sqlite3.Connection) -> float | None:
         "SELECT min(at) FROM transitions)",
         (first_sample(connection),),
     ).fetchone()
-    return None if row[0] is None else float(row[0])
+    if row[0] is None:
+        return None
+    return float(row[0])
 
 
 def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:

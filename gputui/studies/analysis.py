@@ -60,7 +60,9 @@ def ranked(
 def best_trial(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
     """The best of the complete trials; None without one, and with several objectives, which have no
     best trial."""
-    return next(iter(ranked(trials, objectives)), None) if len(objectives) == 1 else None
+    if len(objectives) == 1:
+        return next(iter(ranked(trials, objectives)), None)
+    return None
 
 
 def by_objective(

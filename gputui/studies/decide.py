@@ -52,7 +52,9 @@ class RunEnd(Struct, frozen=True):
     @property
     def again(self) -> Verb:
         """The command that starts its run again."""
-        return "resume" if self.has_checkpoints and self.has_stepped else "restart"
+        if self.has_checkpoints and self.has_stepped:
+            return "resume"
+        return "restart"
 
 
 class Ruling(Struct, frozen=True):
@@ -253,7 +255,9 @@ def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, sh
     if spec.target is not None or not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
     fitting = max(1, max(0, gpus - others) // spec.gpus_per_trial * share)
-    return fitting if spec.parallel is None else min(spec.parallel, fitting)
+    if spec.parallel is None:
+        return fitting
+    return min(spec.parallel, fitting)
 
 
 def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scalar] | None:

@@ -69,7 +69,9 @@ def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, own: Sequence
         return None
     # A trial that works takes longer than one that fails: those that have made a step must fail alike.
     stepped = (trial for trial in own if trial not in over and has_stepped(connection, trial.run_id))
-    return causes[-1] if all(_cause(connection, spec, trial) == causes[-1] for trial in stepped) else None
+    if all(_cause(connection, spec, trial) == causes[-1] for trial in stepped):
+        return causes[-1]
+    return None
 
 
 def _values(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> list[float | None]:
@@ -84,7 +86,9 @@ def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) 
         return "diverged"
     if kind in OUT_OF_MEMORY:
         return "out_of_memory"
-    return None if has_stepped(connection, trial.run_id) else fingerprint
+    if has_stepped(connection, trial.run_id):
+        return None
+    return fingerprint
 
 
 def same_cause(causes: Sequence[str | None]) -> bool:

@@ -227,7 +227,9 @@ class _Draft:
         return getattr(self._storage, name)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        return self.trial if trial_id == self.trial._trial_id else self._storage.get_trial(trial_id)
+        if trial_id == self.trial._trial_id:
+            return self.trial
+        return self._storage.get_trial(trial_id)
 
     def get_all_trials(
         self, _: int, deepcopy: bool = True, states: Container[TrialState] | None = None
@@ -246,7 +248,9 @@ def _state(verdict: Verdict, values: Sequence[float]) -> TrialState:
     """Optuna's state for a verdict."""
     if verdict is Verdict.INFEASIBLE:
         # The worst result, so that a learning sampler avoids such points.
-        return TrialState.COMPLETE if values else TrialState.PRUNED
+        if values:
+            return TrialState.COMPLETE
+        return TrialState.PRUNED
     return _OPTUNA_STATES.get(verdict, TrialState.RUNNING)
 
 

@@ -113,7 +113,9 @@ def usual_seconds(connection: sqlite3.Connection, spec: StudySpec) -> float | No
         (spec.profile,),
     )
     durations = [seconds for text, seconds in rows if spec.params.items() <= json_mapping(text).items()]
-    return statistics.median(durations) if durations else None
+    if durations:
+        return float(statistics.median(durations))
+    return None
 
 
 def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:

@@ -79,4 +79,6 @@ def _attempt(connection: sqlite3.Connection, trial: TrialRecord, number: int) ->
 def _resumed_step(attempt: Attempt) -> int | None:
     """The step of the checkpoint that an attempt resumed from."""
     named = None if attempt.resumed_from is None else explicit_step(PurePath(attempt.resumed_from).name)
-    return attempt.resumed_step if named is None else named
+    if named is None:
+        return attempt.resumed_step
+    return named

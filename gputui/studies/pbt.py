@@ -48,7 +48,9 @@ def due_milestone(values: Collection[Mapping[int, float]], decided: int) -> int 
     """The newest milestone after ``decided`` that every active member has passed, or None.
     ``values`` has their values by milestone (from 1)."""
     passed = min((max(value, default=0) for value in values), default=0)
-    return passed if passed > decided else None
+    if passed > decided:
+        return passed
+    return None
 
 
 def is_last(milestone: int, spec: PbtSpec) -> bool:
@@ -69,7 +71,9 @@ def exploits(
     draw = random.Random(f"{seed}/{milestone}/exploit")  # noqa: S311 - a sampler, no secret
 
     def loss(member: PopulationMember) -> float:
-        return math.inf if math.isnan(member.value) else objective.sign * member.value
+        if math.isnan(member.value):
+            return math.inf
+        return objective.sign * member.value
 
     ranked = sorted(members, key=lambda member: (loss(member), member.number))
     share = max(1, int(len(ranked) * spec.quantile))
@@ -120,4 +124,6 @@ def _clamp(dimension: Dimension, value: float) -> Scalar:
     if step is not None:
         steps = min(round((value - dimension.low) / step), math.floor((dimension.high - dimension.low) / step + 1e-9))
         value = dimension.low + steps * step
-    return int(value) if dimension.kind == "int" else dimension.rounded(value, 6)
+    if dimension.kind == "int":
+        return int(value)
+    return dimension.rounded(value, 6)

@@ -68,8 +68,12 @@ def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
     value = trial.params.get(dimension.name)
     if dimension.kind == "choice":
         choices = [repr(choice) for choice in dimension.choices]
-        return float(choices.index(repr(value))) if repr(value) in choices else None
-    return float(value) if isinstance(value, (int, float)) else None
+        if repr(value) in choices:
+            return float(choices.index(repr(value)))
+        return None
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
 
 
 def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Drawing:

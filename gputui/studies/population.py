@@ -236,13 +236,17 @@ def donor_checkpoint(
 def _step(checkpoint: CheckpointRow) -> int | None:
     """The step in a checkpoint's name, else the step that the script reports."""
     named = explicit_step(checkpoint.name)
-    return checkpoint.step if named is None else named
+    if named is None:
+        return checkpoint.step
+    return named
 
 
 def _steps_before(checkpoint: CheckpointRow) -> int | None:
     """The number of steps before a checkpoint: scripts count steps from 0, names from 1."""
     named = explicit_step(checkpoint.name)
-    return named if named is not None or checkpoint.step is None else checkpoint.step + 1
+    if named is not None or checkpoint.step is None:
+        return named
+    return checkpoint.step + 1
 
 
 def pin(folder: Path, exploit: pbt.Exploit, milestone: int, path: Path) -> Path | None:
@@ -269,7 +273,9 @@ def pin(folder: Path, exploit: pbt.Exploit, milestone: int, path: Path) -> Path 
     except OSError:
         return None
     info = validate(target / path.name)
-    return target / path.name if info.valid or info.is_unknown else None
+    if info.valid or info.is_unknown:
+        return target / path.name
+    return None
 
 
 def _link_or_copy(source: str, target: str) -> None:

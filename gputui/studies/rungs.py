@@ -47,7 +47,9 @@ def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> f
         newest = values[-objective.mean_of :]
         return sum(newest) / len(newest)
     numbers = [value for value in values if not math.isnan(value)]
-    return min(numbers) if objective.direction == "minimize" else max(numbers)
+    if objective.direction == "minimize":
+        return min(numbers)
+    return max(numbers)
 
 
 class PassedRung(NamedTuple):

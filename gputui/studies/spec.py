@@ -58,7 +58,11 @@ NAME_KEY = "[key]"
 
 def _by_kind(given: object) -> object:
     """Expand the short form ``pruner: median``; ``off`` is none."""
-    return {"kind": given} if isinstance(given, str) else {"kind": "none"} if given is False else given
+    if isinstance(given, str):
+        return {"kind": given}
+    if given is False:
+        return {"kind": "none"}
+    return given
 
 
 def _dimensions(given: object) -> object:
@@ -85,7 +89,9 @@ def _objectives(given: object) -> object:
         raise ExpectedError("a metric with its direction such as {metric: loss, direction: minimize}")
     if isinstance(given, list) and not 1 <= len(given) <= MAX_OBJECTIVES:
         raise ExpectedError(f"1 to {MAX_OBJECTIVES} of them")
-    return [given] if isinstance(given, dict) else given
+    if isinstance(given, dict):
+        return [given]
+    return given
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -114,7 +120,9 @@ class Dimension(Section):
         if (self.low, self.high, self.step) != (None, None, None) or self.log:
             return "choice has values, and no range"
         is_twice = any(_is_among(value, self.choices[:place]) for place, value in enumerate(self.choices))
-        return "a value is given twice" if is_twice else None
+        if is_twice:
+            return "a value is given twice"
+        return None
 
     def _range_problem(self) -> str | None:
         if self.choices:
@@ -125,7 +133,9 @@ class Dimension(Section):
             return "min is not smaller than max"
         if self.log and self.low <= 0:
             return "log needs a min greater than 0"
-        return "give log or step, not both" if self.log and self.step is not None else None
+        if self.log and self.step is not None:
+            return "give log or step, not both"
+        return None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -148,7 +158,9 @@ class Dimension(Section):
     def rounded(self, value: float, digits: int) -> float:
         """A value that the dimension takes, with fewer digits where it takes that, too."""
         short = float(f"{value:.{digits}g}")
-        return short if self.holds(short) else min(max(value, self.bounds[0]), self.bounds[1])
+        if self.holds(short):
+            return short
+        return min(max(value, self.bounds[0]), self.bounds[1])
 
     def applies(self, point: Mapping[str, Scalar]) -> bool:
         """Return whether a point with these earlier parameters has this one."""
@@ -188,12 +200,16 @@ class Objective(Section):
         """The number of last values that make the mean; None where the best or the last one
         counts."""
         match = OVER.fullmatch(self.over)
-        return int(match[1]) if match is not None and match[1] else None
+        if match is not None and match[1]:
+            return int(match[1])
+        return None
 
     @property
     def sign(self) -> int:
         """The factor of values with which small ones are good."""
-        return 1 if self.direction == "minimize" else -1
+        if self.direction == "minimize":
+            return 1
+        return -1
 
     def is_better(self, value: float, other: float) -> bool:
         return self.sign * value < self.sign * other
@@ -337,7 +353,9 @@ class StudySpec(Section):
     @property
     def method(self) -> str:
         """The method that chooses points, in a word or two."""
-        return self.sampler.kind if self.pbt is None else "population-based training"
+        if self.pbt is None:
+            return self.sampler.kind
+        return "population-based training"
 
     @property
     def wanted_trials(self) -> int | None:
@@ -391,7 +409,9 @@ def missing_library(spec: StudySpec) -> str | None:
     None if nothing is missing."""
     needed = _NEEDS.get(spec.sampler.kind, ()) if spec.pbt is None else ()
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}" if missing else None
+    if missing:
+        return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}"
+    return None
 
 
 def study_spec(study: StudyRecord) -> StudySpec:

@@ -148,7 +148,9 @@ def _place_in_file(place: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any
     if place[:1] == ("space",) and len(place) > 1:
         return ("space", list(data["space"])[place[1]], *place[2:])
     is_one = isinstance(data.get("objective"), dict)
-    return ("objective", *place[2:]) if is_one and place[:2] == ("objective", 0) else place
+    if is_one and place[:2] == ("objective", 0):
+        return ("objective", *place[2:])
+    return place
 
 
 def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) -> tuple[Profile | None, list[Problem]]:
@@ -178,7 +180,9 @@ def gpus_of(profile: Profile) -> int:
 def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     """A section; empty where it is missing or no mapping, which is reported elsewhere."""
     found = data.get(key)
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 # --- what a file names ------------------------------------------------------------------------------------------------

@@ -147,7 +147,9 @@ def writing() -> Iterator[None]:
 
 def sign_of_life() -> float:
     """A number that changes while writing makes progress, and while nothing is being written."""
-    return _Progress.bytes if _Progress.threads else -time.monotonic()
+    if _Progress.threads:
+        return _Progress.bytes
+    return -time.monotonic()
 
 
 class _HashingFile(io.RawIOBase):

@@ -23,7 +23,9 @@ from trainer.errors import CheckpointError
 def step_of(path: Path) -> int | None:
     """The step of a checkpoint in rotation, also a stale one; None of any other file."""
     match = re.fullmatch(r"step_(\d{8,})\.pt(\.stale)?", path.name)
-    return int(match[1]) if match else None
+    if match:
+        return int(match[1])
+    return None
 
 
 def existing(directory: Path) -> list[Path]:
@@ -96,7 +98,9 @@ def best_value(directory: Path, metric: str) -> float | None:
         value = read(path)["metrics"].get(metric)
     except CheckpointError:
         return None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def read(path: Path) -> State:

@@ -42,7 +42,9 @@ def _converted(value: Any, change: Callable[[Any, str], Any], name: str = "") ->
         return {key: _converted(item, change, f"{name}/{key}" if name else str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_converted(item, change, f"{name}/{number}") for number, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, list):
+            return items
+        return tuple(items)
     return value
 
 
@@ -126,7 +128,9 @@ def whole(state: State, world: World) -> State:
         if not isinstance(value, DTensor):
             return value
         full = full_tensor(value)
-        return full.cpu() if world.is_main else None
+        if world.is_main:
+            return full.cpu()
+        return None
 
     gathered: State = _converted(state, change)
     return gathered

@@ -194,7 +194,9 @@ class Checkpointer:
         best = self._best_value if pending is None else pending
         if best is None:
             return True
-        return score < best if self._settings.best_metric.endswith(_LOWER_IS_BETTER) else score > best
+        if self._settings.best_metric.endswith(_LOWER_IS_BETTER):
+            return score < best
+        return score > best
 
     def _take_result(self) -> None:
         """Take the result of a finished job, if any. Raises its error if that was a bug."""

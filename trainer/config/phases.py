@@ -118,4 +118,6 @@ def _value(settings: Settings, key: str, value: Any) -> Any:
 
 def _share(value: Any) -> float | None:
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    return float(match[1]) if match else None
+    if match:
+        return float(match[1])
+    return None

@@ -159,7 +159,9 @@ class PrecisionSettings(_Group):
     @classmethod
     def _switched(cls, value: Any, info: ValidationInfo) -> Any:
         word = _TRUTH.get(str(value).lower())
-        return value if word is None else SWITCHES[info.field_name or ""][word]
+        if word is None:
+            return value
+        return SWITCHES[info.field_name or ""][word]
 
 
 class OptimizerSettings(_Group):
@@ -245,12 +247,16 @@ class Settings(
     @classmethod
     def _with_task_defaults(cls, given: Any) -> Any:
         task = given.get("task") if isinstance(given, dict) else None
-        return {**TASK_DEFAULTS[task], **given} if isinstance(task, str) and task in TASK_DEFAULTS else given
+        if isinstance(task, str) and task in TASK_DEFAULTS:
+            return {**TASK_DEFAULTS[task], **given}
+        return given
 
     @field_validator("data_dir", "weights", "tokenizer", mode="before")
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
-        return None if value == "" else value
+        if value == "":
+            return None
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -326,7 +332,9 @@ def flag(name: str) -> str:
 def did_you_mean(name: str, known: Iterable[str] | None = None) -> str:
     """A hint at the known name, by default a setting's, most like this one; empty if none is."""
     near = difflib.get_close_matches(name, list(Settings.model_fields if known is None else known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    if near:
+        return f"; did you mean {near[0]}?"
+    return ""
 
 
 def first(error: ValidationError) -> tuple[str, str]:

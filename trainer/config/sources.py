@@ -240,7 +240,9 @@ def _defaults(name: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 # --- for others -------------------------------------------------------------------------------------------------------

@@ -41,4 +41,6 @@ def load_data(settings: Settings) -> Data:
     Raises SettingsError for a setting, and TrainerError for files, that are missing or wrong.
     """
     of_images = settings.task in ("classify", "contrastive")
-    return _IMAGES[settings.data](settings) if of_images else _TEXT[settings.data](settings)
+    if of_images:
+        return _IMAGES[settings.data](settings)
+    return _TEXT[settings.data](settings)

@@ -192,7 +192,9 @@ class Readers:
         self._requests = requests
         if self._loader is None:
             batches = map(self._reader.read, requests)
-            return (batch.pin_memory() for batch in batches) if self._pin else batches
+            if self._pin:
+                return (batch.pin_memory() for batch in batches)
+            return batches
         others = multiprocessing.active_children()
         with self._explained():
             self._iterator = iter(self._loader)

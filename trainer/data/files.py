@@ -93,7 +93,9 @@ class Concatenation:
 
     def __len__(self) -> int:
         """Samples in all parts together."""
-        return int(self._ends[-1]) if self.lengths else 0
+        if self.lengths:
+            return int(self._ends[-1])
+        return 0
 
     def locate(self, index: int) -> tuple[int, int]:
         """The part of a sample, and the sample's offset in it."""

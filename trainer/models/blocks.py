@@ -24,7 +24,9 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """
     # Of nested rows with equally many parameters the outer one comes first.
     row = max((module for module in model.modules() if _is_row(module)), key=_parameters, default=None)
-    return [] if row is None else [block for child in row.children() for block in _spread(child)]
+    if row is None:
+        return []
+    return [block for child in row.children() for block in _spread(child)]
 
 
 def _spread(block: nn.Module) -> list[nn.Module]:
@@ -105,7 +107,9 @@ _KEPT = {
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    if operation in _KEPT:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextlib.contextmanager

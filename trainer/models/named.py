@@ -151,7 +151,9 @@ def _network(settings: Settings, data: Data) -> nn.Module:
         near = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
         raise SettingsError(f"model: {name} is no model for {settings.task}{near}")
     if name not in ("bytes", "cnn"):
-        return _language(settings, data) if isinstance(data, Text) else _vision(settings, data)
+        if isinstance(data, Text):
+            return _language(settings, data)
+        return _vision(settings, data)
     if settings.model_options:
         raise SettingsError(f"model_options: {name} has none; set width, depth and dropout")
     sizes: dict[str, Any] = {"width": settings.width, "depth": settings.depth, "dropout": settings.dropout}

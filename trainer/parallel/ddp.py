@@ -255,7 +255,7 @@ class Exchange:
         self._ready = time.perf_counter()
         if self._on_device and bucket.is_last():
             self._ready_mark = _mark()
-        gradients = bucket.buffer()
+        gradients: Tensor = bucket.buffer()
         divided = gradients.div_(group.size())
         sent = divided if self._compressed is None else divided.to(self._compressed)
         work: torch.futures.Future[list[Tensor]] = dist.all_reduce(sent, group=group, async_op=True).get_future()
@@ -264,14 +264,18 @@ class Exchange:
         def finished(future: torch.futures.Future[list[Tensor]]) -> Tensor:
             self._done = time.perf_counter()
             total = future.value()[0]
-            return gradients if total is gradients else gradients.copy_(total)
+            if total is not gradients:
+                gradients.copy_(total)
+            return gradients
 
         return work.then(finished)
 
     def seconds(self) -> float | None:
         """The wait of the newest step for which it is known, in seconds; never waits for the device."""
         if not self._on_device:
-            return None if self._ready is None else self._waited + max(0.0, self._done - self._ready)
+            if self._ready is None:
+                return None
+            return self._waited + max(0.0, self._done - self._ready)
         for ready, done in reversed(self._marks):
             if done.query():  # type: ignore[no-untyped-call]
                 milliseconds: float = ready.elapsed_time(done)

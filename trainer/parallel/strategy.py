@@ -149,7 +149,9 @@ def load_state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, 
 def _own_copy(key: str, value: Any, parameter: Tensor) -> Any:
     """Copy a value of a parameter's state. Tensors except the step count have the parameter's shape."""
     if not isinstance(value, Tensor) or key == "step":
-        return value.clone() if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            return value.clone()
+        return value
     # In the parameter's memory order, which torch's fused kernels take for granted.
     own = shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=own.dtype).copy_(own)

@@ -158,7 +158,9 @@ def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts
 
 
 def _dtype(tokenizer: Tokenizer) -> str:
-    return "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+    if tokenizer.size <= 1 << 16:
+        return "uint16"
+    return "uint32"
 
 
 def _replace(path: Path, content: bytes) -> None:

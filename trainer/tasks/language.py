@@ -38,7 +38,9 @@ class LanguageObjective(Objective):
 
     def flops_per_sample(self) -> float | None:
         per_token = flops_per_token(self.model, self.context)
-        return None if per_token is None else per_token * self.context
+        if per_token is None:
+            return None
+        return per_token * self.context
 
 
 _NOT_LEARNT = -100  # as a target

@@ -170,4 +170,6 @@ class Classification(VisionObjective):
 
 def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:
     """Images and labels as they are, and with augmentation the random changes [n, 6] of the images."""
-    return {**raw, "changes": augmentation.draw("training", positions)} if augmentation else raw
+    if augmentation:
+        return {**raw, "changes": augmentation.draw("training", positions)}
+    return raw

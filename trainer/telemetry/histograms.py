@@ -127,4 +127,6 @@ def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
 def _block(module: str) -> str:
     """The outermost numbered module that a module is in, such as transformer.h.3; empty if there is none."""
     found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", module)
-    return found[0] if found else ""
+    if found:
+        return found[0]
+    return ""

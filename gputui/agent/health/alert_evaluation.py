@@ -258,7 +258,9 @@ class AlertEvaluation:
         if most is None:
             return None
         if (owner := recorder.owner(most)) is not None:
-            return owner.run_id if owner.rank is None else f"{owner.run_id} rank {owner.rank}"
+            if owner.rank is None:
+                return owner.run_id
+            return f"{owner.run_id} rank {owner.rank}"
         return " · ".join(word for word in (most.user, most.command) if word) or f"pid {most.pid}"
 
     def _write(self) -> None:

@@ -64,7 +64,9 @@ def read_back(run_dir: Path, attempt: int, ended_at: float) -> NewIncident | Non
         new = msgspec.convert({**fields, "at": ended_at, "decided_at": ended_at}, NewIncident)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return new if (new.run_id, new.attempt) == (run_dir.name, attempt) else None
+    if (new.run_id, new.attempt) == (run_dir.name, attempt):
+        return new
+    return None
 
 
 def incident_folder(run_dir: Path, attempt: int) -> Path:
@@ -126,7 +128,9 @@ def _bounded(value: Any) -> Any:
         return redact_text(value[-TEXT_CHARACTERS:])
     if isinstance(value, dict):
         return {name: _bounded(item) for name, item in value.items()}
-    return [_bounded(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_bounded(item) for item in value]
+    return value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -98,7 +98,9 @@ class _End:
     def unsound_since(self) -> int | None:
         """The first step since which the loss was no finite number, until the end."""
         found = self._times.unsound_since(self.attempt.number)
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        return found[0]
 
     def unsound_remark(self, unsound_step: int) -> str:
         """A remark on a loss that was no finite number since a step."""

@@ -83,7 +83,9 @@ class CheckpointRetention:
             return None
         # Once more at the end, when the newest one counts.
         newest = max(row.seen for row in written) + run.state.is_over
-        return newest if newest > self.pruned.get(run.run_id, 0) else None
+        if newest > self.pruned.get(run.run_id, 0):
+            return newest
+        return None
 
     def _keep(self, run: Run, spec: CheckpointSpec, newest: int) -> Keep:
         """What is kept: of a run that recovery may bring back at least what that may go back over, and
@@ -139,4 +141,6 @@ def _settled(row: CheckpointRow, result: PruneResult, now: float) -> CheckpointR
     if row.path in result.removed:
         return replace(row, gone_at=now)
     is_found_valid = row.verdict == "unexamined" and result.valid.get(row.path) == row.content
-    return replace(row, verdict="valid") if is_found_valid else row
+    if is_found_valid:
+        return replace(row, verdict="valid")
+    return row

@@ -101,7 +101,9 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
         return Sweeping()
     # A replaceable executor without exit.json has not served the attempt to its end.
     attempt.executor.release()
-    return phase if now < attempt.served_since + REPLACE_SECONDS else None
+    if now < attempt.served_since + REPLACE_SECONDS:
+        return phase
+    return None
 
 
 def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:

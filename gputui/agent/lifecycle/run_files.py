@@ -75,7 +75,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         log.warning("%s cannot be read: %s", path, error)
         return {}
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Path) -> None:
@@ -164,4 +166,6 @@ def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) 
         for step in (explicit_step(row.name) or row.step,)
         if step is not None and step >= until
     ]
-    return NextPhase(number + 2, spec.phases[number + 1], min(found)[1]) if found else None
+    if found:
+        return NextPhase(number + 2, spec.phases[number + 1], min(found)[1])
+    return None

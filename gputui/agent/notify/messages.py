@@ -53,7 +53,9 @@ class RunNotice(Struct, frozen=True):
     @property
     def name(self) -> str:
         """Its id, with the name that a person gave it."""
-        return f"{self.run.run_id} ({self.run.name})" if self.run.is_renamed else self.run.run_id
+        if self.run.is_renamed:
+            return f"{self.run.run_id} ({self.run.name})"
+        return self.run.run_id
 
     @property
     def is_of_newest_attempt(self) -> bool:

@@ -203,9 +203,10 @@ def record_line(shape: Shape) -> str:
     runs = f"{units.count_of(shape['active_runs'], 'run')} active"
     if not shape["gpus"]:
         return f"{shape['time']}  no GPUs  {host}  {runs}"
-    hottest = (
-        "–" if shape["hottest_gpu"] is None else f"GPU {shape['hottest_gpu']} {units.celsius(shape['hottest_celsius'])}"
-    )
+    if shape["hottest_gpu"] is None:
+        hottest = "–"
+    else:
+        hottest = f"GPU {shape['hottest_gpu']} {units.celsius(shape['hottest_celsius'])}"
     return (
         f"{shape['time']}  {shape['gpus_answering']}/{shape['gpus']} GPUs"
         f"  util {units.percent(shape['utilization_percent'])}"

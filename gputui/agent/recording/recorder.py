@@ -56,7 +56,9 @@ def _owner(pid: int, start_ticks: int, runs: str) -> Owner | None:
     run in the folder ``runs``. Cached, because neither changes while the process lives."""
     owner, stat = owner_of(pid, runs), read_stat(pid)
     # Read after the owner: the PID may have been reused.
-    return owner if stat is not None and stat.start_ticks == start_ticks else None
+    if stat is not None and stat.start_ticks == start_ticks:
+        return owner
+    return None
 
 
 def _digits(name: str) -> int | None:
@@ -66,7 +68,9 @@ def _digits(name: str) -> int | None:
         return 0
     if name in ("cpu_percent", "load_1m"):
         return 2
-    return 3 if name == "at" or series.GPU.columns.get(name) or series.SLOW.columns.get(name) else None
+    if name == "at" or series.GPU.columns.get(name) or series.SLOW.columns.get(name):
+        return 3
+    return None
 
 
 _DIGITS = {name: _digits(name) for name in ("at", *_HOST_COLUMNS, *_FAST_COLUMNS, *_SLOW_COLUMNS)}
@@ -74,7 +78,9 @@ _DIGITS = {name: _digits(name) for name in ("at", *_HOST_COLUMNS, *_FAST_COLUMNS
 
 def _stored(sample: HostSample | GpuSample | GpuSlowSample, name: str) -> object:
     value, digits = getattr(sample, name), _DIGITS[name]
-    return value if value is None or digits is None else round(value, digits)
+    if value is None or digits is None:
+        return value
+    return round(value, digits)
 
 
 class Recorder:
@@ -101,7 +107,9 @@ class Recorder:
 
     @property
     def facts(self) -> dict[str, GpuFacts]:
-        return {} if self.inventory is None else {gpu.uuid: gpu for gpu in self.inventory.gpus}
+        if self.inventory is None:
+            return {}
+        return {gpu.uuid: gpu for gpu in self.inventory.gpus}
 
     @property
     def is_waiting(self) -> bool:
@@ -110,7 +118,9 @@ class Recorder:
 
     def owner(self, process: GpuProcess) -> Owner | None:
         """The run of this home that a process belongs to."""
-        return None if process.start_ticks is None else _owner(process.pid, process.start_ticks, self._runs)
+        if process.start_ticks is None:
+            return None
+        return _owner(process.pid, process.start_ticks, self._runs)
 
     def memory_of(self, pid: int, start_ticks: int) -> int:
         """The memory (bytes) that a process holds on all GPUs."""

@@ -59,7 +59,9 @@ class Pruning(NamedTuple):
         """Samples, minutes and hours, in the order in which they are deleted."""
 
         def older_than(kept_seconds: float | None) -> float:
-            return _NOTHING if kept_seconds is None else now - kept_seconds
+            if kept_seconds is None:
+                return _NOTHING
+            return now - kept_seconds
 
         rolled_up, limit_bytes = self._rolled_up_until(), retention.size_bytes
         is_too_large = limit_bytes is not None and room(self.connection).used_bytes > limit_bytes * (1 - SIZE_SLACK)
@@ -115,7 +117,9 @@ class Pruning(NamedTuple):
         least, marks, gpus = self.connection.execute(
             "SELECT min(until), count(*), (SELECT count(*) FROM gpus) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)
         ).fetchone()
-        return float(least) if least is not None and marks == 1 + gpus else _NOTHING
+        if least is not None and marks == 1 + gpus:
+            return float(least)
+        return _NOTHING
 
 
 # Each GPU's newest set of processes before the cut is still valid at that time.

@@ -93,7 +93,9 @@ class _Loader(yaml.SafeLoader):
     """Composes nodes whose tag only says whether a scalar is plain (no quotes, no tag)."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        return _PLAIN if kind is yaml.ScalarNode and implicit[0] else _TEXT
+        if kind is yaml.ScalarNode and implicit[0]:
+            return _PLAIN
+        return _TEXT
 
 
 class _Builder:
@@ -109,7 +111,9 @@ class _Builder:
         """The value of a node at ``place``. Raises YamlError."""
         self._enter(node, parents)
         if isinstance(node, yaml.ScalarNode):
-            return node.value if node.tag != _PLAIN or self._is_literal(place) else plain_value(node.value)
+            if node.tag != _PLAIN or self._is_literal(place):
+                return node.value
+            return plain_value(node.value)
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self._document.marks[(*place, index)] = _mark(item.start_mark)
@@ -188,7 +192,9 @@ def plain_value(text: str) -> str | int | float | bool | None:
 
 def _mark(mark: Any) -> Mark:
     """The mark of the parser, which counts from 0; None is the beginning."""
-    return Mark(1, 1) if mark is None else Mark(mark.line + 1, mark.column + 1)
+    if mark is None:
+        return Mark(1, 1)
+    return Mark(mark.line + 1, mark.column + 1)
 
 
 def _in_words(problem: str) -> str:

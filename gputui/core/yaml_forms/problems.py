@@ -69,7 +69,9 @@ def shown_path(path: Path) -> str:
     """A path for a person: relative if it lies below the current directory, which is not the root."""
     try:
         here = Path.cwd()
-        return str(path.relative_to(here)) if path.is_absolute() and here.parent != here else str(path)
+        if path.is_absolute() and here.parent != here:
+            return str(path.relative_to(here))
+        return str(path)
     except (ValueError, OSError):
         return str(path)
 
@@ -79,29 +81,43 @@ def shown_value(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool):
-        return "true" if value else "false"
+        if value:
+            return "true"
+        return "false"
     if isinstance(value, (int, float)):
-        return "not a number" if isinstance(value, float) and math.isnan(value) else shorten(str(value))
+        if isinstance(value, float) and math.isnan(value):
+            return "not a number"
+        return shorten(str(value))
     if isinstance(value, str):
-        return f"'{shorten(value)}'" if value else "an empty text"
-    return "a list" if isinstance(value, list) else "a mapping"
+        if value:
+            return f"'{shorten(value)}'"
+        return "an empty text"
+    if isinstance(value, list):
+        return "a list"
+    return "a mapping"
 
 
 def shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    return text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of ``names`` closest to ``name``, or None; case and dashes do not count."""
     plain = {_plain(candidate): candidate for candidate in names}
     found = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
-    return plain[found[0]] if found else None
+    if found:
+        return plain[found[0]]
+    return None
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """ "did you mean …?" with the nearest name; "" if none is close."""
     meant = nearest(name, names)
-    return f"did you mean {meant}?" if meant is not None else ""
+    if meant is not None:
+        return f"did you mean {meant}?"
+    return ""
 
 
 def nearest_file(name: str, names: Iterable[str]) -> str | None:
@@ -111,7 +127,9 @@ def nearest_file(name: str, names: Iterable[str]) -> str | None:
     same = {PurePath(each).stem: each for each in reversed(listed) if PurePath(each).suffix == PurePath(name).suffix}
     others = {each: each for each in listed if each not in same.values()}
     found = nearest(stem, same)
-    return same[found] if found is not None else nearest(name, others)
+    if found is not None:
+        return same[found]
+    return nearest(name, others)
 
 
 def not_one_of(
@@ -127,7 +145,9 @@ def not_one_of(
 def one_of(names: Iterable[object]) -> str:
     """``a, b or c``."""
     words = [str(name) for name in names]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _plain(name: str) -> str:

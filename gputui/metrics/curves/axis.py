@@ -55,7 +55,9 @@ class AxisTimeline(Struct, frozen=True):
         """The attempt that was running at this moment."""
         for number in sorted(self.begins, reverse=True):
             if self.begins[number] <= at:
-                return number if at <= self.ends.get(number, math.inf) else None
+                if at <= self.ends.get(number, math.inf):
+                    return number
+                return None
         return None
 
 
@@ -76,10 +78,16 @@ class AxisMap(Struct, frozen=True):
     def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
         """The x of a line; None if it has none."""
         if self.axis == "step":
-            return None if step is None else float(step)
+            if step is None:
+                return None
+            return float(step)
         if self.axis == "epoch":
-            return None if step is None else interpolate(self.epochs.get(attempt, ()), step)
-        return None if at is None else self._of_moment(attempt, at)
+            if step is None:
+                return None
+            return interpolate(self.epochs.get(attempt, ()), step)
+        if at is None:
+            return None
+        return self._of_moment(attempt, at)
 
     def place_moment(self, at: float, attempt: int | None = None) -> float | None:
         """The x of a moment: over steps and epochs, where the run was then; None if no attempt was
@@ -87,7 +95,9 @@ class AxisMap(Struct, frozen=True):
         if attempt is None:
             attempt = self.timeline.attempt_at(at)
         if self.axis == "time":
-            return None if self.timeline.origin_at is None else at - self.timeline.origin_at
+            if self.timeline.origin_at is None:
+                return None
+            return at - self.timeline.origin_at
         if attempt is None:
             return None
         if self.axis == "trained":
@@ -118,7 +128,9 @@ class AxisMap(Struct, frozen=True):
         if self.axis == "time":
             return at - timeline.origin_at
         begin = timeline.begins.get(attempt)
-        return None if begin is None else timeline.trained_before[attempt] + at - begin
+        if begin is None:
+            return None
+        return timeline.trained_before[attempt] + at - begin
 
 
 def interpolate(pairs: Pairs, x: float) -> float | None:
@@ -131,7 +143,9 @@ def interpolate(pairs: Pairs, x: float) -> float | None:
     if place == len(pairs):
         return pairs[-1][1]
     (x0, y0), (x1, y1) = pairs[place - 1], pairs[place]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
+    if x1 > x0:
+        return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return y1
 
 
 def growing(pairs: Pairs) -> list[tuple[float, float]]:
@@ -215,7 +229,9 @@ class Epochs:
 def epoch_of(line: CurveLine) -> float | None:
     """The epoch that a line names; None without a finite one."""
     epoch = as_float(line.values.get("epoch"))
-    return epoch if epoch is not None and math.isfinite(epoch) else None
+    if epoch is not None and math.isfinite(epoch):
+        return epoch
+    return None
 
 
 def _thin(pairs: list[tuple[float, float]]) -> None:

@@ -100,10 +100,14 @@ class CurveBuilder:
             return "nothing measured yet"
         if self._was_placed or not self._was_seen:
             return "nothing measured in this window"
-        return "no epoch is known yet" if self._request.axis == EPOCH else "its lines tell no time"
+        if self._request.axis == EPOCH:
+            return "no epoch is known yet"
+        return "its lines tell no time"
 
     def _bins(self, buckets: Buckets | None) -> Sequence[Bin]:
-        return [] if buckets is None else buckets.bins(max(2, self._request.bins), self._start, self._end)
+        if buckets is None:
+            return []
+        return buckets.bins(max(2, self._request.bins), self._start, self._end)
 
     def _changed_buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
         self._curve = None

@@ -141,7 +141,9 @@ class HardwareCurves:
         if newest is None or not begins:
             return None
         begin, end = min(begins), min(max(ends), newest)
-        return (begin, end) if end >= begin else None
+        if end >= begin:
+            return (begin, end)
+        return None
 
     def _settle(self, moments: Window, sources: int, request: ChartRequest, timeline: object) -> None:
         """Choose the length of a span; it is kept until there are too many spans."""
@@ -225,7 +227,9 @@ def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | No
     """The moments of an attempt that a window shows."""
     if axis_map.axis in ("time", "trained"):
         offset = axis_map.place_moment(0.0, stay.attempt)
-        return None if offset is None else (window[0] - offset, window[1] - offset)
+        if offset is None:
+            return None
+        return (window[0] - offset, window[1] - offset)
     ends: Sequence[float | None] = window
     if axis_map.axis == "epoch":
         step_by_epoch = [(epoch, step) for step, epoch in axis_map.epochs.get(stay.attempt, ())]
@@ -236,7 +240,9 @@ def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | No
         return None
     at_by_step = [(step, at) for at, step in pairs]
     begin, end = interpolate(at_by_step, first), interpolate(at_by_step, last)
-    return None if begin is None or end is None else (begin, end)
+    if begin is None or end is None:
+        return None
+    return (begin, end)
 
 
 def _moment_of(axis_map: AxisMap, cuts: Mapping[int, float], stays: Sequence[GpuHold], x: float) -> float | None:

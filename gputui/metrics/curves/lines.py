@@ -124,7 +124,9 @@ def span_of(stretch: Stretch, axis_map: AxisMap) -> Window | None:
     """The ends of a stretch on the axis; None if they have no place there."""
     start = axis_map.place(stretch.attempt, stretch.min_step, stretch.min_at)
     end = axis_map.place(stretch.attempt, stretch.max_step, stretch.max_at)
-    return None if start is None or end is None else (start, end)
+    if start is None or end is None:
+        return None
+    return (start, end)
 
 
 def in_window(stretches: Sequence[Stretch], axis_map: AxisMap, window: Window | None) -> Sequence[Stretch]:
@@ -151,7 +153,9 @@ def parts(stretches: Iterable[Stretch], cuts: Mapping[int, float]) -> list[Part]
 def _redone_of(stretch: Stretch, cut: float) -> Redone:
     if stretch.max_step < cut:
         return "none"
-    return "all" if stretch.min_step >= cut else "some"
+    if stretch.min_step >= cut:
+        return "all"
+    return "some"
 
 
 def _is_next(stretch: Stretch, previous: Stretch) -> bool:

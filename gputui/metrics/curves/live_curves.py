@@ -272,7 +272,9 @@ class RunCurves:
             if span is None or not span[1] > span[0]:
                 return None
             lines = max(0.0, span[0]) * share * stretch.line_count / (span[1] - span[0])
-            return None if lines < envelopes.BLOCK_LINES else envelopes.level_for(int(lines), 1)
+            if lines < envelopes.BLOCK_LINES:
+                return None
+            return envelopes.level_for(int(lines), 1)
 
         return level_of
 

@@ -99,9 +99,13 @@ def markers(
 def _marker(
     x: float | None, kind: MarkerKind, word: str, at: float | None, attempt: int | None, text: str = ""
 ) -> ChartMarker | None:
-    return None if x is None else ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
+    if x is None:
+        return None
+    return ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
 
 
 def _of_step_or_moment(axis_map: AxisMap, attempt: int, step: int | None, at: float | None) -> float | None:
     x = axis_map.place(attempt, step, at)
-    return axis_map.place_moment(at, attempt) if x is None and at is not None else x
+    if x is None and at is not None:
+        return axis_map.place_moment(at, attempt)
+    return x

@@ -138,12 +138,18 @@ class Frame:
     def moment_at(self, x: float) -> float | None:
         """The time at which the run was at ``x``, in UTC unix seconds; None if unknown."""
         if self.axis == "time":
-            return None if self.origin_at is None else self.origin_at + x
+            if self.origin_at is None:
+                return None
+            return self.origin_at + x
         place = bisect_left(self.moments, (x,))
         if not self.moments or place == len(self.moments):
-            return self.moments[-1][1] if self.moments else None
+            if self.moments:
+                return self.moments[-1][1]
+            return None
         (x0, at0), (x1, at1) = self.moments[max(0, place - 1)], self.moments[place]
-        return at0 + (at1 - at0) * (x - x0) / (x1 - x0) if x0 <= x < x1 and at1 >= at0 else at1
+        if x0 <= x < x1 and at1 >= at0:
+            return at0 + (at1 - at0) * (x - x0) / (x1 - x0)
+        return at1
 
 
 class ChartData(Struct, frozen=True):

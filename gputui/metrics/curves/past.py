@@ -73,7 +73,9 @@ def _reached(data: ChartData, extent: RunExtent) -> float:
     axis, origin = data.request.axis, data.frame.origin_at
     if axis in ("step", "epoch"):
         x = None if extent.step is None else _x_of_step(data, extent.newest, extent.step)
-        return -math.inf if x is None else x
+        if x is None:
+            return -math.inf
+        return x
     if origin is None or not extent.attempts:
         return -math.inf
     if axis == "time":
@@ -86,7 +88,9 @@ def _reached(data: ChartData, extent: RunExtent) -> float:
 
 def _x_of_step(data: ChartData, attempt: int, step: float) -> float | None:
     """The x of an attempt's step over steps or epochs; None if it has none."""
-    return float(step) if data.request.axis == "step" else interpolate(data.frame.epochs.get(attempt, ()), step)
+    if data.request.axis == "step":
+        return float(step)
+    return interpolate(data.frame.epochs.get(attempt, ()), step)
 
 
 def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: float) -> MetricCurve:

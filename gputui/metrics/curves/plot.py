@@ -28,8 +28,12 @@ def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> f
         return None
     if found.first is None or found.last is None:
         infinity = math.inf if found.positive_infinite >= found.negative_infinite else -math.inf
-        return math.nan if found.nan else infinity
-    return found.first if at_start else found.last
+        if found.nan:
+            return math.nan
+        return infinity
+    if at_start:
+        return found.first
+    return found.last
 
 
 COLOURS = 6

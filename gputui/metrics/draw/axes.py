@@ -34,7 +34,9 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to
     `high`, both included."""
     if most < 1 or not high > low or not math.isfinite(high - low):
-        return [low] if most >= 1 and low == high else []
+        if most >= 1 and low == high:
+            return [low]
+        return []
     found: list[list[float]] = []
     # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
     for divisor in (most, most + 1):
@@ -194,7 +196,9 @@ def time_labels(ticks_seconds: Sequence[float]) -> list[str]:
     """Labels for ticks of elapsed time: "40s", "1:30", "2h", "2h30", "3d", finer where ticks lie
     closer."""
     labels = [_elapsed(tick) for tick in ticks_seconds]
-    return labels if len(set(labels)) == len(labels) else tick_labels(ticks_seconds)
+    if len(set(labels)) == len(labels):
+        return labels
+    return tick_labels(ticks_seconds)
 
 
 def time_text(seconds: float) -> str:
@@ -210,7 +214,9 @@ def _elapsed(seconds: float) -> str:
     if seconds < 60 and abs(seconds - whole) > 1e-9:
         return f"{sign}{short_number(seconds)}s"
     if whole < 60:
-        return f"{sign}{whole}s" if whole else "0"
+        if whole:
+            return f"{sign}{whole}s"
+        return "0"
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     days, day_hours = divmod(hours, 24)
@@ -331,7 +337,9 @@ def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
         for value in (each.low, each.high, each.first, each.last)
         if value is not None and value > 0
     ]
-    return (min(positive), max(positive)) if positive else (None, None)
+    if positive:
+        return (min(positive), max(positive))
+    return (None, None)
 
 
 def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[float, float]:

@@ -82,7 +82,9 @@ def _legend(title: str, curves: Sequence[Curve], axis: YAxis, notes: Line, width
         if cell_width(text) + 2 <= room:
             tail.append((f"  {text}", style))
             room -= cell_width(text) + 2
-    return [*line, (" " * room, "dim"), *tail] if room else [*line, *tail]
+    if room:
+        return [*line, (" " * room, "dim"), *tail]
+    return [*line, *tail]
 
 
 def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str]]:

@@ -128,7 +128,9 @@ def ascii_char(char: str) -> str:
     base = unicodedata.normalize("NFKD", first)[:1]
     if " " <= base <= "~":
         return base
-    return " " if unicodedata.category(first) == "Zs" else UNKNOWN
+    if unicodedata.category(first) == "Zs":
+        return " "
+    return UNKNOWN
 
 
 def block_char(char: str) -> str:
@@ -153,13 +155,21 @@ def _stroke(dots: int) -> str:
     if left and right:
         tilt = sum(left) / len(left) - sum(right) / len(right)
         if abs(tilt) >= 1.5 or (abs(tilt) >= 1 and len(rows) > 2):
-            return "/" if tilt > 0 else "\\"
+            if tilt > 0:
+                return "/"
+            return "\\"
     if len(rows) >= 3:
-        return "|" if rows != [0, 1, 3] and rows != [0, 2, 3] else ":"
+        if rows != [0, 1, 3] and rows != [0, 2, 3]:
+            return "|"
+        return ":"
     if rows[-1] - rows[0] >= 2:
         return ":"
     place = sum(rows) / len(rows)
-    return "'" if place < 1 else "-" if place < 2.5 else "."
+    if place < 1:
+        return "'"
+    if place < 2.5:
+        return "-"
+    return "."
 
 
 def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str]] | None:
@@ -186,4 +196,6 @@ def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
         return cast("Characters", choice)
     locale = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "UTF-8"
     is_utf8 = "UTF-8" in locale.upper() or "UTF8" in locale.upper()
-    return "braille" if is_utf8 and environ.get("TERM") != "linux" else "ascii"
+    if is_utf8 and environ.get("TERM") != "linux":
+        return "braille"
+    return "ascii"

@@ -94,7 +94,9 @@ class Canvas:
     def column(self, x: float, scale: Scale) -> int | None:
         """The cell column of `x`, or `None` when it lies outside."""
         column = self._dot_column(x, scale)
-        return None if column is None else column // DOTS_ACROSS
+        if column is None:
+            return None
+        return column // DOTS_ACROSS
 
     def row(self, value: float, scale: Scale) -> int | None:
         """The cell row of `value`, from the top, or `None` when it lies outside."""

@@ -45,15 +45,21 @@ class Extent(Struct, frozen=True):
             return round_outward(self.first, self.newest, "log")
         start = 0.0 if 0 <= self.first <= 0.1 * self.newest else self.first
         end = stable_end(self.newest)
-        return (start, end) if end > start else (start, start + self.resolution)
+        if end > start:
+            return (start, end)
+        return (start, start + self.resolution)
 
     def along(self, x: float) -> float:
         """The position of an x along the axis, in which equal distances look equal."""
-        return math.log10(max(x, 1e-300)) if self.kind == "log" else x
+        if self.kind == "log":
+            return math.log10(max(x, 1e-300))
+        return x
 
     def at(self, along: float) -> float:
         """The x at a position along the axis."""
-        return float(10.0 ** min(along, 300.0)) if self.kind == "log" else along
+        if self.kind == "log":
+            return float(10.0 ** min(along, 300.0))
+        return along
 
     def beside(self, x: float, window: tuple[float, float], share: float) -> float:
         """The x that is ``share`` of the window further along the axis than ``x``."""
@@ -101,7 +107,9 @@ class Viewport(Struct, frozen=True):
         else:
             zoomed = Viewport(span, end=place + (end - place) / ZOOM_FACTOR)
         first, last = zoomed.window(extent)
-        return self if last - first < 4 * extent.resolution else zoomed
+        if last - first < 4 * extent.resolution:
+            return self
+        return zoomed
 
     def zoomed_out(self, extent: Extent, about: float | None) -> Viewport:
         """Twice the span around `about` (an x), at most everything."""
@@ -144,4 +152,6 @@ def stepped(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
         place = bisect.bisect_left(bins, x + by * least, key=lambda each: each.last_x)
         return max(bins[min(place, len(bins) - 1)].last_x, x)
     place = bisect.bisect_right(bins, x + by * least, key=lambda each: each.last_x) - 1
-    return min(bins[max(place, 0)].last_x, x) if place >= 0 else bins[0].first_x
+    if place >= 0:
+        return min(bins[max(place, 0)].last_x, x)
+    return bins[0].first_x

@@ -95,7 +95,9 @@ def names_epoch(line: PrintedLine) -> bool:
 
 
 def _finite(number: float | int | None) -> float | int | None:
-    return number if number is not None and math.isfinite(number) else None
+    if number is not None and math.isfinite(number):
+        return number
+    return None
 
 
 def _is_counter(column: PrintedNumber) -> bool:
@@ -120,7 +122,9 @@ def _progress(line: PrintedLine, last: Row, row: Row) -> int:
     place, now_place = before[0], now[0]
     if type(place) is not int or type(now_place) is not int:
         return 0
-    return now_place - place if now_place >= place else now_place
+    if now_place >= place:
+        return now_place - place
+    return now_place
 
 
 def _is_same_place(line: PrintedLine, last: Row, row: Row) -> bool:

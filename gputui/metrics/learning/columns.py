@@ -94,7 +94,9 @@ def _masked(token: Token) -> str:
         return "~"
     if token.kind == "pair":
         return "0/0"
-    return "0" if token.kind in NUMBERS else token.text
+    if token.kind in NUMBERS:
+        return "0"
+    return token.text
 
 
 def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:

@@ -224,7 +224,9 @@ class ShapeEvidence:
     def part_before(self) -> str | None:
         """The part of the data that the lines before all of them name, if that is not the training."""
         parts = {row.part_before for row in self.rows}
-        return parts.pop() if len(parts) == 1 and parts <= HELD_OUT else None
+        if len(parts) == 1 and parts <= HELD_OUT:
+            return parts.pop()
+        return None
 
     def _known(self, column: PrintedNumber) -> list[float | int]:
         return [number for number in self.numbers(column) if number is not None]

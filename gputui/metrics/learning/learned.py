@@ -43,7 +43,9 @@ class Running(Struct):
     @property
     def counted_epoch(self) -> int | None:
         """The epoch of the last header, counted over all trainings."""
-        return None if self.epoch is None else self.epochs_before + self.epoch
+        if self.epoch is None:
+            return None
+        return self.epochs_before + self.epoch
 
 
 class Learning(Struct, frozen=True):

@@ -142,7 +142,9 @@ class Learner:
             self._note_header(text)
             return None
         names = self._names_of_cells(leading_cells(line.tokens))
-        return line if names is None else read_line(text, names)
+        if names is None:
+            return line
+        return read_line(text, names)
 
     def _names_of_cells(self, count: int) -> Sequence[str] | None:
         """The names of so many cells of a row, by the newest header that has as many. A header may have more, of
@@ -211,7 +213,9 @@ class Learner:
         candidate = self._counters.pop(key, None)
         line = None if candidate is None else read_line(candidate.text)
         shape = None if line is None or candidate is None else learn_counter(line, candidate)
-        return [] if shape is None else [shape]
+        if shape is None:
+            return []
+        return [shape]
 
 
 def _note(texts: dict[str, str], text: str, key: str = "") -> None:

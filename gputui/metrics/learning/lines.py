@@ -138,7 +138,9 @@ class LearnedLines(LineFormat):
                 self._running.held = (index, *whole)
                 return earlier
             record = self._record(index, match, whole.rank)
-            return self._release() if reader.is_source else record
+            if reader.is_source:
+                return self._release()
+            return record
         if self._learns and len(self._readers) < MAX_SHAPES:
             for shape in self._learner.add(*whole, self._running, self._context()):
                 self._confirm(shape)
@@ -151,7 +153,9 @@ class LearnedLines(LineFormat):
         for reader in self._readers:
             match = reader.match(text)
             if match is not None:
-                return self.parse(line) if reader.last_end(match) < len(text.rstrip()) else CUT_OFF
+                if reader.last_end(match) < len(text.rstrip()):
+                    return self.parse(line)
+                return CUT_OFF
         return None
 
     def conclude(self) -> None:
@@ -191,7 +195,9 @@ class LearnedLines(LineFormat):
             return None
         index, text, rank = held
         match = self._readers[index].match(text)
-        return None if match is None else self._record(index, match, rank)
+        if match is None:
+            return None
+        return self._record(index, match, rank)
 
     def _record(self, index: int, match: re.Match[str], rank: int | None) -> Parsed:
         """The record of a line: its step, the epoch and the total if they are known, and what is new at that step.
@@ -240,7 +246,9 @@ class LearnedLines(LineFormat):
         if counters.step is not None and self._positions[index].is_converted:
             return f"{step} {counters.epoch} {counters.step}"
         newest = next(reversed(self._running.recent), "")
-        return newest if newest.startswith(f"{step} ") else f"{step}"
+        if newest.startswith(f"{step} "):
+            return newest
+        return f"{step}"
 
     def _new_values(self, place: str, values: Mapping[str, int | float]) -> dict[str, int | float]:
         """The values of a line without those of names that have one at its place already; none if only an epoch is
@@ -266,7 +274,9 @@ class LearnedLines(LineFormat):
         """The step of a line, and what its counters say of the lines behind it."""
         shape = self._readers[index].shape
         if shape.is_held_out:
-            return self._running.newest if counters.step == counters.step_total else None
+            if counters.step == counters.step_total:
+                return self._running.newest
+            return None
         if counters.step is not None:
             step = self._place(index, counters)
             if step is not None and not (self._readers[index].is_source and self._has_steps):
@@ -275,7 +285,9 @@ class LearnedLines(LineFormat):
                 self._running.total = None if has_epochs else self._total_steps(index, counters)
             return step
         if counters.epoch is None:
-            return self._running.newest if self._counts_steps else self._running.counted_epoch
+            if self._counts_steps:
+                return self._running.newest
+            return self._running.counted_epoch
         if self._readers[index].is_source:
             self._note_header(self._positions[index], counters)
             return None
@@ -299,7 +311,9 @@ class LearnedLines(LineFormat):
             return None
         is_end = place == total and counters.epoch == counters.epoch_total
         step = self._steps.count(position, step, is_end=is_end, repeats=self._repeats(position, shape))
-        return step if step <= MAX_STEP else None
+        if step <= MAX_STEP:
+            return step
+        return None
 
     def _step_of_epoch(self, index: int, epoch: int, epochs: int | None) -> int | None:
         """The step of a line that has only an epoch: the newest, of which it is a summary. Where no step was made since
@@ -307,7 +321,9 @@ class LearnedLines(LineFormat):
         shape, position, newest = self._readers[index].shape, self._positions[index], self._running.newest
         if not self._counts_steps or newest is None:
             step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(position, shape))
-            return step if step <= MAX_STEP else None
+            if step <= MAX_STEP:
+                return step
+            return None
         if position.summarised is None:
             newest += shape.is_apart
         elif position.summarised == newest and epoch != position.last:
@@ -355,13 +371,17 @@ class LearnedLines(LineFormat):
             total = counters.step_total
         else:
             total = _steps_of(epochs, position)
-        return None if total is None else position.base + total
+        if total is None:
+            return None
+        return position.base + total
 
 
 def _together(bar: Parsed, line: Parsed) -> Parsed:
     """The record of a bar and of the line behind it; that of the line, if it has another step."""
     if not isinstance(bar, ParsedLine) or not isinstance(line, ParsedLine):
-        return bar if line is None else line
+        if line is None:
+            return bar
+        return line
     if bar.step != line.step:
         return line
     return parse_values({**bar.values, **line.values})
@@ -385,7 +405,9 @@ def _text(line: bytes) -> str:
         text = SEQUENCE.sub("", text)
     if len(text) > MAX_CHARACTERS:
         return ""
-    return _BACKSPACES.sub("", text) if "\x08" in text else text
+    if "\x08" in text:
+        return _BACKSPACES.sub("", text)
+    return text
 
 
 def _counts_samples(shape: LearnedShape, batch_size: int | None) -> bool:

@@ -22,7 +22,9 @@ def profile_pattern(shape: LearnedShape) -> str | None:
     if shape.is_source or shape.restarts or shape.is_held_out or not has_own_step:
         return None
     pattern = pattern_of(shape.example, shape.columns)
-    return pattern if re.search(pattern, shape.example) is not None else None
+    if re.search(pattern, shape.example) is not None:
+        return pattern
+    return None
 
 
 def pattern_of(example: str, columns: Sequence[LearnedColumn]) -> str:

@@ -67,7 +67,9 @@ class LearnedShape(Struct, frozen=True):
         that begin again."""
         if self.restarts:
             return "restarts"
-        return "totals" if self.has("step_total") else "places"
+        if self.has("step_total"):
+            return "totals"
+        return "places"
 
     @property
     def lacks_step(self) -> bool:
@@ -165,7 +167,9 @@ def _is_in_list(tokens: Sequence[Token], index: int) -> bool:
 def _gap(before: Token, token: Token) -> str:
     is_between_numbers = before.kind in _NUMBER_LIKE and token.kind in _NUMBER_LIKE
     is_between_words = before.kind == token.kind == "word" and token.gap
-    return r"\s++" if (is_between_numbers and token.gap) or is_between_words else r"\s*+"
+    if (is_between_numbers and token.gap) or is_between_words:
+        return r"\s++"
+    return r"\s*+"
 
 
 def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
@@ -175,10 +179,14 @@ def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
         number = f"({_WHOLE})" if columns else _WHOLE
         return number + PAIR_SEPARATOR + number
     if token.kind == "tensor":
-        return f"((?>{PATTERNS['tensor']}))" if columns else f"(?>{PATTERNS['tensor']})"
+        if columns:
+            return f"((?>{PATTERNS['tensor']}))"
+        return f"(?>{PATTERNS['tensor']})"
     if token.kind not in ("number", "comma"):
         return f"(?>{PATTERNS[token.kind]})"
     if columns and columns[0].role not in ("value", "epoch_value"):
         # A sentence may end behind it.
         return rf"({_WHOLE})(?:\.(?!\d))?+"
-    return f"({_NUMBER})" if columns else f"(?:{_NUMBER})"
+    if columns:
+        return f"({_NUMBER})"
+    return f"(?:{_NUMBER})"

@@ -167,7 +167,9 @@ def whole(text: str) -> int | None:
         number = int(text.replace(",", "").removesuffix("."))
     except ValueError:
         return None
-    return number if number <= MAX_STEP else None
+    if number <= MAX_STEP:
+        return number
+    return None
 
 
 def read_number(text: str) -> float | int | None:

@@ -70,7 +70,9 @@ class WholeLines:
             if len(self._records) > MAX_RANKS:
                 del self._records[next(iter(self._records))]
         whole = record.add(text)
-        return None if whole is None else WholeLine(whole, rank)
+        if whole is None:
+            return None
+        return WholeLine(whole, rank)
 
 
 class Record:
@@ -101,7 +103,9 @@ class Record:
         if not self._lines:
             return text
         lines, self._lines = self._lines, []
-        return _joined(lines) if _RULE.fullmatch(text) else text
+        if _RULE.fullmatch(text):
+            return _joined(lines)
+        return text
 
     def _add_to_dictionary(self, text: str) -> str | None:
         if _ITEM.fullmatch(text) is None or len(self._lines) >= MAX_LINES:

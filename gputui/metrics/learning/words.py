@@ -99,7 +99,9 @@ def meaning(name: str) -> Sense:
         return Sense.SETTING
     if is_metric:
         return Sense.METRIC
-    return Sense.UNKNOWN if _IGNORED.isdisjoint(pieces) else Sense.IGNORED
+    if _IGNORED.isdisjoint(pieces):
+        return Sense.UNKNOWN
+    return Sense.IGNORED
 
 
 @lru_cache(1024)

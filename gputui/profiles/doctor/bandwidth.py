@@ -203,4 +203,6 @@ def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | 
 def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:
     """The throughput of a link in one direction; None if unknown."""
     lane = PCIE_LANE_BYTES_PER_SECOND.get(generation or 0)
-    return None if lane is None or width is None else lane * width
+    if lane is None or width is None:
+        return None
+    return lane * width

@@ -185,7 +185,9 @@ class Scrubber(Redactor):
     def text(self, text: str) -> str:
         """A text, such as a log."""
         text = redact_named(super().text(text), lambda name, value, _: is_secret(name, value))
-        return text.replace(self._home, "~") if self._home else text
+        if self._home:
+            return text.replace(self._home, "~")
+        return text
 
     def named(self, name: str, value: Any) -> Any:
         """A JSON value with its name."""
@@ -193,7 +195,9 @@ class Scrubber(Redactor):
             return REDACTED
         shown = self.value(value)
         is_address = isinstance(shown, str) and any(word in name.lower() for word in _ADDRESS_NAMES)
-        return _URL.sub(rf"\g<scheme>{REDACTED}", shown) if is_address else shown
+        if is_address:
+            return _URL.sub(rf"\g<scheme>{REDACTED}", shown)
+        return shown
 
     def value(self, value: Any) -> Any:
         if isinstance(value, Mapping):

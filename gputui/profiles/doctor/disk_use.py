@@ -98,7 +98,9 @@ def _part(names: Sequence[str], path: str, checkpoints: Collection[str]) -> Part
     if names[2:3] == ["charts"]:
         return "exports"
     is_log = names[2:3] == ["attempts"] and path.endswith(".log")
-    return "logs" if is_log else "run files"
+    if is_log:
+        return "logs"
+    return "run files"
 
 
 def _places(path: str, most: int) -> Iterator[str]:

@@ -149,4 +149,6 @@ def _nccl(answer: InterpreterAnswer, has_gpus: bool) -> CheckResult:
 def version_of(text: str) -> tuple[int, int] | None:
     """The first two numbers of a version, or None."""
     match = re.match(r"(\d+)(?:\.(\d+))?", text)
-    return None if match is None else (int(match[1]), int(match[2] or 0))
+    if match is None:
+        return None
+    return (int(match[1]), int(match[2] or 0))

@@ -145,7 +145,9 @@ def _file_size_limit_bytes() -> int | None:
     """The largest file that the agent can write, which raises its limit as far as it may: root without
     end, others to the hard limit. None for no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
+    if hard == resource.RLIM_INFINITY or os.geteuid() == 0:
+        return None
+    return hard
 
 
 def _has_pidfds() -> bool:
@@ -186,4 +188,6 @@ def _oom_kills(path: Path) -> int | None:
 def _cgroup_oom_kills() -> int | None:
     lines = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), None)
-    return None if path is None else _oom_kills(Path(f"/sys/fs/cgroup{path}") / "memory.events")
+    if path is None:
+        return None
+    return _oom_kills(Path(f"/sys/fs/cgroup{path}") / "memory.events")

@@ -209,7 +209,9 @@ def _without_content(folder: Path, missing: AnyRows) -> str | None:
     real = os.path.realpath(folder)
     elsewhere = (row.path for row in missing if not Path(row.path).is_relative_to(real))
     found = next(elsewhere, None)
-    return None if found is None else f"{found} is gone, and {folder} is another folder now"
+    if found is None:
+        return None
+    return f"{found} is gone, and {folder} is another folder now"
 
 
 def _refused(

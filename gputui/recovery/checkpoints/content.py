@@ -45,7 +45,9 @@ def content_of(path: Path) -> str:
         return _size_and_hash(path)
     files = saved_files(files_of(path))
     lines = "\n".join(f"{str(file.relative_to(path))!r} {_size_and_hash(file)}" for file in files)
-    return lines if len(files) <= MOST_NAMED else f"{len(files)} files {digest(lines.encode())}"
+    if len(files) <= MOST_NAMED:
+        return lines
+    return f"{len(files)} files {digest(lines.encode())}"
 
 
 def is_part_of(content: str, whole: str) -> bool:

@@ -106,7 +106,9 @@ def attempt_ended(
     def poisoned(row: CheckpointRow) -> CheckpointRow:
         is_open = row.is_written and row.verdict != "struck" and row.attempt <= number
         why = trouble.reason(row, number) if trouble is not None and is_open else None
-        return row if why is None else replace(row, verdict="struck", why=why)
+        if why is None:
+            return row
+        return replace(row, verdict="struck", why=why)
 
     def trusted(row: CheckpointRow) -> CheckpointRow:
         if row.base_of != number or row.verdict != "doubtful":

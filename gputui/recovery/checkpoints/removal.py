@@ -154,7 +154,9 @@ def _save_of(row: CheckpointRow, folder: Path) -> int | str:
     names = Path(row.path).relative_to(folder).parts
     told = (step for name in names if (step := explicit_step(name)) is not None)
     named = next(told, row.step)
-    return row.path if named is None else named
+    if named is None:
+        return row.path
+    return named
 
 
 def _is_nested(place: Path, other: Path) -> bool:

@@ -166,7 +166,9 @@ def _not_found(rows: AnyRows, there: Mapping[str, CheckpointRow], scan: FolderSc
 
     def folder_of(path: str) -> PurePath:
         is_inside = PurePath(path).is_relative_to(scan.folder)
-        return scan.folder if is_inside else PurePath(path).parent
+        if is_inside:
+            return scan.folder
+        return PurePath(path).parent
 
     places = {(row.path, row.seen) for row in there.values()}
     contents = {row.content for row in there.values()}

@@ -43,11 +43,15 @@ class CheckpointSteps:
             # A bare number may count epochs: it is a step only where the metrics may be there.
             is_reached = bare is not None and not is_explicit and latest is not None
             is_step = is_reached and recorded <= (bare or 0) <= (latest or 0) + 1
-            return bare if is_step else recorded
+            if is_step:
+                return bare
+            return recorded
         span = self._attempts.get(row.attempt)
         if is_explicit or span is None or span.last_step is None:
             return step_in_name(path, self._folder)
-        return bare if bare is not None and latest is not None and bare <= latest + 1 else None
+        if bare is not None and latest is not None and bare <= latest + 1:
+            return bare
+        return None
 
     def may_be_at(self, number: int, step: int, since: float, now: float) -> bool:
         # It resumed somewhere: before its first line it was at no step that is known.

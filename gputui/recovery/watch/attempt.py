@@ -173,7 +173,9 @@ class AttemptWatch:
     def lone_rank(self) -> int | None:
         """The rank beyond 0 that all of enough lines name, or None."""
         (rank,) = self.line_ranks if len(self.line_ranks) == 1 else (None,)
-        return rank or None if self.step_lines >= LONE_RANK_LINES else None
+        if self.step_lines >= LONE_RANK_LINES:
+            return rank or None
+        return None
 
     # --- silence ------------------------------------------------------------------------------
 

@@ -100,7 +100,9 @@ class LossCourse(Struct):
         if step is None or self.best.step is None:
             return None
         steps = max(0, step - self.best.step)
-        return steps if self.blocks_since >= PATIENCE_BLOCKS else min(steps, int(patience_steps))
+        if self.blocks_since >= PATIENCE_BLOCKS:
+            return steps
+        return min(steps, int(patience_steps))
 
 
 def falls(values: Sequence[float]) -> bool:
@@ -157,7 +159,9 @@ def expected_rate(
     step."""
     for name in EXPECTED_METRICS:
         if name in values:
-            return (values[name], values[name]) if math.isfinite(values[name]) else None
+            if math.isfinite(values[name]):
+                return (values[name], values[name])
+            return None
     if schedule is None or step is None:
         return None
     reported = values.get("total_steps", math.nan)
@@ -165,7 +169,9 @@ def expected_rate(
     steps = (step - 1, step, step + 1)
     rates = [schedule.at(max(0, each), peak=peak, total_steps=total) for each in steps]
     known = [rate for rate in rates if rate is not None]
-    return (min(known), max(known)) if len(known) == len(rates) else None
+    if len(known) == len(rates):
+        return (min(known), max(known))
+    return None
 
 
 # --- all metrics ------------------------------------------------------------------------------
@@ -242,7 +248,9 @@ class MetricsCourse(Struct):
 
     def _signed(self, value: float | None) -> float | None:
         """A value of the best metric to minimize, or such a value as it was reported."""
-        return -value if value is not None and self.roles.mode == "max" else value
+        if value is not None and self.roles.mode == "max":
+            return -value
+        return value
 
     def _add_times(self, known: Mapping[str, float], waited: float) -> None:
         self.data_time.add(known.get("data_time"), waited)
@@ -348,7 +356,9 @@ class MetricsCourse(Struct):
             return None
         seen = samples if reported is not None else samples - (self.samples_before or 0.0)
         skipped = self.skipped if reported is None else reported
-        return 100.0 * skipped / (seen + skipped) if seen + skipped >= MIN_SAMPLES else None
+        if seen + skipped >= MIN_SAMPLES:
+            return 100.0 * skipped / (seen + skipped)
+        return None
 
 
 def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] | None, rules: RuleSet) -> Observation:

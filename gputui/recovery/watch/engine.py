@@ -17,7 +17,9 @@ def sentence(rule: Rule, seen: Observation, subject: str) -> str:
     """The sentence of an alert. ``subject`` is its name: "GPU 3", a run's ID."""
     value, limit = in_unit(seen.value, rule.unit), in_unit(seen.limit, rule.unit)
     text = rule.sentence.format(subject=subject, value=value, limit=limit, text=seen.text)
-    return text[:1].upper() + text[1:] if rule.subject == "host" else text
+    if rule.subject == "host":
+        return text[:1].upper() + text[1:]
+    return text
 
 
 def in_unit(value: float | None, unit: str) -> str:
@@ -28,11 +30,15 @@ def in_unit(value: float | None, unit: str) -> str:
         return metric_value(value)
     is_whole = float(value).is_integer()
     if not unit:
-        return count(value) if is_whole else metric_value(value)
+        if is_whole:
+            return count(value)
+        return metric_value(value)
     if unit in ("GB/h", "GiB") or (unit in ("%", "°C", "ms", "min") and abs(value) < 10 and not is_whole):
         return f"{value:.1f} {unit}"
     is_plain = unit == "×" or (unit in ("steps", "epochs") and not is_whole)
-    return f"{value:g} {unit}" if is_plain else f"{count(value)} {unit}"
+    if is_plain:
+        return f"{value:g} {unit}"
+    return f"{count(value)} {unit}"
 
 
 class Key(NamedTuple):
@@ -115,7 +121,9 @@ def _step(state: RuleState, rule: Rule, key: Key, seen: Observation, elapsed: fl
     state.seconds += elapsed if before == awaited else 0.0
     if state.raised:
         is_back = state.seconds >= rule.clear_seconds
-        return _clear(state, rule, key, seen, "back to normal") if is_back else None
+        if is_back:
+            return _clear(state, rule, key, seen, "back to normal")
+        return None
     if state.seconds < rule.for_seconds or state.rest_seconds > 0:
         return None
     state.raised, state.seconds = True, 0.0
@@ -126,7 +134,9 @@ def _clear(state: RuleState, rule: Rule, key: Key, seen: Observation, why: str) 
     was_raised = state.raised
     rest = rule.cooldown_seconds if was_raised else state.rest_seconds
     state.raised, state.seconds, state.rest_seconds, state.last = False, 0.0, rest, "unknown"
-    return AlertChange(key, "cleared", seen, why) if was_raised else None
+    if was_raised:
+        return AlertChange(key, "cleared", seen, why)
+    return None
 
 
 def zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
@@ -139,11 +149,15 @@ def zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
     else:
         # A hysteresis wider than the scale (2 with a limit of 1) must not keep an alert for ever.
         is_well = seen.value <= max(seen.limit - rule.hysteresis, 0.5 * seen.limit)
-    return "well" if is_well else "between"
+    if is_well:
+        return "well"
+    return "between"
 
 
 def _is_beyond(seen: Observation, rule: Rule) -> bool:
     value = seen.value
     if value is None or math.isnan(value):
         return False
-    return value < seen.limit if rule.below else value > seen.limit
+    if rule.below:
+        return value < seen.limit
+    return value > seen.limit

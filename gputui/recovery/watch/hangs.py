@@ -122,8 +122,12 @@ def doing(
     if main.state == "T" and not is_busy:
         return Doing.STOPPED
     if gpu is not None and (gpu.utilization_percent or 0.0) > IDLE_UTILIZATION_PERCENT:
-        return Doing.SPINNING if gpu.spins else Doing.COMPUTING
-    return Doing.COMPUTING if is_busy or queued / seconds >= BUSY_SHARE else Doing.WAITING
+        if gpu.spins:
+            return Doing.SPINNING
+        return Doing.COMPUTING
+    if is_busy or queued / seconds >= BUSY_SHARE:
+        return Doing.COMPUTING
+    return Doing.WAITING
 
 
 def is_stuck(seen: Observation) -> bool:
@@ -169,7 +173,9 @@ def judge(silence: ProgressSilence, activity: RankActivity) -> Observation | Non
     None while it is explained."""
     if not activity.ranks:
         return None
-    return _overdue(silence, activity) if silence.is_overdue else _evident(silence, activity)
+    if silence.is_overdue:
+        return _overdue(silence, activity)
+    return _evident(silence, activity)
 
 
 def _evident(silence: ProgressSilence, activity: RankActivity) -> Observation | None:
@@ -186,7 +192,9 @@ def _evident(silence: ProgressSilence, activity: RankActivity) -> Observation | 
     if activity.busy or stopped or not (activity.is_closed or is_spinning):
         return None
     found = _hang(silence, activity, quiet, silence.evident_seconds)
-    return None if found.rank is None and activity.is_patient else found
+    if found.rank is None and activity.is_patient:
+        return None
+    return found
 
 
 def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:

@@ -49,7 +49,9 @@ class Mean(Struct):
     @property
     def value(self) -> float | None:
         """The mean; None before `MIN_SHARE` of the span is filled."""
-        return self.weighted_sum / self.weight if self.weight >= MIN_SHARE else None
+        if self.weight >= MIN_SHARE:
+            return self.weighted_sum / self.weight
+        return None
 
 
 def _mean(span_seconds: float) -> Mean:
@@ -80,12 +82,16 @@ class GpuMoment(Struct, frozen=True):
     @property
     def values(self) -> GpuSample:
         """The sample; one without values if it is not known."""
-        return self.sample if self.sample is not None and self.is_known else GpuSample(self.facts.uuid)
+        if self.sample is not None and self.is_known:
+            return self.sample
+        return GpuSample(self.facts.uuid)
 
     @property
     def used_bytes(self) -> int | None:
         """The memory in use; None if it is the host's."""
-        return None if self.facts.memory_is_unified else self.values.memory_used_bytes
+        if self.facts.memory_is_unified:
+            return None
+        return self.values.memory_used_bytes
 
 
 class GpuWatch(Struct):

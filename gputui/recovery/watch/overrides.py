@@ -69,7 +69,9 @@ def parse_seconds(value: object) -> float | None:
     seconds = parse_duration(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
-    return float(seconds) if 0 <= seconds <= MAX_SECONDS else None
+    if 0 <= seconds <= MAX_SECONDS:
+        return float(seconds)
+    return None
 
 
 def with_overrides(rules: RuleSet, overrides: Mapping[str, Override], source: str) -> RuleSet:

@@ -94,10 +94,14 @@ class StepProgress:
     @property
     def phase(self) -> Phase:
         if self.leaving or self.lines == 0:
-            return "end" if self.leaving else "start"
+            if self.leaving:
+                return "end"
+            return "start"
         if self.is_announced:
             return "announced"
-        return "first steps" if self.lines < EARLY_LINES else "steps"
+        if self.lines < EARLY_LINES:
+            return "first steps"
+        return "steps"
 
 
 class ProgressSilence(Struct, frozen=True):

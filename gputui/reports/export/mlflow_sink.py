@@ -166,7 +166,9 @@ class MlflowSink(Sink):
             return None
         tag = f"tags.`{NOTE}key` = '{key}'"
         runs = self._client.search_runs([experiment.experiment_id], tag, max_results=1)
-        return str(runs[0].info.run_id) if runs else None
+        if runs:
+            return str(runs[0].info.run_id)
+        return None
 
     def _parent_of_run(self) -> str | None:
         if self._subject.study_created_at is None:
@@ -273,7 +275,9 @@ def valid_name(name: str) -> str:
     text = "/".join("__" if part == ".." else part for part in parts) or "_"
     if text.startswith(".."):
         text = f"__{text[2:]}"
-    return text if len(text) <= _MAX_NAME else _with_hash(text, name)
+    if len(text) <= _MAX_NAME:
+        return text
+    return _with_hash(text, name)
 
 
 def _with_hash(text: str, original: str) -> str:

@@ -49,7 +49,9 @@ class Subject(Struct, frozen=True):
     def values(self, line: StoredLine) -> dict[str, float]:
         """The wanted metrics of a line."""
         found = line.numbers()
-        return {name: found[name] for name in self.wanted if name in found} if self.wanted else found
+        if self.wanted:
+            return {name: found[name] for name in self.wanted if name in found}
+        return found
 
     def point(self, line: StoredLine) -> tuple[int, float, dict[str, float]] | None:
         """(step, unix seconds, values) of a line; None without a step or values. Values of ranks

@@ -30,7 +30,9 @@ def valid_unicode(value: Any) -> Any:
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):
         return {valid_unicode(name): valid_unicode(item) for name, item in value.items()}
-    return [valid_unicode(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [valid_unicode(item) for item in value]
+    return value
 
 
 def sentence(note: Note) -> str:

@@ -197,11 +197,15 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
 
 def _value(gpu: GpuView, field: str) -> Any:
     found = getattr(gpu, field, None)
-    return gpu.slow.get(field, gpu.facts.get(field)) if found is None else found
+    if found is None:
+        return gpu.slow.get(field, gpu.facts.get(field))
+    return found
 
 
 def _rank(rank: int | None) -> str:
-    return "" if rank is None else str(rank)
+    if rank is None:
+        return ""
+    return str(rank)
 
 
 def _host(connection: sqlite3.Connection, now: float) -> Iterator[Family]:

@@ -91,12 +91,16 @@ def together(costs: Sequence[CostFigures]) -> CostFigures:
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    if part is not None and whole:
+        return part / whole
+    return None
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return math.fsum(known) if known else None
+    if known:
+        return math.fsum(known)
+    return None
 
 
 class Report(Struct, frozen=True):
@@ -205,7 +209,9 @@ def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
 
 
 def _fields(values: Spread | GateVerdict | None) -> dict[str, Any] | None:
-    return None if values is None else asdict(values)
+    if values is None:
+        return None
+    return asdict(values)
 
 
 def _cost(report: Report) -> dict[str, Any]:
@@ -246,4 +252,6 @@ def _losses(runs: Sequence[RunFacts]) -> Drawing | None:
         replace(curve, style=f"series.{place}", label=clean(facts.run.run_id))
         for place, (facts, _, curve) in enumerate(found[:_MAX_CURVES])
     ]
-    return Drawing(curves, "loss", found[0][1].x_axis or XAxis()) if len(curves) > 1 else None
+    if len(curves) > 1:
+        return Drawing(curves, "loss", found[0][1].x_axis or XAxis())
+    return None

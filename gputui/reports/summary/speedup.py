@@ -77,7 +77,9 @@ def speed_of(run: RunFacts, unit: Unit | None = None) -> float | None:
 def _comm_share(run: RunFacts) -> float | None:
     """A single rank waits for no other and usually reports no communication time."""
     share = run.measured.comm_share
-    return 0.0 if share is None and run.ranks == 1 else share
+    if share is None and run.ranks == 1:
+        return 0.0
+    return share
 
 
 def _parts(run: RunFacts) -> tuple[float | None, float | None, float | None]:
@@ -90,7 +92,9 @@ def _parts(run: RunFacts) -> tuple[float | None, float | None, float | None]:
 
 
 def _minus(value: float | None, other: float | None) -> float | None:
-    return None if value is None or other is None else value - other
+    if value is None or other is None:
+        return None
+    return value - other
 
 
 class Scaling(Struct, frozen=True):

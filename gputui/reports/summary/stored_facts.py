@@ -94,7 +94,9 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
 
 def _processes(run: Run, spec: RunSpec | None) -> int:
     """The number of processes of a run without GPUs."""
-    return 0 if spec is None or run.gpus or spec.gpus.count else spec.nproc
+    if spec is None or run.gpus or spec.gpus.count:
+        return 0
+    return spec.nproc
 
 
 def scaling_key(run: Run, spec: RunSpec | None) -> str:

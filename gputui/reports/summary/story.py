@@ -142,4 +142,6 @@ def verdict_on_all(runs: Sequence[RunFacts]) -> str:
         best, run = min(bests, key=lambda each: sign * each[0].value)
         text += f"; {run.run.run_id} has the best {best.name}, {metric_value(best.value)}"
     failures = sum(run.lost.incidents for run in runs if run.lost is not None)
-    return f"{text}; {count_of(failures, 'failure')}." if failures else f"{text}."
+    if failures:
+        return f"{text}; {count_of(failures, 'failure')}."
+    return f"{text}."

@@ -51,7 +51,9 @@ class _Mean:
 
     @property
     def value(self) -> float | None:
-        return self.total / self.weight if self.weight > 0 else None
+        if self.weight > 0:
+            return self.total / self.weight
+        return None
 
 
 @dataclass(slots=True)
@@ -167,4 +169,6 @@ class _Tally:
 
 def _mean_share(ranks: Iterable[_Mean]) -> float | None:
     shares = [share.value for share in ranks if share.value is not None]
-    return math.fsum(shares) / len(shares) if shares else None
+    if shares:
+        return math.fsum(shares) / len(shares)
+    return None

@@ -458,7 +458,9 @@ class JobClock(Struct):
     @classmethod
     def of(cls, placed: Mapping[str, Any] | None) -> JobClock:
         """The clock as a former courier of the attempt left it in placement.json."""
-        return cls() if placed is None else cls(placed["queued_seconds"], placed["ran_seconds"])
+        if placed is None:
+            return cls()
+        return cls(placed["queued_seconds"], placed["ran_seconds"])
 
     def count(self, state: str | None, now: float) -> None:
         """Add the time since the last contact, when the job was in a state."""
@@ -504,7 +506,9 @@ def python_of(plan: Mapping[str, Any]) -> str:
     if plan["target"].get("python"):
         return str(plan["target"]["python"])
     first = str(plan["argv"][0])
-    return first if re.fullmatch(r"python[0-9.]*", PurePath(first).name) else "python3"
+    if re.fullmatch(r"python[0-9.]*", PurePath(first).name):
+        return first
+    return "python3"
 
 
 def serve(courier: Callable[[Path], Courier]) -> None:

@@ -145,7 +145,9 @@ def framed(line: str) -> dict[str, Any] | None:
     if check != f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}":
         return None
     value = json.loads(text)
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 def with_texts(given: Any, change: Callable[[str], str]) -> Any:
@@ -154,7 +156,9 @@ def with_texts(given: Any, change: Callable[[str], str]) -> Any:
         return change(given)
     if isinstance(given, list):
         return [with_texts(each, change) for each in given]
-    return {name: with_texts(each, change) for name, each in given.items()} if isinstance(given, dict) else given
+    if isinstance(given, dict):
+        return {name: with_texts(each, change) for name, each in given.items()}
+    return given
 
 
 def settle(sent: Path, folder: Path) -> dict[str, Any]:
@@ -267,7 +271,9 @@ class Body:
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
         if self.is_warned:
             # Its limit is near, and nothing has begun.
-            return 0 if self.is_requeued() else 1
+            if self.is_requeued():
+                return 0
+            return 1
         return self.serve()
 
     def serve(self) -> int:
@@ -351,7 +357,9 @@ class Body:
 def code_of(ended: dict[str, Any]) -> int:
     """The exit code of the command, 1 if it has none."""
     code = ended.get("code")
-    return int(code) if isinstance(code, int) else 1
+    if isinstance(code, int):
+        return int(code)
+    return 1
 
 
 def main() -> int:

@@ -47,7 +47,9 @@ class MirrorCourier(Courier):
     def workdir(self) -> Path | None:
         """The working directory, whose code is sent; None if it is inside the run's folder."""
         workdir = Path(self.plan["cwd"])
-        return None if workdir.is_relative_to(self.run_dir) else workdir
+        if workdir.is_relative_to(self.run_dir):
+            return None
+        return workdir
 
     def code_files(self, workdir: Path) -> list[str]:
         """The files of the working directory to send: those of git, and the target's ``files``.

@@ -72,7 +72,9 @@ def sbatch_memory(text: str) -> str:
     size = parse_size(text)
     if not size and not re.fullmatch(r"0*[1-9][0-9]{0,11}[KMGT]?", text, re.I):
         raise expected("a size such as 64G or 400GiB")
-    return text if not size else f"{-(-size >> 20)}M"
+    if not size:
+        return text
+    return f"{-(-size >> 20)}M"
 
 
 class SlurmOptions(TargetOptions):

@@ -85,7 +85,9 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
 
 def serves(identity: ProcessIdentity, folder: Path) -> bool:
     """True if the process lives; one of another PID namespace does while it holds the lock."""
-    return is_held(folder / "attempt.lock") if is_elsewhere(identity) else is_alive(identity)
+    if is_elsewhere(identity):
+        return is_held(folder / "attempt.lock")
+    return is_alive(identity)
 
 
 def named_in(folder: Path) -> ProcessIdentity | None:

@@ -80,7 +80,9 @@ class Accelerate(Launcher):
         return {"PET_REDIRECTS": "3"}
 
     def rank_output(self, ranks: int) -> str:
-        return RANK_OUTPUT if ranks > 1 else OUTPUT
+        if ranks > 1:
+            return RANK_OUTPUT
+        return OUTPUT
 
 
 class Deepspeed(Launcher):

@@ -85,7 +85,9 @@ class LauncherReport(Struct, frozen=True):
     @property
     def failures(self) -> tuple[RankFailure, ...]:
         """All failed ranks, the supposed root cause first."""
-        return (self.root, *self.others) if self.root is not None else self.others
+        if self.root is not None:
+            return (self.root, *self.others)
+        return self.others
 
 
 def parse_reports(text: str) -> list[LauncherReport]:

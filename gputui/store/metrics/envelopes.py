@@ -129,7 +129,9 @@ def stretches(connection: sqlite3.Connection, run_id: str) -> list[Stretch]:
 def last_stretch(connection: sqlite3.Connection, source_id: int, attempt: int | None = None) -> Stretch | None:
     """The newest stretch of a source, or of one attempt in it; None before the first."""
     row = connection.execute(f"{_STRETCH} {_LAST}", (source_id, attempt)).fetchone()
-    return None if row is None else _stretch(row)
+    if row is None:
+        return None
+    return _stretch(row)
 
 
 def entries(

@@ -83,7 +83,9 @@ def short_of(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple
     is_short = event == "stop"
     if event not in ("stop", "end") and not _learns(connection, run_id):
         is_short = 2 * step < total
-    return (step, int(total)) if is_short else None
+    if is_short:
+        return (step, int(total))
+    return None
 
 
 def _learns(connection: sqlite3.Connection, run_id: str) -> bool:

@@ -158,11 +158,15 @@ def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePositi
     if later is not None or begin is not None:
         return later or end
     timed = connection.execute("SELECT 1 FROM metrics WHERE source_id = ? AND at IS NOT NULL LIMIT 1", (source_id,))
-    return None if timed.fetchone() is None else end
+    if timed.fetchone() is None:
+        return None
+    return end
 
 
 def _size(connection: sqlite3.Connection, source_id: int, generation: int) -> int:
     row = connection.execute(
         "SELECT max(byte_offset) FROM metrics WHERE source_id = ? AND generation = ?", (source_id, generation)
     ).fetchone()
-    return 0 if row[0] is None else int(row[0]) + 1
+    if row[0] is None:
+        return 0
+    return int(row[0]) + 1

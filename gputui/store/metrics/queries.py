@@ -72,7 +72,9 @@ def as_float(value: object) -> float | None:
         return value
     if type(value) is int:
         return float(value)
-    return NON_FINITE.get(value) if type(value) is str else None
+    if type(value) is str:
+        return NON_FINITE.get(value)
+    return None
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:
@@ -184,7 +186,9 @@ def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mappin
             reports.append((at, step))
         newest = max(newest, reports)
     gaps = [later - earlier for (later, _), (earlier, _) in pairwise(newest) if later > earlier]
-    return median(gaps) if gaps else None
+    if gaps:
+        return median(gaps)
+    return None
 
 
 def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:

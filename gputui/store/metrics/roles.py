@@ -99,7 +99,9 @@ def _best_loss(names: Sequence[str]) -> str | None:
     if usual:
         return min(usual, key=lambda entry: entry[:3])[-1]
     losses = [name for name in names if _read_name(name).is_loss]
-    return losses[0] if len(losses) == 1 else None
+    if len(losses) == 1:
+        return losses[0]
+    return None
 
 
 class MetricRoles(Struct, frozen=True):
@@ -139,7 +141,9 @@ _COLUMNS = "training, validation, best, mode"
 def metric_roles(connection: sqlite3.Connection, run_id: str) -> MetricRoles:
     """The roles of one run's metrics as far as they are known. Raises sqlite3.Error."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM metric_roles WHERE run_id = ?", (run_id,)).fetchone()  # noqa: S608
-    return MetricRoles() if row is None else MetricRoles(*row)
+    if row is None:
+        return MetricRoles()
+    return MetricRoles(*row)
 
 
 def set_roles(
@@ -184,7 +188,9 @@ def take_names(connection: sqlite3.Connection, source_id: int, names: Collection
         (run_id, training, validation, is_over),
     )
     roles = MetricRoles(training, validation)
-    return without_loss_words(run_id, roles, all_names) if is_over and not is_settled else None
+    if is_over and not is_settled:
+        return without_loss_words(run_id, roles, all_names)
+    return None
 
 
 def stored_names(connection: sqlite3.Connection, run_id: str) -> list[str]:

@@ -61,7 +61,9 @@ class StepTimes(Struct, frozen=True):
         """The time that the attempt's newest line itself states; None if it states none."""
         lines = (self._line("at, data ->> '$.time'", attempt, section) for section in self._sections(attempt))
         newest = max((line for line in lines if line is not None), default=(0.0, None))
-        return None if newest[1] is None else float(newest[0])
+        if newest[1] is None:
+            return None
+        return float(newest[0])
 
     def repeats(self, attempt: int, step: int) -> bool:
         """Return whether the attempt wrote ``step`` again after a later one, as when steps are
@@ -114,7 +116,9 @@ class StepTimes(Struct, frozen=True):
         """The newest step that the attempt had recorded at a time; None if no line has a time
         between ``since`` and ``at``."""
         newest = self.newest_line(attempt, at, since)
-        return None if newest is None else newest[1]
+        if newest is None:
+            return None
+        return newest[1]
 
     def newest_line(self, attempt: int, at: float, since: float) -> tuple[float, int] | None:
         """(time, step) of that step's line."""
@@ -143,14 +147,18 @@ class StepTimes(Struct, frozen=True):
         next_steps = [step for step in by_section if step is not None]
         if next_steps:
             step = min(next_steps)[1]
-            return step if newest is None else max(step, newest[1])
+            if newest is None:
+                return step
+            return max(step, newest[1])
         if newest is None:
             return None
         # Attempts that failed before their second line tell nothing, however many they were.
         earlier_gaps = (gap for earlier in range(attempt - 1, 0, -1) if (gap := self.widest_gap(earlier)) is not None)
         own = self.widest_gap(attempt, at, since)
         gaps = [*([] if own is None else [own]), *itertools.islice(earlier_gaps, _MOST_ATTEMPTS)]
-        return newest[1] + max(1, *gaps) - 1 if gaps else None
+        if gaps:
+            return newest[1] + max(1, *gaps) - 1
+        return None
 
     def widest_gap(self, attempt: int, at: float = math.inf, since: float = 0.0) -> int | None:
         """The most steps between two of the last times of an attempt's lines; None if there is but
@@ -212,7 +220,9 @@ class StepTimes(Struct, frozen=True):
                 continue
             sound = self._line("generation, byte_offset + 1", attempt, section, f"AND {_LOSS_IS_FINITE} {_FIRST_RANK}")
             row = self._line("step, at", attempt, (source, sound or begin, end), _LOSS_IS_KNOWN, is_newest=False)
-            return None if row is None else (int(row[0]), float(row[1]))
+            if row is None:
+                return None
+            return (int(row[0]), float(row[1]))
         return None
 
     def _line(
@@ -249,7 +259,9 @@ class StepTimes(Struct, frozen=True):
             "SELECT first_generation, generation FROM metric_sources WHERE source_id = ? AND format = 'output'",
             (source,),
         ).fetchone()
-        return [] if row is None else [((number, 0), (number + 1, 0)) for number in range(row[0], row[1] + 1)]
+        if row is None:
+            return []
+        return [((number, 0), (number + 1, 0)) for number in range(row[0], row[1] + 1)]
 
     def _stretch(self, source: int, attempt: int, at: float) -> FilePosition | None:
         """The begin of the stretch with the lines of a moment: a few hundred of millions of lines."""

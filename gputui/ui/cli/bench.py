@@ -85,7 +85,9 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
     if not LAUNCHERS[specs[0].launcher].starts_ranks:
         text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); there is nothing to compare"
         fail(text, Exit.USAGE)
-    return specs if on_gpus else [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
+    if on_gpus:
+        return specs
+    return [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
 
 
 def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> RunFacts:
@@ -109,7 +111,9 @@ def _print(rows: list[ScalingRow], what: str) -> None:
         return units.percent(None if value is None else 100 * value)
 
     def milliseconds(value: float | None) -> str:
-        return units.UNKNOWN if value is None else f"{1000 * value:+.1f} ms"
+        if value is None:
+            return units.UNKNOWN
+        return f"{1000 * value:+.1f} ms"
 
     table = [
         (
@@ -145,4 +149,6 @@ def _loss_words(row: ScalingRow, what: str) -> str | None:
         (row.extra_data_seconds or 0.0, "waiting for data"),
         (row.extra_other_seconds, computation),
     )
-    return f"most is lost {place}: {1000 * seconds:.1f} ms a step with {row.ranks} {what}" if seconds > 0 else None
+    if seconds > 0:
+        return f"most is lost {place}: {1000 * seconds:.1f} ms a step with {row.ranks} {what}"
+    return None

@@ -169,7 +169,9 @@ class Session(Struct, frozen=True):
 
     def reader_or_empty(self) -> sqlite3.Connection:
         """As `reader`, but of a store without anything if nothing has been recorded yet."""
-        return self.reader() if self.workspace.database.exists() else empty_store()
+        if self.workspace.database.exists():
+            return self.reader()
+        return empty_store()
 
     def note_missing_agent(self, *, is_active: bool) -> None:
         """Warn if something is active and no agent supervises it."""
@@ -210,11 +212,10 @@ class Session(Struct, frozen=True):
             words = error.strerror if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
                 fail(str(words), Exit.REFUSED)
-            remedy = (
-                "another program holds it, try again"
-                if is_locked(error)
-                else "free some disk space or check permissions" + (f"; {meanwhile}" if meanwhile else "")
-            )
+            if is_locked(error):
+                remedy = "another program holds it, try again"
+            else:
+                remedy = "free some disk space or check permissions" + (f"; {meanwhile}" if meanwhile else "")
             fail(f"cannot write {self.workspace.state}: {words}; {remedy}", Exit.REFUSED)
 
     def commander(self) -> sqlite3.Connection:
@@ -328,7 +329,9 @@ def terminal_columns() -> int | None:
     """The width of the terminal that is printed on; None for a file or pipe."""
     # Standard output is None if it was closed.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_terminal else None
+    if is_terminal:
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def is_wide() -> bool:
@@ -354,7 +357,9 @@ def table_lines(
 
     def excess() -> int:
         needed = sum(widths[place] + len(_GAP) for place in kept[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
-        return 0 if room is None else needed - room
+        if room is None:
+            return 0
+        return needed - room
 
     for place in sorted(kept[:-1], key=lambda place: -widths[place]):
         if excess() > 0 and widths[place] > LONGEST_CELLS:
@@ -367,4 +372,6 @@ def table_lines(
     for row in table:
         cells = [fit(clip_middle(row[place], widths[place]), widths[place]) for place in before]
         lines.append(_GAP.join([*cells, row[last]]).rstrip())
-    return lines if room is None else [clip(line, room) for line in lines]
+    if room is None:
+        return lines
+    return [clip(line, room) for line in lines]

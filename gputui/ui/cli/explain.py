@@ -137,11 +137,10 @@ def alerts_sentence(raised: Sequence[AlertView]) -> str:
     """The alerts of a run, newest last."""
     shown = []
     for alert in raised[-MAX_ALERTS:]:
-        end = (
-            "active"
-            if alert.cleared_at is None
-            else f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
-        )
+        if alert.cleared_at is None:
+            end = "active"
+        else:
+            end = f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
         sentence = alert.sentence.removeprefix(f"{alert.run_id}: ")
         shown.append(f"{dated_clock(alert.raised_at, time.time())} {sentence} ({end})")
     left = len(raised) - len(shown)

@@ -152,7 +152,9 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
         return shown or "–"
     if condition.is_free:
         free = "free" if promised is None else f"promised to {promised}"
-        return f"{free}, beside {shown}" if shown else free
+        if shown:
+            return f"{free}, beside {shown}"
+        return free
     if gpu.facts.get("mig_mode"):
         return shown or "MIG"
     held = shown if gpu.locked_by is None else f"held by {gpu.locked_by}"

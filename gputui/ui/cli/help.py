@@ -70,7 +70,9 @@ def in_terminal(page: str, pages: Mapping[str, Path]) -> str:
         if target.startswith("http"):
             return link.group()
         name = target.partition("#")[0].removesuffix(".md")
-        return f"{text} (`gputui help {name}`)" if name in pages else text
+        if name in pages:
+            return f"{text} (`gputui help {name}`)"
+        return text
 
     without_pictures = re.sub(r"^!\[.*\]\(.*\)\n\n?", "", page, flags=re.MULTILINE)
     return re.sub(r"\[(?P<text>[^]]*)\]\((?P<target>[^)]*)\)", command_for, without_pictures)

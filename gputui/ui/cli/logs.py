@@ -132,4 +132,6 @@ def label(log: RankLog, several: bool) -> str:
         return ""
     if log.rank is not None:
         return f"[rank {log.rank}] "
-    return "[job] " if log.stream == "job" else "[launcher] "
+    if log.stream == "job":
+        return "[job] "
+    return "[launcher] "

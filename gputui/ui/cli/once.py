@@ -68,7 +68,9 @@ def once(session: Session, *, at: str | None, as_json: bool) -> int:
         coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         characters = characters_for("auto", os.environ)
         click.echo(as_text(lines, characters=characters, is_coloured=coloured), nl=False, color=True)
-    return Exit.OK if notice is None or session.is_readonly else Exit.UNREACHABLE
+    if notice is None or session.is_readonly:
+        return Exit.OK
+    return Exit.UNREACHABLE
 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
@@ -82,7 +84,9 @@ def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | N
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() and int(text) > 0 else None
+    if text is not None and text.isdigit() and int(text) > 0:
+        return int(text)
+    return None
 
 
 def _read(session: Session, connection: sqlite3.Connection, moment: Moment | None) -> Snapshot:

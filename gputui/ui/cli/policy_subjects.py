@@ -40,7 +40,9 @@ class PolicySubject(Struct, frozen=True):
     def named(self) -> str:
         if self.run is not None:
             return f"a new run like {self.run}"
-        return "an example run with every usual parameter" if self.profile is None else f"a new run of {self.profile}"
+        if self.profile is None:
+            return "an example run with every usual parameter"
+        return f"a new run of {self.profile}"
 
 
 def example(policy: Policy = POLICIES["standard"]) -> PolicySubject:

@@ -77,11 +77,17 @@ def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | N
     def rank(row: RunRow) -> float:
         run, loss = row.run, row.progress.loss
         if order == "loss":
-            return math.inf if loss is None or math.isnan(loss) else loss
+            if loss is None or math.isnan(loss):
+                return math.inf
+            return loss
         value = sizes[run.run_id] if order == "size" else run.started_at
-        return math.inf if value is None else -value
+        if value is None:
+            return math.inf
+        return -value
 
-    return rows if order is None else sorted(rows, key=rank)
+    if order is None:
+        return rows
+    return sorted(rows, key=rank)
 
 
 def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, size_bytes: int | None) -> dict[str, str]:
@@ -124,4 +130,6 @@ def _remark(row: RunRow, unread: str | None, now: float) -> str:
         return run.waiting_for or run.told_reason or ""
     if run.target is not None and run.ended_at is None and (place := placement_words(run, now)[0]):
         return place
-    return f"no metrics: {unread}" if unread else ""
+    if unread:
+        return f"no metrics: {unread}"
+    return ""

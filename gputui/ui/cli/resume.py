@@ -82,7 +82,9 @@ def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, A
         return named
     path = Path(named).expanduser().absolute()
     own = [row.path for row in rows if row.name == named]
-    return own[0] if len(own) == 1 and not path.exists() else str(path)
+    if len(own) == 1 and not path.exists():
+        return own[0]
+    return str(path)
 
 
 def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:

@@ -70,7 +70,9 @@ def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
     if attempt is None or attempt.executor is None or run.target is not None:
         return ""
     shim = ProcessIdentity(*attempt.executor)
-    return f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run all the same" if is_alive(shim) else ""
+    if is_alive(shim):
+        return f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run all the same"
+    return ""
 
 
 def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[str, str]:

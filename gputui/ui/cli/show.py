@@ -242,7 +242,9 @@ def _cells(found: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]:
 
 
 def steps(first: int | None, last: int | None) -> str:
-    return "–" if first is None or last is None else f"{units.count(first)}–{units.count(last)}"
+    if first is None or last is None:
+        return "–"
+    return f"{units.count(first)}–{units.count(last)}"
 
 
 def cost_words(taken: RunCost) -> str:

@@ -69,7 +69,9 @@ def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: b
             print_json({"id": run_id, "state": view.state})
         elif not is_quiet:
             _print_end(connection, view)
-    return Exit.OK if view.state is RunState.SUCCEEDED else Exit.RUN_FAILED
+    if view.state is RunState.SUCCEEDED:
+        return Exit.OK
+    return Exit.RUN_FAILED
 
 
 def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> Run:

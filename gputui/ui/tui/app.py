@@ -130,7 +130,9 @@ class GputuiApp(Navigation, inherit_bindings=False):
 
     def get_driver_class(self) -> type[Driver]:
         found = super().get_driver_class()
-        return TerminalDriver if found is LinuxDriver else found
+        if found is LinuxDriver:
+            return TerminalDriver
+        return found
 
     def on_mount(self) -> None:
         self.apply_theme()
@@ -207,7 +209,9 @@ class GputuiApp(Navigation, inherit_bindings=False):
         """Write the changed settings; returns a sentence about what is wrong with the file."""
         path = self._settings_path
         try:
-            return save(path, self.unsaved) if path is not None and self.unsaved else None
+            if path is not None and self.unsaved:
+                return save(path, self.unsaved)
+            return None
         except OSError as error:
             return f"The settings are lost: {path} cannot be written ({error.strerror})."
 
@@ -311,4 +315,6 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
     if active and not demo and sys.stdout.isatty():
         words = "1 run continues" if active == 1 else f"{active} runs continue"
         print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201
-    return app.return_code or 0 if code is None else code
+    if code is None:
+        return app.return_code or 0
+    return code

@@ -258,7 +258,9 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
     if "text" in result:
         return clean(str(result["text"]))
     if "paused" in result:
-        return "No run starts; active runs continue." if result["paused"] else "The queue is open."
+        if result["paused"]:
+            return "No run starts; active runs continue."
+        return "The queue is open."
     if result.get("position") is not None:
         return f"{subject} is #{result['position']} in the queue"
     if sign is None:

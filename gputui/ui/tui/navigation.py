@@ -319,7 +319,9 @@ class Navigation(Commands):
     @property
     def _present(self) -> float:
         past = self.snapshot.past
-        return self.snapshot.at if past is None else past.now
+        if past is None:
+            return self.snapshot.at
+        return past.now
 
     def _step(self, steps: int) -> None:
         here = self.moment or Moment(float(math.floor(self._present)))

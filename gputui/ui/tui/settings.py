@@ -58,7 +58,9 @@ TYPES: Mapping[str, Any] = get_type_hints(Settings, include_extras=True)
 
 def values_of(name: str) -> tuple[Any, ...]:
     """The possible values of a setting with a few."""
-    return (False, True) if TYPES[name] is bool else get_args(TYPES[name])
+    if TYPES[name] is bool:
+        return (False, True)
+    return get_args(TYPES[name])
 
 
 def load(path: Path) -> tuple[Settings, str | None]:

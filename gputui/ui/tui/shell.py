@@ -78,7 +78,9 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     def line_words(self) -> str | None:
         """The lag of the terminal in words; None while it keeps up."""
         slowed = ", fewer updates" if self.pace.is_slowed else ""
-        return f"terminal {duration(lag)} behind{slowed}" if (lag := self.lag_seconds) > LAG_SECONDS else None
+        if (lag := self.lag_seconds) > LAG_SECONDS:
+            return f"terminal {duration(lag)} behind{slowed}"
+        return None
 
     # --- painting
 

@@ -124,12 +124,16 @@ class JobsApi:
         """The whole output of a job; None if unavailable, as when its node is gone. Raises
         UnreachableError."""
         answer = self.call("GET", f"/api/jobs/{job}/logs", seconds=120.0)
-        return str(answer.json().get("logs") or "") if answer.status == 200 else None
+        if answer.status == 200:
+            return str(answer.json().get("logs") or "")
+        return None
 
     def last_lines(self, job: str, count: int) -> str | None:
         """The end of a job's output; None if this cluster cannot return it."""
         answer = self.call("GET", "/api/v0/logs/file", submission_id=job, lines=count)
-        return answer.body.decode("utf-8", "replace") if answer.status == 200 else None
+        if answer.status == 200:
+            return answer.body.decode("utf-8", "replace")
+        return None
 
 
 SENT = "_gputui"
@@ -146,7 +150,9 @@ def submission_id(plan: Mapping[str, Any], token: str) -> str:
 def script_path(plan: Mapping[str, Any], folder: str) -> str:
     """The job's script, as its node sees it: shared, or in the sent package, which is its working
     directory."""
-    return f"{folder}/job.sh" if plan["target"].get("shared") else f"{SENT}/job.sh"
+    if plan["target"].get("shared"):
+        return f"{folder}/job.sh"
+    return f"{SENT}/job.sh"
 
 
 def entry_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:

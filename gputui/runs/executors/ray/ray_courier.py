@@ -49,12 +49,16 @@ class RayCourier(MirrorCourier):
 
     @property
     def far_folder(self) -> str:
-        return str(self.far) if self.is_shared else f"{self.wanted_root}/attempts/{self.plan['attempt']}/far"
+        if self.is_shared:
+            return str(self.far)
+        return f"{self.wanted_root}/attempts/{self.plan['attempt']}/far"
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 
     def plan_to_send(self) -> dict[str, Any]:
-        return self.plan if self.is_shared else self.plan_there(far.RUN_HERE, far.CODE_HERE)
+        if self.is_shared:
+            return self.plan
+        return self.plan_there(far.RUN_HERE, far.CODE_HERE)
 
     def send(self) -> None:
         if not self.is_shared and not (self.plan.get("keeps_code") and self.code.exists()):

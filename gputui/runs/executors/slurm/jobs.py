@@ -74,12 +74,16 @@ def _options(plan: Mapping[str, Any], target: Mapping[str, Any], folder: str, to
 def sbatch_time(text: str) -> str:
     """Convert ``4h``, ``1h30m`` and ``2d`` to sbatch's minutes. Other forms are sbatch's own."""
     seconds = parse_duration(text)
-    return text if seconds is None else str(math.ceil(seconds / 60))
+    if seconds is None:
+        return text
+    return str(math.ceil(seconds / 60))
 
 
 def _quoted(text: str) -> str:
     is_plain = re.fullmatch(r"[A-Za-z0-9_./%:@+=,&|()\[\]-]+", text)
-    return text if is_plain else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+    if is_plain:
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 # --- what Slurm answers -----------------------------------------------------------------------------------------------
@@ -153,7 +157,9 @@ class QueuedJob(NamedTuple):
         because it may stand for a thousand."""
         if not self.nodes or self.nodes.startswith("("):
             return ()
-        return (self.nodes,) if "[" in self.nodes else tuple(self.nodes.split(","))
+        if "[" in self.nodes:
+            return (self.nodes,)
+        return tuple(self.nodes.split(","))
 
 
 def queued_jobs(output: str) -> list[QueuedJob]:
@@ -166,16 +172,22 @@ def queued_jobs(output: str) -> list[QueuedJob]:
 def recorded_job(job: str, output: str) -> QueuedJob | None:
     """A job in the output of ``sacct --parsable2`` in SACCT_FORMAT, or None."""
     found = re.search(rf"^\s*{re.escape(job)}\|([^|]+)\|(.*)$", output, re.M)
-    return None if found is None else QueuedJob(job, found[1], nodes=found[2].strip())
+    if found is None:
+        return None
+    return QueuedJob(job, found[1], nodes=found[2].strip())
 
 
 def submitted_job(output: str) -> str | None:
     """The job in the output of ``sbatch --parsable``, to which a site may add text; None unless
     exactly one line looks like one."""
     numbers = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)
-    return numbers[0] if len(numbers) == 1 else None
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return None
 
 
 def _parse_time(text: str) -> float | None:
     """A time of squeue in UTC unix seconds; None for one that is unknown, such as ``N/A``."""
-    return float(text) if text.isascii() and text.isdigit() else None
+    if text.isascii() and text.isdigit():
+        return float(text)
+    return None

@@ -58,7 +58,9 @@ class Lead:
         self.give_up_at = time.monotonic() + START_SECONDS
 
     def poll(self) -> int | None:
-        return 0 if self.is_over else None
+        if self.is_over:
+            return 0
+        return None
 
     def send_signal(self, number: int) -> None:
         self.signals.append(number)
@@ -181,7 +183,9 @@ def failed(record: dict[str, Any]) -> bool:
 def total(values: list[float | None]) -> float | None:
     """The sum of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    if known:
+        return sum(known)
+    return None
 
 
 class NodeShim(Shim):

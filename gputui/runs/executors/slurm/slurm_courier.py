@@ -100,7 +100,9 @@ class SlurmJobs(Courier):
                 return None
             remedy = "see sacctmgr show runawayjobs"
             raise UnreachableError(f"squeue does not know job {job}, which sacct calls {recorded.state}; {remedy}")
-        return None if recorded is None else recorded.status()
+        if recorded is None:
+            return None
+        return recorded.status()
 
     def queued(self, choice: str) -> list[QueuedJob]:
         """The jobs that squeue lists by an option. Raises UnreachableError if it fails."""
@@ -141,7 +143,9 @@ class FarSlurmCourier(SlurmJobs, SshMirror):
 def courier_of(folder: Path) -> Courier:
     """The courier of an attempt, by whether its target names a login node."""
     target = json.loads((folder / "attempt.json").read_text("utf-8"))["target"]
-    return FarSlurmCourier(folder) if target.get("host") else SlurmCourier(folder)
+    if target.get("host"):
+        return FarSlurmCourier(folder)
+    return SlurmCourier(folder)
 
 
 if __name__ == "__main__":

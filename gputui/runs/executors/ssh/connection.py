@@ -105,4 +105,6 @@ def _control_folder() -> Path | None:
         status = folder.lstat()
     except OSError:
         return None
-    return folder if status.st_uid == os.getuid() and status.st_mode & 0o077 == 0 else None
+    if status.st_uid == os.getuid() and status.st_mode & 0o077 == 0:
+        return folder
+    return None

@@ -129,7 +129,9 @@ class SshMirror(MirrorCourier):
         self.is_behind = bool(answer.get("is_partial"))
 
     def unwritable(self) -> str | None:
-        return None if self.answer is None else self.answer.get("unwritable")
+        if self.answer is None:
+            return None
+        return self.answer.get("unwritable")
 
     def drain(self) -> None:
         while self.answer is None or self.answer["grown"]:
@@ -168,7 +170,9 @@ class SshCourier(SshMirror):
     def jobs(self, token: str) -> list[JobStatus]:
         self.ask()
         claim = self.claimed()
-        return [] if claim is None else [self.state_of(claim)]
+        if claim is None:
+            return []
+        return [self.state_of(claim)]
 
     def unlisted_status(self, job: str) -> JobStatus | None:
         return self.state_of(job)

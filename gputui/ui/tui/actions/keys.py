@@ -40,4 +40,6 @@ def key_name(word: str) -> str | None:
     modifiers, key = head.split("+") if head else [], rest + word[-1:]
     key = _SIGNS.get(key, key)
     is_known = (len(key) == 1 and key.isalnum()) or key in NAMED or key in _SIGNS.values()
-    return "+".join([*modifiers, key]) if is_known and set(modifiers) <= _MODIFIERS.keys() else None
+    if is_known and set(modifiers) <= _MODIFIERS.keys():
+        return "+".join([*modifiers, key])
+    return None

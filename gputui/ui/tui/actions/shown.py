@@ -135,11 +135,15 @@ def _drop_rank(action: Action) -> int:
         return 3
     if action.name in (*_LAST, *TIME_ACTIONS, "back"):
         return 0
-    return 2 if action.name in _FILTERS else 1
+    if action.name in _FILTERS:
+        return 2
+    return 1
 
 
 def _connection_spans(context: Context) -> list[Span]:
-    return [] if context.connection_lag is None else [(f"▲ {context.connection_lag} ", "warn")]
+    if context.connection_lag is None:
+        return []
+    return [(f"▲ {context.connection_lag} ", "warn")]
 
 
 def message_lines(text: str, kind: str, width: int) -> list[Line]:

@@ -66,7 +66,9 @@ class CheckpointReader:
             self._thread = threading.Thread(target=self._look, args=(wish,), name="checkpoints", daemon=True)
             self._thread.start()
         folder, found = self._found
-        return found if folder == wish.folder else CheckpointList()
+        if folder == wish.folder:
+            return found
+        return CheckpointList()
 
     def wait(self, seconds: float) -> None:
         if self._thread is not None:

@@ -139,7 +139,9 @@ class Feed:
         if self._is_due:
             # A commit came too soon after the last snapshot.
             return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
-        return LOOK_SECONDS if self._watched else look_seconds(self._newest)
+        if self._watched:
+            return LOOK_SECONDS
+        return look_seconds(self._newest)
 
     def _turn(self) -> bool:
         """Check the store once; returns whether there is a new snapshot."""

@@ -104,7 +104,9 @@ class _FollowedFile:
                 self.first = newest - len(self.lines)
         self._read_on(None)
         rest = read_window(self.path, self._end or 0, UNFINISHED_BYTES, partial=True, as_written=True).text
-        return [clean(last_state(self._begun + rest))] if self._begun or rest else []
+        if self._begun or rest:
+            return [clean(last_state(self._begun + rest))]
+        return []
 
     def _begin(self, start: int) -> None:
         self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
@@ -135,8 +137,12 @@ class _FollowedFile:
 def _label(log: RankLog) -> str:
     """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``, ``job``."""
     if log.rank is None:
-        return "job" if log.stream == "job" else "launcher"
-    return f"rank {log.rank}" if log.stream == "stdout" else f"rank {log.rank} stderr"
+        if log.stream == "job":
+            return "job"
+        return "launcher"
+    if log.stream == "stdout":
+        return f"rank {log.rank}"
+    return f"rank {log.rank} stderr"
 
 
 def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:

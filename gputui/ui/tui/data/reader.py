@@ -71,7 +71,9 @@ class _Reading(NamedTuple):
     @property
     def seen(self) -> float:
         """The moment that is shown."""
-        return self.now if self.at is None else self.at
+        if self.at is None:
+            return self.now
+        return self.at
 
 
 class SnapshotReader:

@@ -145,10 +145,14 @@ def _rank_count(run: Run) -> int:
 def launched_params(run: Run) -> Mapping[str, object]:
     """The parameters that a run was launched with."""
     params = json_mapping(run.spec_json).get("params")
-    return params if isinstance(params, dict) else {}
+    if isinstance(params, dict):
+        return params
+    return {}
 
 
 def launched_code(run: Run) -> str | None:
     """The code version that a run was launched with, in words; None if unknown."""
     words = code_words(json_mapping(run.spec_json).get("code"))
-    return None if words is None else clean(words)
+    if words is None:
+        return None
+    return clean(words)

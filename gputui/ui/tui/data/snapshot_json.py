@@ -82,4 +82,6 @@ def row_shape(row: RunRow) -> Shape:
 
 def _finite_or_none(value: float | None) -> float | None:
     """A measurement that JSON knows, as `gputui gpus --json` has it."""
-    return value if value is not None and math.isfinite(value) else None
+    if value is not None and math.isfinite(value):
+        return value
+    return None

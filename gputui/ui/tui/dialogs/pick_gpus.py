@@ -46,7 +46,9 @@ class PickGpusScreen(Dialog):
         if (hindrance := situation.busy_reason(condition, self._memory_bytes)) is not None:
             return hindrance.removeprefix("is used by ").removeprefix("is "), "warn"
         worry = condition.warning
-        return ("free", "good") if worry is None else (f"free, but {worry}", "warn")
+        if worry is None:
+            return ("free", "good")
+        return (f"free, but {worry}", "warn")
 
     def choose(self) -> None:
         """Take the GPU under the cursor, or leave it out."""
@@ -70,11 +72,9 @@ class PickGpusScreen(Dialog):
         """The GPUs as they are in the newest snapshot."""
         gpus, situation = self.shell.snapshot.gpus, self.shell.snapshot.situation
         recommended = self._recommended(situation)
-        head = (
-            f"{'#':>9}{'free GiB':>13}{'util':>7}{'temp':>7}  used by"
-            if gpus
-            else "No GPU is known; 0 runs on the CPU."
-        )
+        head = "No GPU is known; 0 runs on the CPU."
+        if gpus:
+            head = f"{'#':>9}{'free GiB':>13}{'util':>7}{'temp':>7}  used by"
         rows: list[Line] = []
         is_mixed = len({gpu.name for gpu in gpus}) > 1
         for gpu in gpus:

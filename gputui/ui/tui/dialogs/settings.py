@@ -25,8 +25,12 @@ class Item(NamedTuple):
     def word(value: object) -> str:
         """A value as it is shown."""
         if isinstance(value, bool):
-            return "on" if value else "off"
-        return f"{value:g} s" if isinstance(value, float) else str(value)
+            if value:
+                return "on"
+            return "off"
+        if isinstance(value, float):
+            return f"{value:g} s"
+        return str(value)
 
 
 ITEMS = tuple(

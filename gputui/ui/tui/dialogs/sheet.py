@@ -70,7 +70,9 @@ class DiffScreen(SheetScreen):
             [(clip(clean(text).expandtabs(4), width), styles.get(text[:3]) or styles.get(text[:1], "text"))]
             for text in self._texts[: self.MOST_ROWS]
         ]
-        return lines if left <= 0 else [*lines, [], [(f"… {count_of(left, 'more line')}", "text")]]
+        if left <= 0:
+            return lines
+        return [*lines, [], [(f"… {count_of(left, 'more line')}", "text")]]
 
 
 class HelpScreen(SheetScreen):

@@ -104,7 +104,9 @@ class ChartLook(Struct, frozen=True):
     @property
     def data(self) -> ChartData:
         """The data of the run; of several runs nothing but the axis."""
-        return ChartData(ChartRequest(), Frame(self.view.axis)) if self.is_compared else self.runs[0].data
+        if self.is_compared:
+            return ChartData(ChartRequest(), Frame(self.view.axis))
+        return self.runs[0].data
 
     @property
     def reach(self) -> float:
@@ -124,7 +126,9 @@ def extent_of(look: ChartLook) -> Extent | None:
     start = min(start for start, _ in ends)
     newest = (min if look.view.is_cut else max)(end for _, end in ends)
     extent = Extent(start, max(newest, start), 1e-3 if look.view.axis == "epoch" else 1.0)
-    return extent.logarithmic() if look.view.is_log_x else extent
+    if look.view.is_log_x:
+        return extent.logarithmic()
+    return extent
 
 
 def place_words(frame: Frame, x: float) -> str:
@@ -137,13 +141,17 @@ def place_words(frame: Frame, x: float) -> str:
     elapsed = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
     if frame.axis == "time" and frame.origin_at is not None:
         return f"{frame_clock(frame, frame.origin_at + x)}, {elapsed} in"
-    return elapsed if frame.axis == "time" else f"{elapsed} trained"
+    if frame.axis == "time":
+        return elapsed
+    return f"{elapsed} trained"
 
 
 def frame_clock(frame: Frame, at: float) -> str:
     """The time of day, with the date if it is not that of the newest point."""
     newest = None if frame.end is None else frame.moment_at(frame.end)
-    return clock(at) if newest is None else dated_clock(at, newest)
+    if newest is None:
+        return clock(at)
+    return dated_clock(at, newest)
 
 
 # --- charts
@@ -189,7 +197,9 @@ def end_cells(look: ChartLook, width: int, height: int) -> int:
     """Cells at the right of a chart for the newest values, and the names of several runs; 0 for a small chart."""
     if look.is_compared:
         return min(MOST_NAME_CELLS, max(0, width - GUTTER - 2) * 2 // 5)
-    return END_CELLS if height >= FULL_HEIGHT and width >= LEAST_FOR_ENDS else 0
+    if height >= FULL_HEIGHT and width >= LEAST_FOR_ENDS:
+        return END_CELLS
+    return 0
 
 
 def plot_columns(look: ChartLook, width: int, height: int) -> int:
@@ -204,7 +214,9 @@ def panel_curves(panel: Panel, look: ChartLook, width: int, height: int) -> list
     if devices is not None and not any(device.bins for device in devices):
         return []
     curves = _metric_curves(panel, look) if devices is None else _device_curves(panel, devices, look, width)
-    return _with_ends(curves, panel, look) if end_cells(look, width, height) else curves
+    if end_cells(look, width, height):
+        return _with_ends(curves, panel, look)
+    return curves
 
 
 def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[Curve]:
@@ -246,7 +258,9 @@ def _empty_text(panel: Panel, look: ChartLook) -> str:
     if panel.field is not None:
         # Without a step or an epoch the charts are about to be drawn over time.
         is_early = data.frame.axis in ("step", "epoch") and not data.frame.end
-        return "reading…" if is_early or panel.field not in data.request.hardware else "not recorded then"
+        if is_early or panel.field not in data.request.hardware:
+            return "reading…"
+        return "not recorded then"
     curves = [run.data.curves.get(panel.key) for run in look.runs]
     problems = [curve.problem for curve in curves if curve is not None]
     if not problems:
@@ -318,7 +332,9 @@ def _value_words(panel: Panel, value: float | None) -> str:
         return metric_words(panel.key, value)
     if panel.is_in_bytes:
         return gibibytes(value)
-    return "–" if value is None else f"{value:.0f}"
+    if value is None:
+        return "–"
+    return f"{value:.0f}"
 
 
 class _Device(NamedTuple):
@@ -389,7 +405,9 @@ def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, ro
 
 def device_index(curve: HardwareCurve, look: ChartLook) -> str:
     found = look.gpus.get(curve.uuid or "")
-    return (curve.uuid or "")[:8] if found is None else str(found)
+    if found is None:
+        return (curve.uuid or "")[:8]
+    return str(found)
 
 
 # --- what happened
@@ -399,7 +417,9 @@ def counted_checkpoints(look: ChartLook, width: int) -> int:
     """The number of checkpoints in the window if they are too many to mark each; else 0."""
     start, end = look.window
     saved = sum(marker.kind == "checkpoint" and start <= marker.x <= end for marker in look.data.markers)
-    return saved if saved * MARKED_APART > width else 0
+    if saved * MARKED_APART > width:
+        return saved
+    return 0
 
 
 def drawn_markers(look: ChartLook, width: int, height: int) -> list[Marker]:

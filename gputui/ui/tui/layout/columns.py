@@ -121,7 +121,9 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
     spare = width - sum(room for _, room in placed) - sum(column.gap for column, _ in placed[1:])
     if spare < 0:
         return fit_line(line, width)
-    return [*line, (" " * spare, "text")] if spare else line
+    if spare:
+        return [*line, (" " * spare, "text")]
+    return line
 
 
 def fit_line(spans: Sequence[Span], width: int, align: str = "<") -> Line:
@@ -286,13 +288,17 @@ def wrap(text: str, width: int) -> list[str]:
             line, used = "", 0
         line += word
         used += size
-    return [*lines, line] if line.strip() else lines
+    if line.strip():
+        return [*lines, line]
+    return lines
 
 
 def clip_words(text: str, width: int) -> str:
     """A text of at most ``width`` cells, cut at the end of a word."""
     lines = wrap(text, width)
-    return f"{wrap(text, width - 2)[0]} …" if len(lines) > 1 else text
+    if len(lines) > 1:
+        return f"{wrap(text, width - 2)[0]} …"
+    return text
 
 
 def wrap_at_most(text: str, width: int, count: int) -> list[str]:

@@ -157,7 +157,9 @@ def held_back(row: GpuRow, width: int = 0) -> list[Span]:
     """The reasons of throttled clocks, in words."""
     reasons = row.gpu.throttle_reasons
     if not reasons:
-        return [] if reasons is not None else [(UNKNOWN, "dim")]
+        if reasons is not None:
+            return []
+        return [(UNKNOWN, "dim")]
     words = ", ".join(reasons)
     return [(clean(words), "warn" if any(alarming in words for alarming in _ALARMING) else "dim")]
 
@@ -171,7 +173,9 @@ def pcie_link(gpu: GpuView) -> list[Span]:
     most = gpu.facts.get("pcie_width_max")
     is_narrow = lanes is not None and most is not None and lanes < most
     text = f"{UNKNOWN if generation is None else generation}×{UNKNOWN if lanes is None else lanes}"
-    return [(f"▲{text}", "warn")] if is_narrow else [(text, "dim")]
+    if is_narrow:
+        return [(f"▲{text}", "warn")]
+    return [(text, "dim")]
 
 
 def traffic(gpu: GpuView, link: str) -> list[Span]:

@@ -77,7 +77,9 @@ class Listing(Struct, Generic[Row], frozen=True):
     @property
     def head_lines(self) -> int:
         """Lines above the first item."""
-        return 2 if any(column.head for column in self.columns) else 1
+        if any(column.head for column in self.columns):
+            return 2
+        return 1
 
     @property
     def rows(self) -> list[Row]:
@@ -106,7 +108,9 @@ class Listing(Struct, Generic[Row], frozen=True):
     def row_at(self, state: ListState, y: int) -> Row | None:
         """The row in line ``y``; None in a heading or below."""
         below = self.items[state.top :][y - self.head_lines :] if y >= self.head_lines else []
-        return below[0][1] if below else None
+        if below:
+            return below[0][1]
+        return None
 
     def lines(self, state: ListState, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines."""

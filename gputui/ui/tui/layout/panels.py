@@ -64,7 +64,9 @@ class Panel(Struct, frozen=True):
     @property
     def is_in_bytes(self) -> bool:
         """True if its values are bytes, which charts show in GiB."""
-        return self.field in ("memory", "host_memory") if self.field is not None else self.key == PEAK_METRIC
+        if self.field is not None:
+            return self.field in ("memory", "host_memory")
+        return self.key == PEAK_METRIC
 
 
 class Panels(Struct, frozen=True):
@@ -106,7 +108,9 @@ def by_interest(keys: Sequence[str], roles: MetricRoles = NO_ROLES) -> list[str]
 
     def weight(key: str) -> int:
         if key in first or key in HARDWARE:
-            return first.index(key) if key in first else len(first) + 1
+            if key in first:
+                return first.index(key)
+            return len(first) + 1
         return len(first) + (2 if is_of_events(key) else 3 if is_set(key) else 0)
 
     return sorted(dict.fromkeys(keys), key=weight)
@@ -119,12 +123,16 @@ def metric_title(name: str) -> str:
 
 def metric_heading(name: str) -> str:
     """The title of a metric above values of `metric_words`, with their unit where that is another."""
-    return f"{metric_title(name)} GiB" if name == PEAK_METRIC else metric_title(name)
+    if name == PEAK_METRIC:
+        return f"{metric_title(name)} GiB"
+    return metric_title(name)
 
 
 def metric_words(name: str, value: float | None) -> str:
     """The value of a metric; bytes in GiB."""
-    return gibibytes(value) if name == PEAK_METRIC else metric_value(value)
+    if name == PEAK_METRIC:
+        return gibibytes(value)
+    return metric_value(value)
 
 
 def places(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelPlace]:

@@ -172,7 +172,9 @@ def start_words(run: Run, now: float) -> str:
     """``14 s (last time 11 s)``: for how long its attempt has had no step, and the profile's last one had none."""
     began_at, usual = run.attempt_started_at, run.usual_start_seconds
     since = "launching" if began_at is None else _since(now - began_at)
-    return since if usual is None else f"{since} (last time {_since(usual)})"
+    if usual is None:
+        return since
+    return f"{since} (last time {_since(usual)})"
 
 
 def stop_words(row: RunRow, now: float) -> Span:
@@ -206,7 +208,9 @@ def stop_words(row: RunRow, now: float) -> Span:
 def unsaved_words(step: int | None, stop: StopRequest) -> str:
     """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
     unsaved = 0 if step is None else step - (stop.saved_step or 0)
-    return f"{count_of(unsaved, 'step')} unsaved" if unsaved > 0 else ""
+    if unsaved > 0:
+        return f"{count_of(unsaved, 'step')} unsaved"
+    return ""
 
 
 def waiting_words(run: Run, now: float) -> str:
@@ -246,14 +250,18 @@ def placement_words(run: Run, now: float) -> Span:
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
     """Seconds without a step, if that is unusually long for a training run; else None."""
-    return _silence(row, now) if row.run.shown_state == "running" else None
+    if row.run.shown_state == "running":
+        return _silence(row, now)
+    return None
 
 
 def stuck_seconds(row: RunRow, now: float) -> float | None:
     """`silent_seconds` of a run that has steps to make."""
     progress = row.progress
     has_all = progress.total_steps is not None and (progress.step or 0) >= progress.total_steps
-    return None if has_all else silent_seconds(row, now)
+    if has_all:
+        return None
+    return silent_seconds(row, now)
 
 
 def _silence(row: RunRow, now: float) -> float | None:
@@ -261,7 +269,9 @@ def _silence(row: RunRow, now: float) -> float | None:
     if newest is None or usual is None:
         return None
     silent = row.run.seen_until(now) - newest
-    return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None
+    if silent > max(SILENT_SECONDS, SILENT_STEPS * usual):
+        return silent
+    return None
 
 
 def _usual_seconds(progress: Progress) -> float | None:

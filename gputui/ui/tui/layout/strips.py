@@ -213,15 +213,21 @@ def _traffic(host: HostSample) -> list[str]:
     words = [f"read {read:<8}", f"write {write:<8}", f"net {f'↓{received} ↑{sent}':<19}"]
     if host.load_1m is not None and host.cpu_count:
         words.append(f"load {host.load_1m:.1f} on {host.cpu_count} cores")
-    return [*words, f"swap {gibibytes(host.swap_used_bytes)} GiB"] if host.swap_used_bytes else words
+    if host.swap_used_bytes:
+        return [*words, f"swap {gibibytes(host.swap_used_bytes)} GiB"]
+    return words
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole * 100
+    if part is None or not whole:
+        return None
+    return part / whole * 100
 
 
 def _load_style(value: float | None, limit: float) -> str:
-    return "warn" if value is not None and value >= limit else "text"
+    if value is not None and value >= limit:
+        return "warn"
+    return "text"
 
 
 # --- alerts

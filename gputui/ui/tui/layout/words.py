@@ -53,13 +53,17 @@ def run_sign(state: str) -> Sign:
 
 def sign_of(run: Run) -> Sign:
     """`run_sign` of a run; a trial that its study pruned was not stopped by a person."""
-    return PRUNED_SIGN if run.trial_state == "pruned" and run.state == "stopped" else run_sign(run.shown_state)
+    if run.trial_state == "pruned" and run.state == "stopped":
+        return PRUNED_SIGN
+    return run_sign(run.shown_state)
 
 
 def run_state_text(run: Run) -> str:
     """The state in words, with the number of restarts: ``running ↻2``."""
     word = sign_of(run).word
-    return f"{word} ↻{run.attempt - 1}" if run.attempt > 1 else word
+    if run.attempt > 1:
+        return f"{word} ↻{run.attempt - 1}"
+    return word
 
 
 def is_hot(gpu: GpuView) -> bool:

@@ -39,7 +39,9 @@ def name_cell(row: FileRow, width: int) -> list[Span]:
     """The name of a file, or the end of its path."""
     over = cell_width(row.name) - width
     end = without_left([(row.name, "accent")], over + 1)
-    return [(row.name, "accent")] if over <= 0 else [("…", "accent"), *end]
+    if over <= 0:
+        return [(row.name, "accent")]
+    return [("…", "accent"), *end]
 
 
 class FileListScreen(ListingPage[Row], Generic[Row]):
@@ -139,13 +141,17 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         """The typed path; None for other text."""
         text = self.edit.text.strip()
         is_path = "/" in text or text.endswith(FileListScreen.SUFFIXES)
-        return Path(text).expanduser().absolute() if is_path else None
+        if is_path:
+            return Path(text).expanduser().absolute()
+        return None
 
     @property
     def chosen(self) -> Path | None:
         """The file of the row under the cursor; without one the typed path."""
         self.keep_cursor()
-        return self.chosen_path if self.current is None else self.current.path
+        if self.current is None:
+            return self.chosen_path
+        return self.current.path
 
     def _type(self, edit: LineEdit) -> None:
         if edit.text != self.edit.text:

@@ -31,7 +31,9 @@ def cells_of(text: str) -> Sequence[str]:
     """The cells of one piece of a line."""
     if PLAIN.issuperset(text):
         return text
-    return _cached_cells(text) if len(text) <= _MOST_CACHED_LENGTH else _cells(text)
+    if len(text) <= _MOST_CACHED_LENGTH:
+        return _cached_cells(text)
+    return _cells(text)
 
 
 def width_is_certain(cell: str) -> bool:

@@ -257,12 +257,16 @@ def _is_cheap(text: Sequence[str], pens: Sequence[Pen], last: int, following: in
 
 def _count(number: int) -> str:
     """The parameter of a relative move; 1 is the default."""
-    return "" if number == 1 else str(number)
+    if number == 1:
+        return ""
+    return str(number)
 
 
 def _absolute(x: int, y: int) -> str:
     if x == 0:
-        return "\x1b[H" if y == 0 else f"\x1b[{y + 1}H"
+        if y == 0:
+            return "\x1b[H"
+        return f"\x1b[{y + 1}H"
     return f"\x1b[{'' if y == 0 else y + 1};{x + 1}H"
 
 
@@ -271,4 +275,6 @@ def _horizontal(from_x: int, x: int) -> str:
         return ""
     if x > from_x:
         return f"\x1b[{_count(x - from_x)}C"
-    return "\b" * (from_x - x) if from_x - x <= 4 else f"\x1b[{from_x - x}D"
+    if from_x - x <= 4:
+        return "\b" * (from_x - x)
+    return f"\x1b[{from_x - x}D"

@@ -123,4 +123,6 @@ def _legible(foreground: str, background: str) -> str:
         return foreground
     # Of each eight colours, the first five are dark enough for white; so is bright black.
     index = int(background) - (40 if int(background) < 100 else 92)
-    return "97" if index % 8 in (0, 1, 2, 4, 5) else "30"
+    if index % 8 in (0, 1, 2, 4, 5):
+        return "97"
+    return "30"

@@ -54,7 +54,9 @@ def title_words(snapshot: Snapshot, host_name: str, *, is_ascii: bool) -> str:
     counted = " ".join(f"{counts[state]} {RUN_SIGNS[state].word}" for state in _COUNTED if counts[state])
     parts += [counted or "no runs", f"gputui {host_name}"]
     text = " · ".join(parts)
-    return ascii_line(text) if is_ascii else text
+    if is_ascii:
+        return ascii_line(text)
+    return text
 
 
 def copy_sequence(text: str) -> str:

@@ -34,7 +34,9 @@ class Theme(Struct, frozen=True):
     @property
     def base(self) -> str:
         """The name of Textual's theme for what is between the panes."""
-        return "ansi-dark" if self.background is None else f"gputui-{self.name}"
+        if self.background is None:
+            return "ansi-dark"
+        return f"gputui-{self.name}"
 
     def style(self, key: str) -> Style:
         """The style of a key; an unknown one is plain text."""

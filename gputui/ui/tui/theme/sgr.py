@@ -33,4 +33,6 @@ def _shown(text: str, characters: Characters) -> str:
     if characters == "ascii":
         return ascii_line(text)
     turn = translator(characters)
-    return text if turn is None else "".join(turn(list(text)))
+    if turn is None:
+        return text
+    return "".join(turn(list(text)))

@@ -165,7 +165,9 @@ class Charts:
                 spans.pop()
         line, rest = cut_line([*spans, (" ", "text")], width)
         # In a frame, the rest is the frame's upper side.
-        return [*line, ("─" * rest, "rule")] if self._is_framed else fit_line(line, width)
+        if self._is_framed:
+            return [*line, ("─" * rest, "rule")]
+        return fit_line(line, width)
 
     def _settings_parts(self, look: ChartLook, width: int) -> list[Span]:
         view, frame, shown, visible = look.view, look.data.frame, self.panels.shown, self._visible
@@ -202,7 +204,9 @@ class Charts:
     def focused_key(self) -> str | None:
         """The chosen chart; until one is chosen the first, which may come later than those of the hardware."""
         keys = self.keys
-        return self.view.focus if self.view.focus in keys else next(iter(keys), None)
+        if self.view.focus in keys:
+            return self.view.focus
+        return next(iter(keys), None)
 
     @property
     def focus(self) -> Panel | None:
@@ -235,7 +239,9 @@ class Charts:
         """Cells of the focused chart along the x axis."""
         found = [place for panel, place in zip(self._visible, self._places, strict=False)
                  if panel.key == self.focused_key]  # fmt: skip
-        return plot_columns(self.look, found[0].width, found[0].height) if found else 80
+        if found:
+            return plot_columns(self.look, found[0].width, found[0].height)
+        return 80
 
     def sideways(self, by: int) -> None:
         """Move the crosshair to the next measured place, at least one column further; begin at the newest one."""

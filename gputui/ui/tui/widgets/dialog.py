@@ -168,4 +168,6 @@ class Dialog(Overlay[None]):
         room = min(self.WIDTH, self._drawn_size.width) - 6
         is_current = number == self.place
         row: Line = [("▸ " if is_current else "  ", "cursor"), *fit_line(line, room)]
-        return selected(row) if is_current else row
+        if is_current:
+            return selected(row)
+        return row

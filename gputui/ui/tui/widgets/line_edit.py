@@ -38,7 +38,9 @@ class LineEdit(Struct, frozen=True):
             "home": ("", before + behind), "end": (before + behind, ""), "ctrl+u": ("", behind),
             "ctrl+k": (before, ""), "ctrl+w": (re.sub(r"\S*\s*$", "", before), behind),
         }.get(_SAME.get(key, key))  # fmt: skip
-        return None if changed is None else LineEdit("".join(changed), len(changed[0]))
+        if changed is None:
+            return None
+        return LineEdit("".join(changed), len(changed[0]))
 
     def typed(self, key: str, character: str | None) -> LineEdit | None:
         """The edit after a key that edits or types ``character``; None for other keys."""

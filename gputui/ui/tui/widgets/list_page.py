@@ -216,7 +216,9 @@ class ListingPage(ListPage, Generic[Row]):
 
     @property
     def run_in_question(self) -> Run | None:
-        return None if (row := self.current) is None else self.snapshot.run_of(self.run_id_of(row))
+        if (row := self.current) is None:
+            return None
+        return self.snapshot.run_of(self.run_id_of(row))
 
     def do_open(self) -> None:
         """Open the page of the run that the row under the cursor is about."""
@@ -250,11 +252,15 @@ class ListingPage(ListPage, Generic[Row]):
 
     def framed(self, lines: list[Line], width: int) -> list[Line]:
         """Lines of `inner_width` in a frame, if panels have one."""
-        return box(lines, width) if is_boxed(*self.app.size) and lines else lines
+        if is_boxed(*self.app.size) and lines:
+            return box(lines, width)
+        return lines
 
     def inner_width(self, width: int) -> int:
         """The width of the lines of a panel."""
-        return width - 2 if is_boxed(*self.app.size) else width
+        if is_boxed(*self.app.size):
+            return width - 2
+        return width
 
     def list_lines(self, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines, with the cursor in sight."""

@@ -155,7 +155,9 @@ class ActionScreen(Screen[None]):
 
     def copyable(self) -> Sequence[Copyable]:
         """Texts to copy, the focused one first."""
-        return [] if (run := self.run_in_question) is None else [Copyable("the run's id", run.run_id)]
+        if (run := self.run_in_question) is None:
+            return []
+        return [Copyable("the run's id", run.run_id)]
 
     def choices(self) -> Sequence[Choice]:
         """The palette's choices on this page beside its actions."""

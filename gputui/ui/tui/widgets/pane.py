@@ -91,7 +91,9 @@ class Pane(Widget):
             if y not in known:
                 known[y] = self._strip(self._lines[y] if y < len(self._lines) else [], width)
         strips = [known[y] for y in crop.line_range]
-        return strips if crop.width == width else [strip.crop(*crop.column_span) for strip in strips]
+        if crop.width == width:
+            return strips
+        return [strip.crop(*crop.column_span) for strip in strips]
 
     def notify_style_update(self) -> None:
         self._strips.clear()

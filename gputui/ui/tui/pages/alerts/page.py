@@ -72,7 +72,9 @@ class AlertsScreen(ListingPage[AlertView]):
         return replace(super().context(), alert=self.current)
 
     def copyable(self) -> Sequence[Copyable]:
-        return [] if self.current is None else [Copyable("the alert", alert_words(self.current, self.snapshot))]
+        if self.current is None:
+            return []
+        return [Copyable("the alert", alert_words(self.current, self.snapshot))]
 
     # --- actions
 
@@ -105,7 +107,9 @@ def _title(rule_name: str) -> str:
     # Imported on first use: most screens show no alerts.
     from gputui.recovery.watch.rules import RULES
 
-    return RULES[rule_name].title if rule_name in RULES else clean(rule_name)
+    if rule_name in RULES:
+        return RULES[rule_name].title
+    return clean(rule_name)
 
 
 def _searched(one: AlertView) -> str:
@@ -144,7 +148,9 @@ def _state(alert: AlertView, now: float) -> Span:
         return "resolved", "dim"
     if alert.is_silenced(now):
         return "silenced", "dim"
-    return ("acked", "dim") if alert.acknowledged_at is not None else ("new", "label")
+    if alert.acknowledged_at is not None:
+        return ("acked", "dim")
+    return ("new", "label")
 
 
 def _history(alert: AlertView, now: float) -> list[str]:
@@ -159,4 +165,6 @@ def _history(alert: AlertView, now: float) -> list[str]:
         words.append(f"acked by {alert.acknowledged_by or '–'} {clock(alert.acknowledged_at)}")
     if alert.silenced_until is not None and alert.is_silenced(now):
         words.append(f"silenced until {clock(alert.silenced_until)} by {alert.silenced_by or '–'}")
-    return [*words, f"run {alert.run_id}"] if alert.run_id is not None else words
+    if alert.run_id is not None:
+        return [*words, f"run {alert.run_id}"]
+    return words

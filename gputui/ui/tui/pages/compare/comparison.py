@@ -66,7 +66,9 @@ class Comparison(Struct, frozen=True):
         notes = [f"{drawn} shown"] if drawn < len(self.run_ids) else []
         if self.sort != "chosen" or self.is_reversed:
             notes.append(f"sorted by {clean(self.sort)}" + (", reversed" if self.is_reversed else ""))
-        return [*notes, f"grouped by {clean(self.group)}"] if self.group is not None else notes
+        if self.group is not None:
+            return [*notes, f"grouped by {clean(self.group)}"]
+        return notes
 
     def toggled(self, run_id: str) -> Comparison:
         """The comparison with a run's curve hidden, or shown if a colour is free."""
@@ -184,7 +186,9 @@ def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None,
 def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> list[ComparedRun]:
     sort, is_reversed = comparison.sort, comparison.is_reversed
     if sort == "chosen":
-        return runs[::-1] if is_reversed else runs
+        if is_reversed:
+            return runs[::-1]
+        return runs
     is_more_first = sort in ("step", "hours") or (sort in ("best", "last") and is_more_better(metric))
     keys = {run.run_id: _sort_key(run, sort) for run in runs}
     known = [run for run in runs if keys[run.run_id] is not None]
@@ -199,10 +203,14 @@ def _sort_key(run: ComparedRun, sort: str) -> tuple[bool, float, str] | None:
         try:
             return False, float(text), ""
         except ValueError:
-            return None if text == UNSET else (True, 0.0, text)
+            if text == UNSET:
+                return None
+            return (True, 0.0, text)
     values = {"best": run.best, "last": run.last, "step": run.row.progress.step, "hours": run.seconds}
     value = values[sort]
-    return None if value is None or not math.isfinite(value) else (False, float(value), "")
+    if value is None or not math.isfinite(value):
+        return None
+    return (False, float(value), "")
 
 
 def best_of(runs: Sequence[ComparedRun], metric: str) -> float | None:

@@ -108,7 +108,9 @@ class GpuScreen(ActionScreen):
     @property
     def _page(self) -> GpuPage | None:
         page = self.snapshot.gpu_page
-        return page if page is not None and page.uuid == self.uuid else None
+        if page is not None and page.uuid == self.uuid:
+            return page
+        return None
 
     @property
     def gpu_in_question(self) -> GpuView | None:
@@ -116,7 +118,9 @@ class GpuScreen(ActionScreen):
 
     @property
     def run_in_question(self) -> Run | None:
-        return None if (gpu := self.gpu_in_question) is None else self.snapshot.run_of(gpu.run_id)
+        if (gpu := self.gpu_in_question) is None:
+            return None
+        return self.snapshot.run_of(gpu.run_id)
 
     def context(self) -> Context:
         held = self.snapshot.machine.quarantined
@@ -279,7 +283,9 @@ def _gauges(gpu: GpuView, width: int) -> list[Line]:
 
 def _style(gpu: GpuView) -> str:
     """The style of its values, which may be old."""
-    return "dim" if gpu.state in ("lost", "stale") else "text"
+    if gpu.state in ("lost", "stale"):
+        return "dim"
+    return "text"
 
 
 def _values(gpu: GpuView) -> list[Fact]:
@@ -365,7 +371,9 @@ def pcie_words(gpu: GpuView) -> str:
 
 
 def _in_unit(value: float | None, size: float, unit: str, decimals: int = 0) -> str:
-    return UNKNOWN if value is None else f"{value / size:.{decimals}f} {unit}"
+    if value is None:
+        return UNKNOWN
+    return f"{value / size:.{decimals}f} {unit}"
 
 
 def _plain(spans: Sequence[Span]) -> str:

@@ -93,7 +93,9 @@ class Field(Struct, frozen=True):
     def shown(self, text: str) -> str:
         """``text`` as this field may show it: dots for a secret."""
         given = {self.key: text} if self.is_parameter and text else {}
-        return HIDDEN if redact_params(given) != given else text
+        if redact_params(given) != given:
+            return HIDDEN
+        return text
 
     def filled(self, edit: LineEdit) -> Field:
         """The field with other, checked content."""
@@ -187,7 +189,9 @@ class Form(Struct, frozen=True):
             return replace(self, is_open=by > 0)
         choices, text = field.choices, field.edit.text
         place = choices.index(text) + by if text in choices else 0
-        return self.set(field.key, LineEdit.at_end(choices[place % len(choices)])) if choices else self
+        if choices:
+            return self.set(field.key, LineEdit.at_end(choices[place % len(choices)]))
+        return self
 
 
 def priority_of(text: str) -> int:

@@ -89,7 +89,9 @@ class LaunchScreen(ListingPage[Field]):
             return "Reading the profile…"
         if self.form.problems:
             return self.form.problems[0]
-        return self.plan.blocked_by if self.plan is not None and self.is_settled else None
+        if self.plan is not None and self.is_settled:
+            return self.plan.blocked_by
+        return None
 
     def make_listing(self) -> Listing[Field]:
         return view.form_listing(self.form, self.table.cursor, self._room, is_fresh=self._is_fresh)
@@ -428,7 +430,9 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         return typed.command_in(self.edit.text, Path.cwd(), is_filter=bool(super().found))
 
     def empty_words(self) -> str:
-        return "↵ launches this command." if self._command else super().empty_words()
+        if self._command:
+            return "↵ launches this command."
+        return super().empty_words()
 
     def do_choose(self) -> None:
         if words := self._command:

@@ -74,7 +74,9 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
     path = None if prefill.path is None else Path(prefill.path).resolve()
 
     def is_it(entry: ProfileEntry) -> bool:
-        return entry.name == prefill.profile if path is None else entry.path.resolve() == path
+        if path is None:
+            return entry.name == prefill.profile
+        return entry.path.resolve() == path
 
     return next(filter(is_it, entries), None)
 
@@ -119,7 +121,9 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
 
 def profile_path(run: Run) -> str | None:
     """The file of the profile that a run was launched from; None if it is not recorded."""
-    return None if (spec := known_spec(run)) is None else spec.profile_path
+    if (spec := known_spec(run)) is None:
+        return None
+    return spec.profile_path
 
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:

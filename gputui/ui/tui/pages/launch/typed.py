@@ -26,7 +26,9 @@ def command_in(text: str, cwd: Path, *, is_filter: bool) -> tuple[str, ...]:
         return ()
     is_file = (cwd / words[0]).is_file()
     is_program = (len(words) > 1 or not is_filter) and shutil.which(words[0]) is not None
-    return tuple(words) if is_file or is_program else ()
+    if is_file or is_program:
+        return tuple(words)
+    return ()
 
 
 def complete(text: str, cwd: Path) -> tuple[str, Sequence[str]]:

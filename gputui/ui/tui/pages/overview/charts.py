@@ -153,7 +153,9 @@ def _shared(cells: int, parts: int) -> list[int]:
 
 def _inner(width: int, height: int) -> tuple[int, int]:
     """The cells of the plot of a chart of this size."""
-    return (width - 2, height - 2) if height >= BOXED_FROM else (width - 1, height - 1)
+    if height >= BOXED_FROM:
+        return (width - 2, height - 2)
+    return (width - 1, height - 1)
 
 
 def _figures_in_all(charted: Sequence[Charted], width: int, across: int) -> int:

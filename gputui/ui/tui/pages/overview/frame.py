@@ -59,4 +59,6 @@ def overview_frame(
         *notes,
         *events_panel(snapshot, width, rows.events),
     ]
-    return lines if height is None else lines[:height]
+    if height is None:
+        return lines
+    return lines[:height]

@@ -59,7 +59,9 @@ def _number(
 
     def cell(row: GpuRow, room: int) -> list[Span]:
         number = value(row.gpu)
-        return _dash(room) if number is None else [(write(number), style)]
+        if number is None:
+            return _dash(room)
+        return [(write(number), style)]
 
     return Column(head, width, cell, align, importance, gap=gap, value=lambda row: value(row.gpu))
 
@@ -70,13 +72,17 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
         return _dash(4)
     style = load_style("load", value)
     text: list[Span] = [(f"{value:3.0f}%", style)]
-    return text if width < 8 else [*text, (" ", "text"), *bar_spans(value / 100, width - 5, style)]
+    if width < 8:
+        return text
+    return [*text, (" ", "text"), *bar_spans(value / 100, width - 5, style)]
 
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
     used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
     if used is None or not total:
-        return _dash(3) if used is None else [(f"{gigabytes(used):>3}G", "text")]
+        if used is None:
+            return _dash(3)
+        return [(f"{gigabytes(used):>3}G", "text")]
     style = load_style("memory", 100 * used / total)
     text: list[Span] = [(f"{gigabytes(used):>3}", style), (f"/{f'{gigabytes(total)}G':<4} ", "dim")]
     return [*text, *bar_spans(used / total, width - 9, style)]
@@ -111,7 +117,9 @@ def _power(row: GpuRow, width: int) -> list[Span]:
 
 def _step_rate(row: GpuRow, width: int) -> list[Span]:
     seconds = _step_seconds(row)
-    return [(rate(1 / seconds), "text")] if seconds else []
+    if seconds:
+        return [(rate(1 / seconds), "text")]
+    return []
 
 
 def _wait(row: GpuRow, width: int) -> list[Span]:
@@ -140,11 +148,15 @@ def _slowdown(gpu: GpuView) -> float | None:
 
 
 def _step_seconds(row: GpuRow) -> float | None:
-    return row.rank.step_seconds if row.rank else None
+    if row.rank:
+        return row.rank.step_seconds
+    return None
 
 
 def _waiting(row: GpuRow) -> float | None:
-    return row.rank.waiting_fraction if row.rank else None
+    if row.rank:
+        return row.rank.waiting_fraction
+    return None
 
 
 _INDEX: Column[GpuRow] = Column("#", 2, lambda row, width: [(f"{row.gpu.index:>{width}}", "text")], ">")

@@ -49,7 +49,9 @@ class GpuGrid(NamedTuple):
     def index_at(self, x: int, y: int, width: int) -> int:
         """The index of the GPU in a cell of the panel of ``width`` cells; -1 beside the rows."""
         row, column = y - HEAD_ROWS, x * self.across // max(1, width)
-        return self.top + column * self.down + row if 0 <= row < self.down else -1
+        if 0 <= row < self.down:
+            return self.top + column * self.down + row
+        return -1
 
 
 def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str | None = None) -> GpuGrid:
@@ -135,7 +137,9 @@ def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, curso
 
 
 def _indented(line: Line, is_current: bool = False) -> Line:
-    return selected([("▸", "cursor"), *line]) if is_current else [(" ", "text"), *line]
+    if is_current:
+        return selected([("▸", "cursor"), *line])
+    return [(" ", "text"), *line]
 
 
 def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:

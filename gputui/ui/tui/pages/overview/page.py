@@ -134,7 +134,9 @@ class OverviewScreen(OverviewCursor):
 
     @property
     def _current_event(self) -> int | None:
-        return self.focus_at.event if self.focus_at.section == "events" else None
+        if self.focus_at.section == "events":
+            return self.focus_at.event
+        return None
 
     # --- the mouse
 

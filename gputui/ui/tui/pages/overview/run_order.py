@@ -15,11 +15,15 @@ from gputui.ui.tui.layout.words import sign_of
 
 def _loss(row: RunRow) -> float | None:
     loss = row.progress.loss
-    return None if loss is None or not math.isfinite(loss) else loss
+    if loss is None or not math.isfinite(loss):
+        return None
+    return loss
 
 
 def _negated(value: float | None) -> float | None:
-    return None if value is None else -value
+    if value is None:
+        return None
+    return -value
 
 
 ORDERS: tuple[RowOrder[RunRow], ...] = (
@@ -49,7 +53,9 @@ Entry = RunRow | StudyEntry
 
 def entry_id(entry: Entry) -> str:
     """The identity of a row: a run's id, or ``study <id>``."""
-    return f"study {entry.study_id}" if isinstance(entry, StudyEntry) else entry.run.run_id
+    if isinstance(entry, StudyEntry):
+        return f"study {entry.study_id}"
+    return entry.run.run_id
 
 
 def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[Entry]:

@@ -125,7 +125,9 @@ def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsSt
         line = row_line(placed, _Shown(entry, snapshot, state), width)
     else:
         line = _idle_row(placed, _Shown(entry, snapshot, state), width)
-    return selected(line) if entry_id(entry) == state.cursor and state.is_focused else line
+    if entry_id(entry) == state.cursor and state.is_focused:
+        return selected(line)
+    return line
 
 
 def _is_training(row: RunRow) -> bool:
@@ -274,7 +276,9 @@ def _metric(shown: _Shown, width: int) -> list[Span]:
     number = _number(value, _LOSS.width)
     room = width - sum(cell_width(text) for text, _ in number) - 1
     name = clean(name) if cell_width(clean(name)) <= room else clean(name.rpartition("/")[2])
-    return [(f"{clip(name, room)} ", "dim"), *number] if number else []
+    if number:
+        return [(f"{clip(name, room)} ", "dim"), *number]
+    return []
 
 
 def _number(value: float | None, width: int) -> list[Span]:
@@ -307,7 +311,9 @@ def _gpu_indices(shown: _Shown) -> str:
 
 def _pace(shown: _Shown, width: int) -> list[Span]:
     pace = shown.row.progress.steps_per_second
-    return [] if pace is None or silent_seconds(shown.row, shown.snapshot.at) else [(rate(pace), "text")]
+    if pace is None or silent_seconds(shown.row, shown.snapshot.at):
+        return []
+    return [(rate(pace), "text")]
 
 
 def _lost(shown: _Shown, width: int) -> list[Span]:
@@ -318,7 +324,9 @@ def _lost(shown: _Shown, width: int) -> list[Span]:
     steps = "" if cost.lost_steps is None else count_of(cost.lost_steps, "step")
     time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
     words = " ".join(filter(None, (steps, time)))
-    return [(words, "warn")] if words else []
+    if words:
+        return [(words, "warn")]
+    return []
 
 
 def _run_time(shown: _Shown, width: int) -> list[Span]:

@@ -96,7 +96,9 @@ class OverviewCursor(ListPage):
         """The study under the cursor."""
         at_cursor = [entry for entry in self.entries if entry_id(entry) == self.table.cursor]
         study_ids = [entry.study_id for entry in at_cursor if isinstance(entry, StudyEntry)]
-        return study_ids[0] if study_ids and self.focus_at.section == "runs" else None
+        if study_ids and self.focus_at.section == "runs":
+            return study_ids[0]
+        return None
 
     @property
     def run_in_question(self) -> Run | None:
@@ -124,7 +126,9 @@ class OverviewCursor(ListPage):
         """The row of the study that the run under the cursor has joined, else the first row."""
         run = self.snapshot.run_of(self.table.cursor)
         study = f"study {run.study_id}" if run is not None else ""
-        return study if study in ids else ids[0]
+        if study in ids:
+            return study
+        return ids[0]
 
     def keep_cursor(self) -> None:
         """Keep the cursor on its run, GPU or event; when that is gone, move it to the first one."""

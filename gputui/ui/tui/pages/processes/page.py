@@ -64,7 +64,9 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
     def foot(self, width: int, height: int) -> list[Line]:
         row = self.current
-        return [] if row is None or not is_boxed(*self.app.size) else view.detail_lines(row, width)
+        if row is None or not is_boxed(*self.app.size):
+            return []
+        return view.detail_lines(row, width)
 
     def run_id_of(self, row: view.ProcessRow) -> str | None:
         return row.run_id
@@ -74,7 +76,9 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
     def copyable(self) -> list[Copyable]:
         row = self.current
-        return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
+        if row is None:
+            return []
+        return [Copyable("the PID", str(row.pid)), *super().copyable()]
 
     def keep_cursor(self) -> None:
         if self.snapshot.processes is not None or self.snapshot.past is not None or self.table.cursor is None:

@@ -128,7 +128,9 @@ def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProc
         sm_percent=max((each.sm_percent for each in listed if each.sm_percent is not None), default=None),
     )
     of_host = ("parent_pid", "cpu_percent", "memory_bytes", "state", "running_seconds")
-    return row if host is None else replace(row, **{name: getattr(host, name) for name in of_host})
+    if host is None:
+        return row
+    return replace(row, **{name: getattr(host, name) for name in of_host})
 
 
 def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> dict[str, list[ProcessRow]]:
@@ -302,7 +304,9 @@ def _size(value: int | None) -> str:
     """A size with fixed decimals: ``29.2G``, ``8M``."""
     if value is None:
         return UNKNOWN
-    return f"{gibibytes(value)}G" if value >= 0.95 * 2**30 else f"{value / 2**20:.0f}M"
+    if value >= 0.95 * 2**30:
+        return f"{gibibytes(value)}G"
+    return f"{value / 2**20:.0f}M"
 
 
 def _command(row: ProcessRow, width: int) -> list[Span]:
@@ -317,4 +321,6 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
 
 def _unseen(row: ProcessRow) -> str:
     """The text in place of an unknown command."""
-    return "process not visible here" if row.start_ticks is None else UNKNOWN
+    if row.start_ticks is None:
+        return "process not visible here"
+    return UNKNOWN

@@ -89,7 +89,9 @@ def labels_line(run: Run, width: int) -> list[Line]:
         (clean(run.note or ""), "text"),
     ]
     spans = [(f" {words} ", style) for words, style in parts if words]
-    return [fit_line(spans, width)] if spans else []
+    if spans:
+        return [fit_line(spans, width)]
+    return []
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
@@ -97,7 +99,9 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
     known = {gpu.uuid: gpu.index for gpu in gpus}
     indices = index_ranges(sorted(known[uuid] for uuid in uuids if uuid in known))
     names = [*([indices] if indices else []), *(clean(uuid[:12]) for uuid in uuids if uuid not in known)]
-    return f"GPU{'s' if len(uuids) > 1 else ''} {', '.join(names)}" if names else "CPU"
+    if names:
+        return f"GPU{'s' if len(uuids) > 1 else ''} {', '.join(names)}"
+    return "CPU"
 
 
 # --- a failed run
@@ -105,7 +109,9 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
 
 def fatal_incident(page: RunPage) -> IncidentView | None:
     """The incident that ended a failed run; None for other runs, or if none is known."""
-    return page.incidents[-1] if page.run.state == "failed" and page.incidents else None
+    if page.run.state == "failed" and page.incidents:
+        return page.incidents[-1]
+    return None
 
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:

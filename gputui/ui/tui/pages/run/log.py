@@ -257,7 +257,9 @@ class RunLog:
         if not self.hits:
             return "not found"
         number = 0 if self.current_hit is None else bisect_left(self.hits, self.current_hit) + 1
-        return f"match {count(number)} of {count(len(self.hits))}" if number else f"{count(len(self.hits))} found"
+        if number:
+            return f"match {count(number)} of {count(len(self.hits))}"
+        return f"{count(len(self.hits))} found"
 
     # --- drawing
 

@@ -107,7 +107,9 @@ class RunScreen(ActionScreen):
         """Reasons why the charts stay empty or end early although the run writes metrics."""
         known = self.page.intake if self.page is not None else None
         text = None if known is None or (known.taken and not known.short_of) else intake_words(known)
-        return [] if text is None else [text]
+        if text is None:
+            return []
+        return [text]
 
     def context(self) -> Context:
         lacks_traceback = self.log_part.lacks_traceback
@@ -121,11 +123,15 @@ class RunScreen(ActionScreen):
     def page(self) -> RunPage | None:
         """The data of the run; None until it was read, or if it is gone."""
         page = self.snapshot.page
-        return page if page is not None and page.run.run_id == self.run_id else None
+        if page is not None and page.run.run_id == self.run_id:
+            return page
+        return None
 
     @property
     def run_in_question(self) -> Run | None:
-        return self.page.run if self.page else None
+        if self.page:
+            return self.page.run
+        return None
 
     # --- drawing
 

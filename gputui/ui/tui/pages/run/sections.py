@@ -169,7 +169,11 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
         return "reading…"
     newest = next((checkpoint for checkpoint in found.newest if _is_own(checkpoint, page.run)), None)
     if newest is None:
-        return "none of then is left" if is_past else "none" if page.run.state.is_over else "none yet"
+        if is_past:
+            return "none of then is left"
+        if page.run.state.is_over:
+            return "none"
+        return "none yet"
     sign = {None: "", True: ", ✓", False: ", ✗ damaged"}[newest.is_valid]
     ago = "" if newest.modified_at is None else f", {age(now - newest.modified_at)} ago".replace("now ago", "now")
     return f"newest {_where(newest).removeprefix('step ')}{ago}{sign}"
@@ -203,7 +207,9 @@ def _where(found: Checkpoint) -> str:
     if found.step is None:
         return found.name
     # Two files that are overwritten in turns may have the same step.
-    return f"step {count(found.step)}" if is_step_named(found.name) else f"{found.name} ~{count(found.step)}"
+    if is_step_named(found.name):
+        return f"step {count(found.step)}"
+    return f"{found.name} ~{count(found.step)}"
 
 
 def _is_own(checkpoint: Checkpoint, run: Run) -> bool:

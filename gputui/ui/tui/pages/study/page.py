@@ -57,7 +57,9 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def study(self) -> StudyPage | None:
         """The study that is shown; None while it is being read, or if there is none."""
         page = self.snapshot.study_page
-        return page if page is not None and self.study_id in (None, page.study.study_id) else None
+        if page is not None and self.study_id in (None, page.study.study_id):
+            return page
+        return None
 
     @property
     def runs(self) -> dict[str, RunRow]:
@@ -66,7 +68,9 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     @property
     def study_in_question(self) -> str | None:
-        return None if self.study is None else self.study.study.study_id
+        if self.study is None:
+            return None
+        return self.study.study.study_id
 
     def run_id_of(self, row: view.TrialRow) -> str | None:
         return row.trial.run_id
@@ -93,7 +97,9 @@ class StudyScreen(ListingPage[view.TrialRow]):
     # --- drawing
 
     def summary(self) -> list[Span]:
-        return [] if self.study is None else view.study_title(self.study)
+        if self.study is None:
+            return []
+        return view.study_title(self.study)
 
     def draw(self, width: int, height: int) -> None:
         page, inner = self.study, self.inner_width(width)

@@ -129,7 +129,9 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
 
     def of_value(row: TrialRow) -> str:
         pale = "text" if row.trial.state is TrialState.COMPLETE else "dim"
-        return "good" if row.is_best else pale
+        if row.is_best:
+            return "good"
+        return pale
 
     first = {trial.number: metric_value(trial.shown_value) for trial in trials}
     columns: list[Column[TrialRow]] = [
