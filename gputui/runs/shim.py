@@ -12,7 +12,7 @@ Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to sta
 SIGTERM, SIGINT and SIGQUIT ask for a graceful stop, SIGUSR2 kills at once, and other signals are
 ignored.
 
-It is one file on purpose: couriers copy it to machines without gputui, `python -I -S` imports
+It is one file on purpose: runners copy it to machines without gputui, `python -I -S` imports
 nothing from its folder, and an upgrade replaces it in one step.
 """
 

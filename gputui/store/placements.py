@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from gputui.core.redaction import redact_text
 from gputui.store.rows import insert, records
 
-# A courier that is silent for so much longer than its poll means an unknown state.
+# A runner that is silent for so much longer than its poll means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0
 PlacementState = Literal["submitting", "pending", "configuring", "running", "suspended", "ending", "requeued", "ended"]
 _MAX_TEXT = 300

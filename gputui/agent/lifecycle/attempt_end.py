@@ -177,7 +177,7 @@ def _at_limit(end: _End) -> str:
 
 
 def _given_up_words(record: Mapping[str, Any]) -> str:
-    """The end of an attempt whose courier stopped asking an unreachable target."""
+    """The end of an attempt whose runner stopped asking an unreachable target."""
     job = f"job {record['job']}" if record.get("job") else "its job"
     return f"given up: {record['target']} did not answer ({record['given_up']}), where {job} may still run"
 

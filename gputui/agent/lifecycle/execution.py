@@ -134,7 +134,7 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
     shell it lacks."""
     started = read_record(folder / "started.json")
     if started is None or (attempt.executor.kind.is_replaceable and started.get("at") is None):
-        # The courier runs, but the command has not started on the target.
+        # The runner runs, but the command has not started on the target.
         return
     run_id, number = attempt.record.run_id, attempt.record.number
     at = time_in(started.get("at")) or context.now()

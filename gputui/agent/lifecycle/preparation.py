@@ -120,7 +120,7 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         history = []
         if not executor.sees_checkpoints(spec.target or {}):
             history = checkpoint_survey.attempts_to_resume(context.connection, context.workspace, run)
-        plan |= _courier_fields(spec, run_dir, build, history)
+        plan |= _runner_fields(spec, run_dir, build, history)
         # A start by a person uses the current code, a restart the code of the attempt before.
         plan["keeps_code"] = run.not_before is not None
     folder = run_dir / "attempts" / str(number)
@@ -166,10 +166,10 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
         context.note("attempt_started", text, run.run_id, number)
 
 
-def _courier_fields(
+def _runner_fields(
     spec: RunSpec, run_dir: Path, build: Callable[..., Launch], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Fields of attempt.json for a courier: the target, the requested resources, and how to resume
+    """Fields of attempt.json for a runner: the target, the requested resources, and how to resume
     from a checkpoint that it finds there, with NEWEST_CHECKPOINT as placeholder. ``history`` are
     the attempts whose checkpoints the first start may use."""
     folder = checkpoint_directory(spec, run_dir)

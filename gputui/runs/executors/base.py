@@ -93,23 +93,23 @@ class LocalExecutor(Executor):
         return (sys.executable, "-I", "-S", shim.__file__, str(folder), *map(str, locks))
 
 
-class CourierExecutor(Executor):
-    """An executor whose program is the script ``courier``."""
+class RunnerExecutor(Executor):
+    """An executor whose program is the script ``runner``."""
 
     places_gpus = False
     is_replaceable = True
     sees_processes = False
-    courier: Path
+    runner: Path
 
     def __init__(self) -> None:
-        self.file_name = self.courier.name
+        self.file_name = self.runner.name
 
     def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        if not self.courier.is_file() or not Path(sys.executable).exists():
+        if not self.runner.is_file() or not Path(sys.executable).exists():
             raise ExecutorGoneError(
-                f"gputui's own files are gone ({self.courier}); install it again, then restart the agent"
+                f"gputui's own files are gone ({self.runner}); install it again, then restart the agent"
             )
-        return (sys.executable, "-I", str(self.courier), str(folder))
+        return (sys.executable, "-I", str(self.runner), str(folder))
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         if LAUNCHERS[spec.launcher].needs_port:
@@ -128,7 +128,7 @@ class CourierExecutor(Executor):
     def command_comments(self, spec: RunSpec, launch: Launch) -> list[str]:
         """Comment lines with the command that the script runs in the end, and the paths that are
         other ones there; RUN is the run's folder on the target."""
-        from gputui.runs.executors.courier import python_of
+        from gputui.runs.executors.remote_runner import python_of
         from gputui.runs.executors.mirror import moved
 
         plan, run_dir = self.preview_plan(spec, launch), launch.env["GPUTUI_RUN_DIR"]

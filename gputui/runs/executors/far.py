@@ -1,4 +1,4 @@
-"""The courier's counterpart on the target: standard library only, for any Python from 3.9 on. It is
+"""The runner's counterpart on the target: standard library only, for any Python from 3.9 on. It is
 sent as one zipapp, ``far.pyz``, with the shim and what serves several nodes.
 
 far.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]

@@ -1,4 +1,4 @@
-"""Couriers of targets without a shared file system: they send the code as of the launch, and fetch
+"""Runners of targets without a shared file system: they send the code as of the launch, and fetch
 the attempt's files by byte offset.
 
 The target reports how much its files grew (`far.report`); the copies here only grow. Read first:
@@ -17,7 +17,7 @@ from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.commands import TargetRefusalError
-from gputui.runs.executors.courier import Courier, python_of, text_of
+from gputui.runs.executors.remote_runner import RemoteRunner, python_of, text_of
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -27,8 +27,8 @@ RUN_FOLDER = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
 RECORDS = ("started.json", "exit.json", "claim", far.RESUMED)
 
 
-class MirrorCourier(Courier):
-    """A courier that copies the target's files. A file's offset on the target is the length of its
+class MirrorRunner(RemoteRunner):
+    """A runner that copies the target's files. A file's offset on the target is the length of its
     copy, less the length that the copy had when the file was last truncated there."""
 
     def __init__(self, folder: Path) -> None:

@@ -32,11 +32,11 @@ from tests.agent import conftest as agent
 from tests.agent.conftest import add_run, attempt_of
 from tests.conftest import wait_until
 
-SPEC = replace(agent.SPEC, gpus=GpuRequest(8), nproc=8, target={"name": "far", "kind": "courier"})
-SCRIPT = Path(__file__).with_name("courier.py")
+SPEC = replace(agent.SPEC, gpus=GpuRequest(8), nproc=8, target={"name": "far", "kind": "runner"})
+SCRIPT = Path(__file__).with_name("runner.py")
 
 
-class Courier(Executor):
+class RemoteRunner(Executor):
     places_gpus = False
     is_replaceable = True
     sees_processes = False
@@ -47,7 +47,7 @@ class Courier(Executor):
 
 
 class Bench:
-    """A supervisor whose executor is a courier, with a clock that the test moves."""
+    """A supervisor whose executor is a runner, with a clock that the test moves."""
 
     def __init__(self, workspace: Workspace, connection: sqlite3.Connection) -> None:
         self.workspace, self.connection, self.clock = workspace, connection, 1000.0
@@ -79,7 +79,7 @@ class Bench:
 
 @pytest.fixture
 def bench(workspace: Workspace, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setitem(EXECUTORS, "courier", f"{__name__}:Courier")
+    monkeypatch.setitem(EXECUTORS, "runner", f"{__name__}:RemoteRunner")
     add_run(connection, spec=SPEC, workspace=workspace)
     made = Bench(workspace, connection)
     yield made
@@ -97,7 +97,7 @@ def test_one_that_is_killed_finds_its_job_again(bench: Bench) -> None:
     wait_until(lambda: not bench.supervisor.attempts["a-1"].executor.is_alive, what="its end")
     assert not bench.is_served_by_another(first), "one that ends at once is not begun again and again"
     bench.clock += REPLACE_SECONDS
-    wait_until(lambda: bench.is_served_by_another(first), what="another courier")
+    wait_until(lambda: bench.is_served_by_another(first), what="another runner")
     (bench.folder / "finish").touch()
     wait_until(lambda: bench.state() == "succeeded", what="the end of the job")
     assert (bench.folder / "submitted").read_text() == "once\n"

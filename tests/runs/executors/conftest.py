@@ -91,8 +91,8 @@ class TargetHome:
 
         wait_until(is_there, self.wait_seconds, f"{run_id} at step {step}")
 
-    def courier(self, run_id: str, attempt: int = 1) -> int | None:
-        """The PID of the living courier."""
+    def runner(self, run_id: str, attempt: int = 1) -> int | None:
+        """The PID of the living runner."""
         record = self.machine.workspace.run_dir(run_id) / "attempts" / str(attempt) / "started.json"
         try:
             pid = int(json.loads(record.read_text())["shim_pid"])

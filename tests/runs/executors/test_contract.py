@@ -79,12 +79,12 @@ def test_a_run_without_an_interpreter_there_fails_with_its_reason_and_can_be_rem
     wait_until(lambda: not home.there(run_id).exists(), home.wait_seconds, "nothing left there")
 
 
-def test_couriers_killed_one_after_another_leave_one_start_and_every_line_once(home: TargetHome) -> None:
+def test_runners_killed_one_after_another_leave_one_start_and_every_line_once(home: TargetHome) -> None:
     run_id = home.launch("steps=100000")
     for _ in range(3):
-        pid = wait_until(lambda: home.courier(run_id), home.wait_seconds, "a courier")
+        pid = wait_until(lambda: home.runner(run_id), home.wait_seconds, "a runner")
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: home.courier(run_id) not in (pid, None), home.wait_seconds, "another courier")
+        wait_until(lambda pid=pid: home.runner(run_id) not in (pid, None), home.wait_seconds, "another runner")
     home.wait_for_step(run_id, 10)
     home.finish(run_id)
     assert len(home.shown(run_id)["attempts"]) == 1

@@ -19,7 +19,7 @@ import pytest
 
 from gputui.runs.checkpoint_formats import validate
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import PROGRAM_MAIN, zipapp
+from gputui.runs.executors.remote_runner import PROGRAM_MAIN, zipapp
 from gputui.runs.executors.far_checkpoints import newest_checkpoint, read_periods
 from tests.tables import table
 

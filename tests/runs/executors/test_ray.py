@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.courier import UNSEEN_LOOKS
+from gputui.runs.executors.remote_runner import UNSEEN_LOOKS
 from gputui.runs.executors.ray.jobs_api import CALL_SECONDS, HttpAnswer, JobsApi
-from gputui.runs.executors.ray.ray_courier import RayCourier
+from gputui.runs.executors.ray.ray_runner import RayRunner
 
 WAIT_SECONDS = 120.0
 
@@ -49,33 +49,33 @@ def ray_attempt(tmp_path: Path, **target: Any) -> Path:
     return folder
 
 
-def ray_turn(courier: RayCourier) -> bool:
-    courier.due = 0.0
-    return courier.turn()
+def ray_turn(runner: RayRunner) -> bool:
+    runner.due = 0.0
+    return runner.turn()
 
 
 def test_a_stop_ends_what_a_cluster_that_does_not_answer_never_got(tmp_path: Path) -> None:
-    courier = RayCourier(ray_attempt(tmp_path))
-    assert not ray_turn(courier) and courier.problem is not None
-    courier.stop = {"at": 1.0, "at_once": False, "asked": False}
-    assert ray_turn(courier)
+    runner = RayRunner(ray_attempt(tmp_path))
+    assert not ray_turn(runner) and runner.problem is not None
+    runner.stop = {"at": 1.0, "at_once": False, "asked": False}
+    assert ray_turn(runner)
 
 
 def test_a_job_that_waited_too_long_for_its_cluster_is_submitted_again(tmp_path: Path) -> None:
     folder = ray_attempt(tmp_path, shared=True)
-    courier = RayCourier(folder)
-    api = Crowded(dict(courier.target))
-    courier.api = api
+    runner = RayRunner(folder)
+    api = Crowded(dict(runner.target))
+    runner.api = api
     for turns in range(1, 4):
-        assert not ray_turn(courier) and courier.status is not None
-        assert courier.status.state == "pending" and len(api.records) == turns
+        assert not ray_turn(runner) and runner.status is not None
+        assert runner.status.state == "pending" and len(api.records) == turns
         if turns < 3:
             api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
     assert not (folder / "exit.json").exists()
     # Once a person has stopped the run, none takes the place of one that waited too long.
-    courier.stop = {"at": 1.0, "at_once": False, "asked": False}
+    runner.stop = {"at": 1.0, "at_once": False, "asked": False}
     api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
-    assert any(ray_turn(courier) for _ in range(UNSEEN_LOOKS)) and len(api.records) == 3
+    assert any(ray_turn(runner) for _ in range(UNSEEN_LOOKS)) and len(api.records) == 3
     assert json.loads((folder / "exit.json").read_text())["stop_requested"]
 
 
@@ -93,19 +93,19 @@ def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path) -> None:
     (folder / "handle.json").write_text(json.dumps({"job": "gputui-a-1.1-t"}))
     for name, text in (("claim", "gputui-a-1.1-t"), ("started.json", "{}")):
         (folder / "far" / name).write_text(text)
-    courier = RayCourier(folder)
-    courier.api = Forgetful(dict(courier.target))
+    runner = RayRunner(folder)
+    runner.api = Forgetful(dict(runner.target))
     for _ in range(UNSEEN_LOOKS):
-        is_over = ray_turn(courier)
+        is_over = ray_turn(runner)
     record = json.loads((folder / "exit.json").read_text())
     assert is_over and record.get("ended_by") == "node_fail"
 
 
 def test_the_reason_of_a_failed_job_is_without_its_output(tmp_path: Path) -> None:
-    courier = RayCourier(ray_attempt(tmp_path))
+    runner = RayRunner(ray_attempt(tmp_path))
     said = "Job entrypoint command failed with exit code 127"
-    courier.record = {
+    runner.record = {
         "status": "FAILED",
         "message": f"{said}, last available logs (truncated to 20,000 chars):\nno python",
     }
-    assert courier.state_of("job").reason == said
+    assert runner.state_of("job").reason == said

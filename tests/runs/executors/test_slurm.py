@@ -16,7 +16,7 @@ from gputui.profiles.targets import find_target
 from gputui.runs.executors.commands import CommandResult, TargetRefusalError, TargetShell, UnreachableError
 from gputui.runs.executors.slurm import SlurmExecutor, judge_partitions, probe
 from gputui.runs.executors.slurm.jobs import QueuedJob
-from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
+from gputui.runs.executors.slurm.slurm_runner import SlurmRunner
 from gputui.runs.executors.ssh import SshExecutor, environment_there
 from tests.conftest import wait_until
 from tests.machines import Machine
@@ -171,12 +171,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, CommandResult]:
 
 
 @pytest.fixture
-def courier(tmp_path: Path) -> SlurmCourier:
+def runner(tmp_path: Path) -> SlurmRunner:
     plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
     folder = tmp_path / "attempts" / "1"
     (folder / "far").mkdir(parents=True)
     (folder / "attempt.json").write_text(json.dumps(plan))
-    return SlurmCourier(folder)
+    return SlurmRunner(folder)
 
 
 @table("code, output, listed, expected", [
@@ -185,11 +185,11 @@ def courier(tmp_path: Path) -> SlurmCourier:
     (1, "4711\n", "4711|PENDING|None|||N/A|gputui:T\n", "4711"),
 ])  # fmt: skip
 def test_the_job_is_found_in_whatever_sbatch_prints(
-    courier: SlurmCourier, answers: dict[str, CommandResult], code: int, output: str, listed: str, expected: str | None
+    runner: SlurmRunner, answers: dict[str, CommandResult], code: int, output: str, listed: str, expected: str | None
 ) -> None:
     answers |= {"sbatch": CommandResult(code, output, ""), "squeue": CommandResult(0, f"Hello\n{listed}", "")}
     try:
-        found = courier.submit("T")
+        found = runner.submit("T")
     except TargetRefusalError:
         found = "refused"
     assert found == expected
@@ -211,12 +211,12 @@ FAILED = CommandResult(1, "", "squeue: error: something new\n")
     (NO_JOB, CommandResult(127, "", "bash: sacct: command not found\n"), None),
 ])  # fmt: skip
 def test_a_job_has_ended_only_where_no_answer_says_that_it_lives(
-    courier: SlurmCourier, answers: dict[str, CommandResult], squeue: CommandResult, sacct: CommandResult,
+    runner: SlurmRunner, answers: dict[str, CommandResult], squeue: CommandResult, sacct: CommandResult,
     expected: str | None,
 ) -> None:  # fmt: skip
     answers |= {"squeue": squeue, "sacct": sacct}
     try:
-        status = courier.unlisted_status("7")
+        status = runner.unlisted_status("7")
         found = None if status is None else status.state
     except UnreachableError:
         found = "unknown"
@@ -224,11 +224,11 @@ def test_a_job_has_ended_only_where_no_answer_says_that_it_lives(
 
 
 def test_a_person_may_give_up_a_job_that_only_its_history_calls_alive(
-    courier: SlurmCourier, answers: dict[str, CommandResult]
+    runner: SlurmRunner, answers: dict[str, CommandResult]
 ) -> None:
-    courier.stop = {"at": 0.0, "at_once": True, "asked": True}
+    runner.stop = {"at": 0.0, "at_once": True, "asked": True}
     answers |= {"squeue": NO_JOB, "sacct": CommandResult(0, "7|RUNNING|n1\n", "")}
-    assert courier.unlisted_status("7") is None
+    assert runner.unlisted_status("7") is None
 
 
 @table("fields, expected", [

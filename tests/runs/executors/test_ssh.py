@@ -18,7 +18,7 @@ from gputui.runs.executors.commands import CommandResult, UnreachableError
 from gputui.runs.executors.options import SlurmOptions, SshOptions
 from gputui.runs.executors.ssh import SshExecutor
 from gputui.runs.executors.ssh.connection import LoginShell, SshShell
-from gputui.runs.executors.ssh.ssh_courier import START, SshCourier, remove_there
+from gputui.runs.executors.ssh.ssh_runner import START, SshRunner, remove_there
 from tests.conftest import wait_until
 from tests.runs.executors.conftest import CopiedHome
 from tests.runs.executors.ssh_machine import WAIT_SECONDS, Far
@@ -132,7 +132,7 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     plan = {"attempt": 1, "target": target, "argv": ["python"], "cwd": str(tmp_path), "output": "output.log",
             "asks": {"gpus": 0}}  # fmt: skip
     (folder / "attempt.json").write_text(json.dumps(plan))
-    assert SshCourier(folder).turn()
+    assert SshRunner(folder).turn()
     assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
     (checked,) = [each for each in SshExecutor().survey(target) if each.name == "python"]
     assert checked.status == "fail" and "/nope/python" in checked.detail
@@ -156,7 +156,7 @@ def test_an_environment_below_the_working_directory_keeps_its_path(tmp_path: Pat
     argv = ["/w/.venv/bin/python", "/w/train.py"]
     plan = {"target": {"host": "k"}, "argv": argv, "resume": {"argv": argv}, "cwd": "/w", "metrics": []}
     (tmp_path / "attempt.json").write_text(json.dumps(plan))
-    there = SshCourier(tmp_path).plan_there("/r", "/r/code")
+    there = SshRunner(tmp_path).plan_there("/r", "/r/code")
     assert there["argv"] == there["resume"]["argv"] == ["/w/.venv/bin/python", "/r/code/train.py"]
 
 

@@ -1,7 +1,7 @@
 """Ray: an attempt is one job of the Jobs API, used by plain HTTP, without the ray package.
 
 In: an attempt's folder. Out: the files of the contract. Read first: jobs_api.py (what is
-submitted), then ray_courier.py.
+submitted), then ray_runner.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.base import CourierExecutor
+from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import UnreachableError, last_line
 from gputui.runs.executors.ray.jobs_api import JobsApi, preview
 from gputui.runs.executors.ssh import judge_clock
@@ -34,16 +34,16 @@ PROBE = (
 REMEDY = "set python: of the target to the training environment's interpreter there"
 
 
-class RayExecutor(CourierExecutor):
+class RayExecutor(RunnerExecutor):
     """Jobs of a Ray cluster."""
 
-    courier = Path(__file__).with_name("ray_courier.py")
+    runner = Path(__file__).with_name("ray_runner.py")
 
     def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
         return bool(target.get("shared"))
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ray.ray_courier import remove_there
+        from gputui.runs.executors.ray.ray_runner import remove_there
 
         if not target.get("shared"):
             remove_there(folder, target)

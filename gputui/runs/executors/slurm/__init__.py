@@ -1,8 +1,8 @@
-"""Slurm: an attempt is one job. A courier submits it by sbatch and polls it by squeue, on a login
+"""Slurm: an attempt is one job. A runner submits it by sbatch and polls it by squeue, on a login
 node that shares a file system with the nodes: this machine, or one over SSH.
 
 In: an attempt's folder. Out: the files of the contract. Read first: jobs.py (what is submitted),
-then slurm_courier.py.
+then slurm_runner.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.base import CourierExecutor
+from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.jobs import batch_script, nodes_of, sbatch_time
 from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
 
 
-class SlurmExecutor(CourierExecutor):
+class SlurmExecutor(RunnerExecutor):
     """Jobs of a Slurm cluster."""
 
-    courier = Path(__file__).with_name("slurm_courier.py")
+    runner = Path(__file__).with_name("slurm_runner.py")
 
     def placement(self, spec: RunSpec) -> Placement:
         count = nodes_of(spec.target or {})
@@ -50,7 +50,7 @@ class SlurmExecutor(CourierExecutor):
         return not target.get("host")
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ssh.ssh_courier import remove_there
+        from gputui.runs.executors.ssh.ssh_runner import remove_there
 
         if target.get("host"):
             remove_there(folder, target)
@@ -61,7 +61,7 @@ class SlurmExecutor(CourierExecutor):
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
         """Check the commands, the controller, the partition, free GPUs, a submission, the clock and
         the environment."""
-        from gputui.runs.executors.slurm.slurm_courier import FarSlurmCourier
+        from gputui.runs.executors.slurm.slurm_runner import FarSlurmRunner
         from gputui.runs.executors.ssh.rehearsal import rehearse_copy
 
         shell = LoginShell(target) if target.get("host") else TargetShell()
@@ -98,7 +98,7 @@ class SlurmExecutor(CourierExecutor):
             # The environment is on a file system that the nodes share.
             yield from environment_there(shell, target)
             if target.get("host"):
-                yield rehearse_copy(target, FarSlurmCourier)
+                yield rehearse_copy(target, FarSlurmRunner)
         except UnreachableError as error:
             yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gputui.core.yaml_forms.quantities import parse_duration
-from gputui.runs.executors.courier import EndedBy, JobStatus, python_of
+from gputui.runs.executors.remote_runner import EndedBy, JobStatus, python_of
 from gputui.runs.executors.far import PROGRAM
 
 WARN_SECONDS = 120
@@ -27,7 +27,7 @@ def nodes_of(target: Mapping[str, Any]) -> int:
 
 
 def job_comment(token: str) -> str:
-    """The job's comment, by which a courier finds its job."""
+    """The job's comment, by which a runner finds its job."""
     return f"gputui:{token}"
 
 

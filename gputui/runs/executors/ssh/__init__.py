@@ -1,7 +1,7 @@
-"""SSH: the shim runs on another machine of the user. A courier starts it, fetches the data that its
+"""SSH: the shim runs on another machine of the user. A runner starts it, fetches the data that its
 files grow by, and forwards a stop.
 
-In: an attempt's folder. Out: the files of the contract. Read first: ssh_courier.py.
+In: an attempt's folder. Out: the files of the contract. Read first: ssh_runner.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult, graded
-from gputui.runs.executors.base import CourierExecutor
+from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError, last_line
-from gputui.runs.executors.courier import PYTHON
+from gputui.runs.executors.remote_runner import PYTHON
 from gputui.runs.executors.ssh.connection import SshShell, script
 
 if TYPE_CHECKING:
@@ -31,21 +31,21 @@ TORCH = (
 GPUS = ("bash", "-lc", "gputui gpus --json")
 
 
-class SshExecutor(CourierExecutor):
+class SshExecutor(RunnerExecutor):
     """Attempts on another machine of the user, over SSH."""
 
-    courier = Path(__file__).with_name("ssh_courier.py")
+    runner = Path(__file__).with_name("ssh_runner.py")
 
     def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
         return False
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ssh.ssh_courier import remove_there
+        from gputui.runs.executors.ssh.ssh_runner import remove_there
 
         remove_there(folder, target)
 
     def preview_script(self, spec: RunSpec, launch: Launch) -> str:
-        from gputui.runs.executors.ssh.ssh_courier import job_script
+        from gputui.runs.executors.ssh.ssh_runner import job_script
 
         return job_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), "CLAIM")
 

@@ -1,4 +1,4 @@
-"""Commands on another machine: one connection per host, shared by all couriers, and a deadline per
+"""Commands on another machine: one connection per host, shared by all runners, and a deadline per
 call."""
 
 from __future__ import annotations

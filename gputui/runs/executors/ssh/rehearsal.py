@@ -12,8 +12,8 @@ from typing import Any
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.commands import TargetRefusalError, last_line
-from gputui.runs.executors.courier import python_of, text_of
-from gputui.runs.executors.ssh.ssh_courier import SshCourier, SshMirror, remove_there
+from gputui.runs.executors.remote_runner import python_of, text_of
+from gputui.runs.executors.ssh.ssh_runner import SshRunner, SshMirror, remove_there
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.shim import read_record
@@ -25,36 +25,36 @@ _REMEDY = "a run would fail in the same way"
 
 def rehearse_launch(target: Mapping[str, Any]) -> CheckResult:
     """Run a command there as an attempt is run. Raises UnreachableError."""
-    with _attempt(target, SshCourier) as courier:
-        courier.poll_seconds, deadline = 0.2, time.monotonic() + REHEARSAL_SECONDS
-        while not courier.turn():
-            if courier.problem is not None or time.monotonic() > deadline:
-                text = courier.problem or f"its end has not arrived within {REHEARSAL_SECONDS:.0f} s"
+    with _attempt(target, SshRunner) as runner:
+        runner.poll_seconds, deadline = 0.2, time.monotonic() + REHEARSAL_SECONDS
+        while not runner.turn():
+            if runner.problem is not None or time.monotonic() > deadline:
+                text = runner.problem or f"its end has not arrived within {REHEARSAL_SECONDS:.0f} s"
                 return CheckResult("launch", "fail", text, _REMEDY)
             time.sleep(0.1)
-        record = read_record(courier.folder / "exit.json") or {}
+        record = read_record(runner.folder / "exit.json") or {}
         if record.get("code") == 0:
             return CheckResult("launch", "pass", "a command was copied, started and ended there")
-        output = text_of(courier.folder / FIRST_NODE / OUTPUT)
+        output = text_of(runner.folder / FIRST_NODE / OUTPUT)
         text = str(record.get("error") or last_line(output) or f"it ended with code {record.get('code')}")
         return CheckResult("launch", "fail", text, _REMEDY)
 
 
-def rehearse_copy(target: Mapping[str, Any], courier_class: Callable[[Path], SshMirror]) -> CheckResult:
+def rehearse_copy(target: Mapping[str, Any], runner_class: Callable[[Path], SshMirror]) -> CheckResult:
     """Do there what precedes the submission of a job: copy the files, and start the interpreter
     once. Raises UnreachableError."""
-    with _attempt(target, courier_class) as courier:
+    with _attempt(target, runner_class) as runner:
         try:
-            courier.send()
-            courier.ask()
+            runner.send()
+            runner.ask()
         except TargetRefusalError as error:
             return CheckResult("launch", "fail", str(error), _REMEDY)
     return CheckResult("launch", "pass", "files were copied there and read by the interpreter")
 
 
 @contextlib.contextmanager
-def _attempt(target: Mapping[str, Any], courier_class: Callable[[Path], SshMirror]) -> Iterator[SshMirror]:
-    """A courier of an attempt that runs nothing, whose folders here and there are removed."""
+def _attempt(target: Mapping[str, Any], runner_class: Callable[[Path], SshMirror]) -> Iterator[SshMirror]:
+    """A runner of an attempt that runs nothing, whose folders here and there are removed."""
     with tempfile.TemporaryDirectory(prefix="gputui-check-") as home:
         run_dir = Path(home, "check")
         folder = run_dir / "attempts" / "1"
@@ -74,7 +74,7 @@ def _attempt(target: Mapping[str, Any], courier_class: Callable[[Path], SshMirro
         }
         write_private(folder / "attempt.json", plan)
         try:
-            yield courier_class(folder)
+            yield runner_class(folder)
         finally:
             with contextlib.suppress(OSError):
                 remove_there(run_dir, target)

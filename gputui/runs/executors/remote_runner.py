@@ -1,9 +1,9 @@
-"""The courier, the program that runs an attempt on a remote target: it submits once, reports,
+"""The runner, the program that runs an attempt on a remote target: it submits once, reports,
 forwards a stop, and writes exit.json at the end. It may be killed at any line: its successor
 continues from the attempt's folder.
 
 On the target the shim runs in ``attempts/<n>/far``, so that its records are not taken for the
-courier's own. Read first: `Courier.run`, then `Courier.turn`. What is known, in the order in which
+runner's own. Read first: `RemoteRunner.run`, then `RemoteRunner.turn`. What is known, in the order in which
 it is written:
 
     submit.json      the token of the one submission; is_accepted: without the job's number
@@ -108,8 +108,8 @@ class JobStatus(Struct, frozen=True):
     ended_by: EndedBy | None = None
 
 
-class Courier(ABC):
-    """The base class of couriers. A subclass submits, finds, signals and cancels jobs of one kind
+class RemoteRunner(ABC):
+    """The base class of runners. A subclass submits, finds, signals and cancels jobs of one kind
     of target."""
 
     def __init__(self, folder: Path) -> None:
@@ -268,7 +268,7 @@ class Courier(ABC):
         if handle is None and not listed:
             self.fetch()
             if self.claimed() is None and self.stop is not None:
-                # A submission of an earlier courier may still reach the target.
+                # A submission of an earlier runner may still reach the target.
                 self.mark_over()
                 return self.end(STOPPED_BEFORE)
             if self.claimed() is None and not ticket.get("is_accepted"):
@@ -457,7 +457,7 @@ class JobClock(Struct):
 
     @classmethod
     def of(cls, placed: Mapping[str, Any] | None) -> JobClock:
-        """The clock as a former courier of the attempt left it in placement.json."""
+        """The clock as a former runner of the attempt left it in placement.json."""
         if placed is None:
             return cls()
         return cls(placed["queued_seconds"], placed["ran_seconds"])
@@ -511,13 +511,13 @@ def python_of(plan: Mapping[str, Any]) -> str:
     return "python3"
 
 
-def serve(courier: Callable[[Path], Courier]) -> None:
-    """The main program of a courier: FOLDER is its only argument."""
+def serve(runner: Callable[[Path], RemoteRunner]) -> None:
+    """The main program of a runner: FOLDER is its only argument."""
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     folder = Path(sys.argv[1])
     take_client_environment(json.loads((folder / "attempt.json").read_text("utf-8")))
-    courier(folder).run()
+    runner(folder).run()
 
 
 def take_client_environment(plan: Mapping[str, Any]) -> None:

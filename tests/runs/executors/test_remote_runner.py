@@ -1,4 +1,4 @@
-"""A courier whose target says what the test wants: when the end of a job is that of its attempt; no second one runs."""
+"""A runner whose target says what the test wants: when the end of a job is that of its attempt; no second one runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from gputui.runs.executors import far
 from gputui.runs.executors.commands import MissingProgramError, UnreachableError
-from gputui.runs.executors.courier import (
+from gputui.runs.executors.remote_runner import (
     GIVE_UP_SECONDS,
     MAX_PAUSE_OF_STOP_SECONDS,
-    Courier,
+    RemoteRunner,
     EndedBy,
     JobClock,
     JobStatus,
@@ -52,7 +52,7 @@ class Target:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
 
-class Doctored(Courier):
+class Doctored(RemoteRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target.folder)
         self.there = target
@@ -89,37 +89,37 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def turn(courier: Courier) -> bool:
-    courier.due = 0.0
-    return courier.turn()
+def turn(runner: RemoteRunner) -> bool:
+    runner.due = 0.0
+    return runner.turn()
 
 
-def end_of(courier: Courier, *, within: int = MOST_TURNS) -> dict[str, Any]:
+def end_of(runner: RemoteRunner, *, within: int = MOST_TURNS) -> dict[str, Any]:
     """exit.json, after as many turns as it takes."""
-    assert any(turn(courier) for _ in range(within)), "the attempt did not end"
-    return dict(json.loads((courier.folder / "exit.json").read_text()))
+    assert any(turn(runner) for _ in range(within)), "the attempt did not end"
+    return dict(json.loads((runner.folder / "exit.json").read_text()))
 
 
 def unreachable(*_: object) -> None:
     raise UnreachableError("nobody answers")
 
 
-def begin(courier: Courier) -> None:
+def begin(runner: RemoteRunner) -> None:
     """As the body of the job does."""
-    (courier.far / "claim").write_text(JOB)
-    (courier.far / "started.json").write_text(json.dumps({"at": 1.0}))
+    (runner.far / "claim").write_text(JOB)
+    (runner.far / "started.json").write_text(json.dumps({"at": 1.0}))
 
 
 @pytest.mark.parametrize("word", [NODE_FAIL, None])
 def test_a_job_that_is_put_into_the_queue_again_has_not_ended(folder: Path, word: JobStatus | None) -> None:
     there = Target(folder, listed("running"))
-    courier = Doctored(there)
-    turn(courier)
-    begin(courier)
+    runner = Doctored(there)
+    turn(runner)
+    begin(runner)
     there.states = [word, word, listed("pending"), word, word, listed("running")]
-    assert not any(turn(courier) for _ in range(6))
-    (courier.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
-    record = end_of(courier)
+    assert not any(turn(runner) for _ in range(6))
+    (runner.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
+    record = end_of(runner)
     assert (record["code"], record.get("ended_by")) == (0, None)
     assert len(there.submitted) == 1 and there.cancelled == []
 
@@ -130,28 +130,28 @@ def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_besid
 ) -> None:
     there = Target(folder, *[None] * unlisted, listed("running"))
     there.number = number
-    courier = Doctored(there)
-    while not turn(courier) and len(there.states) > 1:
+    runner = Doctored(there)
+    while not turn(runner) and len(there.states) > 1:
         pass
-    assert not turn(courier) and courier.status is not None and courier.status.job == JOB
+    assert not turn(runner) and runner.status is not None and runner.status.job == JOB
     assert len(there.submitted) == 1 and there.cancelled == []
 
 
 def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
-    courier = Doctored(Target(folder, listed("running")))
-    turn(courier)
-    first, courier.is_behind = courier.contact_at, True
-    turn(courier)
-    assert first is not None and courier.contact_at == first and courier.due <= time.monotonic()
-    courier.is_behind = False
-    turn(courier)
-    assert courier.contact_at is not None and courier.contact_at > first and courier.due > time.monotonic()
+    runner = Doctored(Target(folder, listed("running")))
+    turn(runner)
+    first, runner.is_behind = runner.contact_at, True
+    turn(runner)
+    assert first is not None and runner.contact_at == first and runner.due <= time.monotonic()
+    runner.is_behind = False
+    turn(runner)
+    assert runner.contact_at is not None and runner.contact_at > first and runner.due > time.monotonic()
     placed = json.loads((folder / "placement.json").read_text())
-    assert (placed["contact_at"], placed["poll_seconds"]) == (courier.contact_at, courier.poll_seconds)
+    assert (placed["contact_at"], placed["poll_seconds"]) == (runner.contact_at, runner.poll_seconds)
 
 
-def stop(courier: Courier, *, at_once: bool = False) -> None:
-    courier.stop = {"at": time.time(), "at_once": at_once, "asked": False}
+def stop(runner: RemoteRunner, *, at_once: bool = False) -> None:
+    runner.stop = {"at": time.time(), "at_once": at_once, "asked": False}
 
 
 def test_the_time_in_the_queue_is_not_the_time_that_a_job_ran() -> None:
@@ -182,15 +182,15 @@ def test_complete_records_of_the_target_beat_the_clock(
 
 def test_time_without_contact_counts_only_by_the_record_of_the_target(folder: Path) -> None:
     there = Target(folder, listed("running"))
-    courier = Doctored(there)
-    turn(courier)
-    begin(courier)
-    # Nobody answered for eight hours, or no courier asked.
-    courier.clock = JobClock(ran_seconds=HOUR, until=time.time() - 8 * HOUR)
+    runner = Doctored(there)
+    turn(runner)
+    begin(runner)
+    # Nobody answered for eight hours, or no runner asked.
+    runner.clock = JobClock(ran_seconds=HOUR, until=time.time() - 8 * HOUR)
     there.is_reached = False
-    turn(courier)
+    turn(runner)
     there.is_reached = True
-    turn(courier)
+    turn(runner)
     placed = json.loads((folder / "placement.json").read_text())
     assert HOUR <= placed["ran_seconds"] < 2 * HOUR
     (folder / "placement.json").write_text(json.dumps({**placed, "contact_at": time.time() - 8 * HOUR}))
@@ -198,20 +198,20 @@ def test_time_without_contact_counts_only_by_the_record_of_the_target(folder: Pa
     turn(successor)
     assert successor.clock.ran_seconds < 2 * HOUR
     times = {"started_at": 10.0, "ended_at": 10.0 + 5 * HOUR}
-    (courier.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False, **times}))
+    (runner.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False, **times}))
     end_of(successor)
     assert json.loads((folder / "placement.json").read_text())["ran_seconds"] == 5 * HOUR
 
 
 def test_a_report_counts_gpus_and_at_least_the_time_that_the_starts_of_a_job_recorded(folder: Path) -> None:
-    courier = Doctored(Target(folder, listed("running")))
-    turn(courier)
-    begin(courier)
+    runner = Doctored(Target(folder, listed("running")))
+    turn(runner)
+    begin(runner)
     exits = [{"started_at": 1.0, "ended_at": 31.0}, None, {"started_at": 40.0, "ended_at": 50.0}]
     whys: list[dict[str, str]] = [{"why": far.TIME_LIMIT}, {}, {}]
     starts = [json.dumps({"again_at": 1.0, "exit": record, **why}) for record, why in zip(exits, whys, strict=True)]
-    (courier.far / "starts.jsonl").write_text("\n".join(starts))
-    turn(courier)
+    (runner.far / "starts.jsonl").write_text("\n".join(starts))
+    turn(runner)
     placed = json.loads((folder / "placement.json").read_text())
     names = ("gpus", "restarts", "limit_restarts", "ran_seconds")
     assert [placed[name] for name in names] == [2, 3, 1, 40.0]
@@ -220,10 +220,10 @@ def test_a_report_counts_gpus_and_at_least_the_time_that_the_starts_of_a_job_rec
 def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:
     there = Target(folder, None)
     there.is_reached = False
-    courier = Doctored(there)
-    assert not turn(courier) and courier.problem is not None
-    stop(courier)
-    assert end_of(courier, within=1)["stop_requested"] and not there.submitted
+    runner = Doctored(there)
+    assert not turn(runner) and runner.problem is not None
+    stop(runner)
+    assert end_of(runner, within=1)["stop_requested"] and not there.submitted
 
 
 def missing(*_: object) -> None:
@@ -233,44 +233,44 @@ def missing(*_: object) -> None:
 def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    courier = Doctored(Target(folder, listed("running")))
-    turn(courier)
-    monkeypatch.setattr(courier, "jobs", missing)
-    assert not turn(courier) and courier.problem is not None
-    for path in courier.folder.glob("*.json"):
+    runner = Doctored(Target(folder, listed("running")))
+    turn(runner)
+    monkeypatch.setattr(runner, "jobs", missing)
+    assert not turn(runner) and runner.problem is not None
+    for path in runner.folder.glob("*.json"):
         if path.name != "attempt.json":
             path.unlink()
-    assert "sbatch" in end_of(courier, within=1)["error"]
+    assert "sbatch" in end_of(runner, within=1)["error"]
 
 
 def test_a_stop_at_once_gives_up_a_target_that_does_not_answer(folder: Path) -> None:
     there = Target(folder, listed("running"))
-    courier = Doctored(there)
-    turn(courier)
-    begin(courier)
+    runner = Doctored(there)
+    turn(runner)
+    begin(runner)
     there.is_reached = False
-    stop(courier)
-    assert not turn(courier) and courier.due < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
-    stop(courier, at_once=True)
-    assert not turn(courier)
-    assert courier.stop is not None and courier.contact_at is not None
-    courier.stop["at"] -= GIVE_UP_SECONDS
-    courier.contact_at -= GIVE_UP_SECONDS
-    record = end_of(courier, within=1)
+    stop(runner)
+    assert not turn(runner) and runner.due < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
+    stop(runner, at_once=True)
+    assert not turn(runner)
+    assert runner.stop is not None and runner.contact_at is not None
+    runner.stop["at"] -= GIVE_UP_SECONDS
+    runner.contact_at -= GIVE_UP_SECONDS
+    record = end_of(runner, within=1)
     assert record["stop_requested"] and (record["given_up"], record["job"]) == ("nobody answers", JOB)
 
 
 def test_one_that_ended_well_before_its_stop_arrived_has_succeeded(folder: Path) -> None:
-    courier = Doctored(Target(folder, listed("running")))
-    turn(courier)
-    begin(courier)
-    stop(courier)
-    (courier.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
-    record = end_of(courier)
+    runner = Doctored(Target(folder, listed("running")))
+    turn(runner)
+    begin(runner)
+    stop(runner)
+    (runner.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
+    record = end_of(runner)
     assert record["code"] == 0 and not record["stop_requested"]
 
 
-def test_a_courier_has_the_clients_variables_of_the_launching_shell_and_none_of_the_agents(
+def test_a_runner_has_the_clients_variables_of_the_launching_shell_and_none_of_the_agents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shell = {
@@ -288,48 +288,48 @@ def test_a_courier_has_the_clients_variables_of_the_launching_shell_and_none_of_
 
 def test_one_that_has_ended_is_taken_off_the_target_before_the_attempt_is_over(folder: Path) -> None:
     there = Target(folder, listed("running"))
-    courier = Doctored(there)
-    turn(courier)
-    begin(courier)
+    runner = Doctored(there)
+    turn(runner)
+    begin(runner)
     there.states = [PREEMPTED]
-    assert end_of(courier)["ended_by"] == PREEMPTED.ended_by
-    assert there.cancelled == [JOB] and (courier.far / far.OVER).exists()
+    assert end_of(runner)["ended_by"] == PREEMPTED.ended_by
+    assert there.cancelled == [JOB] and (runner.far / far.OVER).exists()
 
 
 def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder: Path) -> None:
     there = Target(folder, listed("running"))
-    courier = Doctored(there)
-    turn(courier)
-    begin(courier)
+    runner = Doctored(there)
+    turn(runner)
+    begin(runner)
     there.states = [NODE_FAIL]
-    assert not turn(courier) and not turn(courier)
+    assert not turn(runner) and not turn(runner)
     there.is_reached = False
-    assert not any(turn(courier) for _ in range(5)) and courier.problem is not None
+    assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
     there.is_reached = True
-    assert end_of(courier)["ended_by"] == "node_fail"
+    assert end_of(runner)["ended_by"] == "node_fail"
 
 
 def test_one_that_ended_by_itself_is_over_whatever_is_known_of_its_job(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = Target(folder, listed("running"))
-    courier = Doctored(there)
-    turn(courier)
-    begin(courier)
+    runner = Doctored(there)
+    turn(runner)
+    begin(runner)
     there.states = [None]
-    monkeypatch.setattr(courier, "unlisted_status", unreachable)
-    assert not any(turn(courier) for _ in range(5)) and courier.problem is not None
-    (courier.far / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
-    record = end_of(courier, within=1)
+    monkeypatch.setattr(runner, "unlisted_status", unreachable)
+    assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
+    (runner.far / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
+    record = end_of(runner, within=1)
     assert (record["code"], record.get("ended_by")) == (3, None)
 
 
 def test_a_job_that_comes_for_an_attempt_that_is_over_starts_nothing(folder: Path) -> None:
-    courier = Doctored(Target(folder, listed("running")))
-    turn(courier)
-    begin(courier)
-    courier.mark_over()
-    before = sorted(path.name for path in courier.far.iterdir())
-    argv: Sequence[str] = [sys.executable, "-I", "-S", str(courier.far / far.PROGRAM), "body", str(courier.far), JOB]
+    runner = Doctored(Target(folder, listed("running")))
+    turn(runner)
+    begin(runner)
+    runner.mark_over()
+    before = sorted(path.name for path in runner.far.iterdir())
+    argv: Sequence[str] = [sys.executable, "-I", "-S", str(runner.far / far.PROGRAM), "body", str(runner.far), JOB]
     assert subprocess.run(argv, timeout=60, check=False, capture_output=True).returncode == 0
-    assert sorted(path.name for path in courier.far.iterdir()) == before
+    assert sorted(path.name for path in runner.far.iterdir()) == before

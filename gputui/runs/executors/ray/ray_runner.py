@@ -1,4 +1,4 @@
-"""The program of one attempt on a Ray cluster: ray_courier.py FOLDER."""
+"""The program of one attempt on a Ray cluster: ray_runner.py FOLDER."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.commands import TargetRefusalError, UnreachableError
-from gputui.runs.executors.courier import JobStatus, python_of, serve
-from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
+from gputui.runs.executors.remote_runner import JobStatus, python_of, serve
+from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
@@ -30,7 +30,7 @@ _NODE_IS_GONE = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAIL
 _WAITED_TOO_LONG = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
 
 
-class RayCourier(MirrorCourier):
+class RayRunner(MirrorRunner):
     """Runs an attempt as a job of the cluster. Without shared files, the job's output carries all
     data back.
 
@@ -220,7 +220,7 @@ class RayCourier(MirrorCourier):
 
     def drain(self) -> None:
         self.fetch()
-        # No name: the cluster knew nothing of the job since this courier began.
+        # No name: the cluster knew nothing of the job since this runner began.
         if self.name is not None and not (self.far / "started.json").exists():
             text = "\n".join(line for line in self.log(self.name).splitlines() if far.framed(line) is None)
             (self.far / "job.log").write_text(re.sub(r"(?m)^Running entrypoint for job .*\n?", "", text), "utf-8")
@@ -243,4 +243,4 @@ def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve(RayCourier)
+    serve(RayRunner)

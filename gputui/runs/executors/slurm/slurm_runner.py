@@ -1,4 +1,4 @@
-"""The program of one attempt on a Slurm cluster: slurm_courier.py FOLDER."""
+"""The program of one attempt on a Slurm cluster: slurm_runner.py FOLDER."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gputui.runs.executors.commands import (
     TargetShell,
     UnreachableError,
 )
-from gputui.runs.executors.courier import Courier, JobStatus, serve
+from gputui.runs.executors.remote_runner import RemoteRunner, JobStatus, serve
 from gputui.runs.executors.slurm.jobs import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -27,7 +27,7 @@ from gputui.runs.executors.slurm.jobs import (
     submitted_job,
 )
 from gputui.runs.executors.ssh.connection import LoginShell, SshShell
-from gputui.runs.executors.ssh.ssh_courier import SshMirror
+from gputui.runs.executors.ssh.ssh_runner import SshMirror
 
 # Messages of a controller that is unreachable; any other message of sbatch is a refusal.
 _UNREACHABLE = (
@@ -42,8 +42,8 @@ _MISSING_PROGRAM = (126, 127)
 SUBMIT_SECONDS = 60.0
 
 
-class SlurmJobs(Courier):
-    """Couriers of Slurm jobs, by sbatch, squeue and sacct."""
+class SlurmJobs(RemoteRunner):
+    """Runners of Slurm jobs, by sbatch, squeue and sacct."""
 
     shell: TargetShell
 
@@ -121,7 +121,7 @@ class SlurmJobs(Courier):
         self.call("scancel", job)
 
 
-class SlurmCourier(SlurmJobs):
+class SlurmRunner(SlurmJobs):
     """For a login node on this machine, which shares a file system with the nodes."""
 
     def __init__(self, folder: Path) -> None:
@@ -129,7 +129,7 @@ class SlurmCourier(SlurmJobs):
         self.shell = TargetShell()
 
 
-class FarSlurmCourier(SlurmJobs, SshMirror):
+class FarSlurmRunner(SlurmJobs, SshMirror):
     """For a login node that is reached by SSH, and shares a file system with the nodes."""
 
     def __init__(self, folder: Path) -> None:
@@ -140,13 +140,13 @@ class FarSlurmCourier(SlurmJobs, SshMirror):
         self.ask()
 
 
-def courier_of(folder: Path) -> Courier:
-    """The courier of an attempt, by whether its target names a login node."""
+def runner_of(folder: Path) -> RemoteRunner:
+    """The runner of an attempt, by whether its target names a login node."""
     target = json.loads((folder / "attempt.json").read_text("utf-8"))["target"]
     if target.get("host"):
-        return FarSlurmCourier(folder)
-    return SlurmCourier(folder)
+        return FarSlurmRunner(folder)
+    return SlurmRunner(folder)
 
 
 if __name__ == "__main__":
-    serve(courier_of)
+    serve(runner_of)

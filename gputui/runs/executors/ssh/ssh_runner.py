@@ -1,4 +1,4 @@
-"""The program of one attempt on another machine: ssh_courier.py FOLDER. Files are sent once and
+"""The program of one attempt on another machine: ssh_runner.py FOLDER. Files are sent once and
 asked for as they grow."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.commands import CommandResult, TargetRefusalError, UnreachableError
-from gputui.runs.executors.courier import PYTHON, UNUSABLE, JobStatus, python_of, serve
-from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
+from gputui.runs.executors.remote_runner import PYTHON, UNUSABLE, JobStatus, python_of, serve
+from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.ssh.connection import SshShell, script
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
@@ -42,7 +42,7 @@ def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
             raise OSError(done.words)
 
 
-class SshMirror(MirrorCourier):
+class SshMirror(MirrorRunner):
     """The run has a folder there, which is the same for all its attempts."""
 
     def __init__(self, folder: Path) -> None:
@@ -156,11 +156,11 @@ def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     return "\n".join([*lines, *target.get("setup", ()), f"exec {shlex.join(words)}", ""])
 
 
-class SshCourier(SshMirror):
+class SshRunner(SshMirror):
     """The attempt's body is started there, detached from the connection."""
 
     def submit(self, token: str) -> str:
-        # One that was started by a courier which died over it holds the lock, and no second one
+        # One that was started by a runner which died over it holds the lock, and no second one
         # begins.
         put = script('umask 077; cat > "$1/job.sh"', self.far_folder)
         self.check_copied(self.shell.call(put, job_script(self.plan, self.far_folder, token)))
@@ -192,4 +192,4 @@ class SshCourier(SshMirror):
 
 
 if __name__ == "__main__":
-    serve(SshCourier)
+    serve(SshRunner)
