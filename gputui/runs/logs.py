@@ -28,7 +28,7 @@ NODES = "nodes"
 FIRST_NODE = f"{NODES}/0"
 """Below an attempt's folder: logs, error files and reports of its first node."""
 
-JOB_LOG = "far/job.log"
+JOB_LOG = "remote/job.log"
 """Below an attempt's folder: what the job of a target printed beside the attempt."""
 
 MAX_LINE_CHARACTERS = 4000

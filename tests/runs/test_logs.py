@@ -34,11 +34,11 @@ def test_logs_of_an_attempt_are_found_in_order(tmp_path: Path) -> None:
     (node / "output.log").write_text("")
     first = rank_logs(tmp_path)[0]
     assert (first.rank, first.stream, first.path) == (None, "output", node / "output.log")
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "job.log").write_text("")
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "job.log").write_text("")
     assert shown_logs(tmp_path) == rank_logs(tmp_path), "the job has printed nothing"
-    (tmp_path / "far" / "job.log").write_text("slurmstepd: error\n")
-    assert shown_logs(tmp_path) == [*rank_logs(tmp_path), RankLog(None, "job", tmp_path / "far" / "job.log")]
+    (tmp_path / "remote" / "job.log").write_text("slurmstepd: error\n")
+    assert shown_logs(tmp_path) == [*rank_logs(tmp_path), RankLog(None, "job", tmp_path / "remote" / "job.log")]
 
 
 @table("text, lines", [

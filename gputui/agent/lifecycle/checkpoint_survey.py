@@ -200,7 +200,7 @@ def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
 def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
     checkpoints; none if it begins from the start or from a named checkpoint. See
-    `gputui.runs.executors.far_checkpoints.resumed`."""
+    `gputui.runs.executors.remote_checkpoints.resumed`."""
     if run.resume_from is not None:
         return []
     run_id, times = run.run_id, StepTimes(connection, run.run_id)

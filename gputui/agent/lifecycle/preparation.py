@@ -21,7 +21,7 @@ from gputui.runs import repository
 from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, watched_checkpoints, without_gpus
 from gputui.runs.executors.base import Executor
-from gputui.runs.executors.far_checkpoints import NEWEST_CHECKPOINT
+from gputui.runs.executors.remote_checkpoints import NEWEST_CHECKPOINT
 from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_launch, restore, secrets_of

@@ -128,8 +128,8 @@ class RunnerExecutor(Executor):
     def command_comments(self, spec: RunSpec, launch: Launch) -> list[str]:
         """Comment lines with the command that the script runs in the end, and the paths that are
         other ones there; RUN is the run's folder on the target."""
-        from gputui.runs.executors.remote_runner import python_of
         from gputui.runs.executors.mirror import moved
+        from gputui.runs.executors.remote_runner import python_of
 
         plan, run_dir = self.preview_plan(spec, launch), launch.env["GPUTUI_RUN_DIR"]
         paths: dict[str, str] = {}
@@ -155,4 +155,4 @@ class RunnerExecutor(Executor):
     def preview_folder(self, spec: RunSpec, launch: Launch) -> str:
         """The folder of an attempt that a preview shows; RUN is the run's folder on the target."""
         sees_files = self.sees_checkpoints(spec.target or {})
-        return f"{launch.env['GPUTUI_RUN_DIR'] if sees_files else 'RUN'}/attempts/1/far"
+        return f"{launch.env['GPUTUI_RUN_DIR'] if sees_files else 'RUN'}/attempts/1/remote"

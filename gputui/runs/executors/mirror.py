@@ -1,7 +1,7 @@
 """Runners of targets without a shared file system: they send the code as of the launch, and fetch
 the attempt's files by byte offset.
 
-The target reports how much its files grew (`far.report`); the copies here only grow. Read first:
+The target reports how much its files grew (`remote.report`); the copies here only grow. Read first:
 `apply`.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors import far
+from gputui.runs.executors import remote
 from gputui.runs.executors.commands import TargetRefusalError
 from gputui.runs.executors.remote_runner import RemoteRunner, python_of, text_of
 from gputui.runs.shim import read_record
@@ -24,7 +24,7 @@ from gputui.runs.submission import write_private
 GIT_SECONDS = 60.0
 RUN_FOLDER = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
 """The only folders that are ever removed on a target: those of ``wanted_root``."""
-RECORDS = ("started.json", "exit.json", "claim", far.RESUMED)
+RECORDS = ("started.json", "exit.json", "claim", remote.RESUMED)
 
 
 class MirrorRunner(RemoteRunner):
@@ -73,7 +73,7 @@ class MirrorRunner(RemoteRunner):
     def known(self) -> dict[str, int]:
         """The number of bytes copied of each file as it is on the target now."""
         metrics = (path for glob in self.metrics_globs() for path in self.run_dir.glob(glob) if path.is_file())
-        paths = (*self.folder.rglob("*.log"), *self.far.glob("*.jsonl"), *metrics)
+        paths = (*self.folder.rglob("*.log"), *self.remote.glob("*.jsonl"), *metrics)
         names = (str(path.relative_to(self.run_dir)) for path in paths)
         return {name: self.known_of(name) for name in names}
 
@@ -100,10 +100,10 @@ class MirrorRunner(RemoteRunner):
                     file.write(data[copied - offset :])
         for name in RECORDS:
             text = whole.get(name)
-            if text is not None and text_of(self.far / name) != text:
-                temporary = self.far / f"{name}.new"
+            if text is not None and text_of(self.remote / name) != text:
+                temporary = self.remote / f"{name}.new"
                 temporary.write_text(text, "utf-8")
-                temporary.replace(self.far / name)
+                temporary.replace(self.remote / name)
 
     def metrics_globs(self) -> list[str]:
         """The globs of metrics files below the run's folder, relative to it."""
@@ -137,4 +137,4 @@ def moved(plan: Mapping[str, Any], paths: Mapping[str, str], python: str | None 
         return text
 
     fields = ("argv", "env", "cwd", "resume", "resume_from")
-    return {**plan, **{name: far.with_texts(plan[name], word) for name in fields if name in plan}}
+    return {**plan, **{name: remote.with_texts(plan[name], word) for name in fields if name in plan}}

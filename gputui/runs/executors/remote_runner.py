@@ -2,7 +2,7 @@
 forwards a stop, and writes exit.json at the end. It may be killed at any line: its successor
 continues from the attempt's folder.
 
-On the target the shim runs in ``attempts/<n>/far``, so that its records are not taken for the
+On the target the shim runs in ``attempts/<n>/remote``, so that its records are not taken for the
 runner's own. Read first: `RemoteRunner.run`, then `RemoteRunner.turn`. What is known, in the order in which
 it is written:
 
@@ -12,9 +12,9 @@ it is written:
     placement.json   the job's newest state, for the agent
     closing.json     the end as it is known, while the last files are fetched
     exit.json        the end, which nothing follows
-    far/claim        the job that has begun the attempt; a later job ends at once
-    far/over         no job may begin any more
-    far/started.json, far/exit.json    the shim's records on the target
+    remote/claim        the job that has begun the attempt; a later job ends at once
+    remote/over         no job may begin any more
+    remote/started.json, remote/exit.json    the shim's records on the target
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gputui.runs import shim
-from gputui.runs.executors import far
+from gputui.runs.executors import remote
 from gputui.runs.executors.commands import (
     MissingProgramError,
     TargetRefusalError,
@@ -67,11 +67,11 @@ PRIVATE_FIELDS = ("agent", "client_environment", "lock_files", "workspace")
 # The modules of the zipapp that runs on the target, below the package gputui.
 PROGRAM_MODULES = (
     "core/files.py", "runs/checkpoint_files.py", "runs/checkpoint_formats.py", "runs/checkpoint_names.py",
-    "runs/shim.py", "runs/executors/far.py", "runs/executors/far_checkpoints.py", "runs/executors/slurm/nodes.py",
+    "runs/shim.py", "runs/executors/remote.py", "runs/executors/remote_checkpoints.py", "runs/executors/slurm/nodes.py",
 )  # fmt: skip
-PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(main())\n"
+PROGRAM_MAIN = "from gputui.runs.executors.remote import main\n\nraise SystemExit(main())\n"
 
-# A program by which an interpreter states its version, and its exit codes if far.pyz cannot run in
+# A program by which an interpreter states its version, and its exit codes if remote.pyz cannot run in
 # it: too old, and the shell's for a program that may not be executed or does not exist.
 PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
 UNUSABLE = (1, 126, 127)
@@ -114,7 +114,7 @@ class RemoteRunner(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.far = folder / "far"
+        self.remote = folder / "remote"
         self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         self.target: Mapping[str, Any] = self.plan["target"]
         self.poll_seconds = float(self.target.get("poll", 2.0))
@@ -163,11 +163,11 @@ class RemoteRunner(ABC):
     def send(self) -> None:
         """Send the target's files: on a shared file system, to the attempt's folder. Raises
         UnreachableError, TargetRefusalError and OSError."""
-        self.far.mkdir(mode=0o700, exist_ok=True)
+        self.remote.mkdir(mode=0o700, exist_ok=True)
         plan = {name: value for name, value in self.plan_to_send().items() if name not in PRIVATE_FIELDS}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
-        write_private(self.far / "attempt.json", plan)
-        (self.far / far.PROGRAM).write_bytes(zipapp())
+        write_private(self.remote / "attempt.json", plan)
+        (self.remote / remote.PROGRAM).write_bytes(zipapp())
 
     def plan_to_send(self) -> dict[str, Any]:
         """attempt.json as its job reads it."""
@@ -182,12 +182,12 @@ class RemoteRunner(ABC):
 
     def mark_over(self) -> None:
         """Make any later job of the attempt end at once. Raises UnreachableError."""
-        (self.far / far.OVER).touch()
+        (self.remote / remote.OVER).touch()
 
     @property
-    def far_folder(self) -> str:
+    def remote_folder(self) -> str:
         """The attempt's folder as its job sees it."""
-        return str(self.far)
+        return str(self.remote)
 
     def run(self) -> None:
         """Run the attempt to its end. The caller must have blocked SIGNALS, which it waits for."""
@@ -218,7 +218,7 @@ class RemoteRunner(ABC):
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
         now, asked_at = time.monotonic(), time.time()
-        if not self.has_end and self.status is not None and ended_by_itself(read_record(self.far / "exit.json")):
+        if not self.has_end and self.status is not None and ended_by_itself(read_record(self.remote / "exit.json")):
             self.has_end, self.due = True, min(self.due, now + 1.0)
         if now < self.due:
             return False
@@ -300,18 +300,18 @@ class RemoteRunner(ABC):
     def status_of(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
         """The state of a job, ``listed`` or not. Raises UnreachableError."""
         status = next((status for status in listed if status.job == job), None)
-        if status is None and not ended_by_itself(read_record(self.far / "exit.json")):
+        if status is None and not ended_by_itself(read_record(self.remote / "exit.json")):
             status = self.unlisted_status(job)
         return status or JobStatus(job, "ended", "its target has forgotten it")
 
     def claimed(self) -> str | None:
         """The job that has begun the attempt, or None."""
-        return text_of(self.far / "claim") or None
+        return text_of(self.remote / "claim") or None
 
     def check_end(self, token: str) -> bool:
         """Handle the target's records and the job's status; True once the attempt is over."""
         assert self.status is not None
-        started, ended = (read_record(self.far / name) for name in ("started.json", "exit.json"))
+        started, ended = (read_record(self.remote / name) for name in ("started.json", "exit.json"))
         if started is not None and not self.start_reported:
             self.note_start(started.get("at"))
         if ended_by_itself(ended):
@@ -354,7 +354,7 @@ class RemoteRunner(ABC):
             record |= {"ended_by": ended_by, "ended_reason": record.get("ended_reason") or status.reason}
         elif ended is None and not has_begun:
             # What the job printed before the attempt began.
-            printed = last_line(text_of(self.far / "job.log"))
+            printed = last_line(text_of(self.remote / "job.log"))
             record["error"] = printed or status.reason or "its job ended before it began"
             if (reason := self.unwritable()) is not None:
                 record["error"] = f"nothing can be written on {self.target['name']}: {reason}"
@@ -365,16 +365,16 @@ class RemoteRunner(ABC):
     def unwritable(self) -> str | None:
         """The reason why the attempt's folder on the target is not writable; None if it is, or if
         that is unknown."""
-        return far.unwritable(self.far)
+        return remote.unwritable(self.remote)
 
     def pass_stop_on(self) -> None:
         """Forward a stop request: a pending job is cancelled, a running one may save first."""
         if self.stop is None or self.status is None or self.status.state == "ended":
             return
-        if ended_by_itself(read_record(self.far / "exit.json")):
+        if ended_by_itself(read_record(self.remote / "exit.json")):
             return
         late = float(self.plan["grace_seconds"]) + CANCEL_SECONDS if not self.stop["at_once"] else CANCEL_SECONDS
-        begun = (self.far / "started.json").exists() and self.status.state in ("running", "suspended", "ending")
+        begun = (self.remote / "started.json").exists() and self.status.state in ("running", "suspended", "ending")
         if not begun or time.time() - float(self.stop["at"]) > late:
             self.cancel(self.status.job)
         elif not self.stop["asked"]:
@@ -402,7 +402,7 @@ class RemoteRunner(ABC):
         own = identify(os.getpid())
         assert own is not None
         record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}
-        chosen = read_record(self.far / far.RESUMED)
+        chosen = read_record(self.remote / remote.RESUMED)
         if chosen is not None:
             record["resumed_from"] = chosen["path"]
         write_private(self.folder / "started.json", record)
@@ -411,8 +411,8 @@ class RemoteRunner(ABC):
     def report(self) -> None:
         """Write placement.json if it has changed."""
         status = self.status or JobStatus("", "submitting")
-        starts = [*map(json.loads, text_of(self.far / "starts.jsonl").splitlines())]
-        ends = [*(start.get("exit") for start in starts), read_record(self.far / "exit.json")]
+        starts = [*map(json.loads, text_of(self.remote / "starts.jsonl").splitlines())]
+        ends = [*(start.get("exit") for start in starts), read_record(self.remote / "exit.json")]
         is_requeued = status.state == "pending" and self.claimed() is not None
         record = {
             "job": status.job or None,
@@ -422,7 +422,7 @@ class RemoteRunner(ABC):
             "nodes": list(status.nodes),
             "limit_at": status.limit_at,
             "restarts": len(starts),
-            "limit_restarts": sum(start.get("why") == far.TIME_LIMIT for start in starts),
+            "limit_restarts": sum(start.get("why") == remote.TIME_LIMIT for start in starts),
             "gpus": self.plan["asks"]["gpus"] * self.plan.get("nodes", 1),
             "queued_seconds": self.clock.queued_seconds,
             "ran_seconds": self.clock.corrected_by([*map(recorded_seconds, ends)]),

@@ -20,7 +20,7 @@ from tests.conftest import wait_until
 from tests.machines import Machine
 from tests.runs.executors.ray_cluster import RayCluster, program
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
-from tests.runs.executors.ssh_machine import Far, far_machine
+from tests.runs.executors.ssh_machine import RemoteMachine, remote_machine
 
 _NUMBERS = itertools.count()
 
@@ -182,25 +182,25 @@ def slurm(machine: Machine, empty_slurm: SlurmCluster) -> SlurmHome:
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    with far_machine(tmp_path / "far", monkeypatch) as made:
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteMachine]:
+    with remote_machine(tmp_path / "remote", monkeypatch) as made:
         yield made
 
 
 @pytest.fixture
-def login(machine: Machine, empty_slurm: SlurmCluster, far: Far) -> CopiedHome:
-    return CopiedHome(machine, far.runs, **far.target(), kind="slurm", partition="main", time="10m")
+def login(machine: Machine, empty_slurm: SlurmCluster, remote: RemoteMachine) -> CopiedHome:
+    return CopiedHome(machine, remote.runs, **remote.target(), kind="slurm", partition="main", time="10m")
 
 
 @pytest.fixture
-def ssh(machine: Machine, far: Far) -> Iterator[CopiedHome]:
-    yield CopiedHome(machine, far.runs, **far.target(), kind="ssh")
-    for record in far.runs.glob("*/*/attempts/*/far/started.json"):
-        # Whatever happened, nothing of the far side stays.
+def ssh(machine: Machine, remote: RemoteMachine) -> Iterator[CopiedHome]:
+    yield CopiedHome(machine, remote.runs, **remote.target(), kind="ssh")
+    for record in remote.runs.glob("*/*/attempts/*/remote/started.json"):
+        # Whatever happened, nothing of the remote side stays.
         pid = int(json.loads(record.read_text())["shim_pid"])
         if identify(pid) is not None:
             os.kill(pid, signal.SIGUSR2)
-            wait_until(lambda pid=pid: identify(pid) is None, 90.0, "the end of the far side")
+            wait_until(lambda pid=pid: identify(pid) is None, 90.0, "the end of the remote side")
 
 
 @pytest.fixture(scope="module")

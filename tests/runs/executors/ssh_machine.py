@@ -21,7 +21,7 @@ WAIT_SECONDS = 90.0
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
 
 
-class Far:
+class RemoteMachine:
     """An sshd of the test's own, which greets on stdout, as do its shells by each of their files; runs lie below
     ``runs``."""
 
@@ -76,7 +76,7 @@ class Far:
 
 
 @contextmanager
-def far_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+def remote_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteMachine]:
     """Skips where there is no sshd."""
     gone = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if gone or os.geteuid() != 0:
@@ -84,7 +84,7 @@ def far_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     runtime = Path(tempfile.mkdtemp(prefix="gputui-"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     folder.mkdir()
-    made = Far(folder)
+    made = RemoteMachine(folder)
     try:
         yield made
     finally:

@@ -27,7 +27,7 @@ def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(home: Target
     run_id = home.launch("steps=100000")
     home.wait_for_place(run_id, "running")
     home.wait_for_step(run_id, 10)
-    sent = home.there(run_id) / "attempts" / "1" / "far" / "attempt.json"
+    sent = home.there(run_id) / "attempts" / "1" / "remote" / "attempt.json"
     assert sent.stat().st_mode & 0o077 == 0
     if home.copies_code:
         code = Path(json.loads(sent.read_text())["cwd"])

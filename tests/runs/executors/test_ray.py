@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.remote_runner import UNSEEN_LOOKS
 from gputui.runs.executors.ray.jobs_api import CALL_SECONDS, HttpAnswer, JobsApi
 from gputui.runs.executors.ray.ray_runner import RayRunner
+from gputui.runs.executors.remote_runner import UNSEEN_LOOKS
 
 WAIT_SECONDS = 120.0
 
@@ -88,11 +88,11 @@ class Forgetful(JobsApi):
 
 def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path) -> None:
     folder = ray_attempt(tmp_path)
-    (folder / "far").mkdir()
+    (folder / "remote").mkdir()
     (folder / "submit.json").write_text(json.dumps({"token": "t", "at": 1.0}))
     (folder / "handle.json").write_text(json.dumps({"job": "gputui-a-1.1-t"}))
     for name, text in (("claim", "gputui-a-1.1-t"), ("started.json", "{}")):
-        (folder / "far" / name).write_text(text)
+        (folder / "remote" / name).write_text(text)
     runner = RayRunner(folder)
     runner.api = Forgetful(dict(runner.target))
     for _ in range(UNSEEN_LOOKS):

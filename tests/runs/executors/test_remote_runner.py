@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from gputui.runs.executors import far
+from gputui.runs.executors import remote
 from gputui.runs.executors.commands import MissingProgramError, UnreachableError
 from gputui.runs.executors.remote_runner import (
     GIVE_UP_SECONDS,
     MAX_PAUSE_OF_STOP_SECONDS,
-    RemoteRunner,
     EndedBy,
     JobClock,
     JobStatus,
+    RemoteRunner,
     take_client_environment,
 )
 from gputui.runs.launch_shell import capture
@@ -106,8 +106,8 @@ def unreachable(*_: object) -> None:
 
 def begin(runner: RemoteRunner) -> None:
     """As the body of the job does."""
-    (runner.far / "claim").write_text(JOB)
-    (runner.far / "started.json").write_text(json.dumps({"at": 1.0}))
+    (runner.remote / "claim").write_text(JOB)
+    (runner.remote / "started.json").write_text(json.dumps({"at": 1.0}))
 
 
 @pytest.mark.parametrize("word", [NODE_FAIL, None])
@@ -118,7 +118,7 @@ def test_a_job_that_is_put_into_the_queue_again_has_not_ended(folder: Path, word
     begin(runner)
     there.states = [word, word, listed("pending"), word, word, listed("running")]
     assert not any(turn(runner) for _ in range(6))
-    (runner.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
+    (runner.remote / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
     record = end_of(runner)
     assert (record["code"], record.get("ended_by")) == (0, None)
     assert len(there.submitted) == 1 and there.cancelled == []
@@ -198,7 +198,7 @@ def test_time_without_contact_counts_only_by_the_record_of_the_target(folder: Pa
     turn(successor)
     assert successor.clock.ran_seconds < 2 * HOUR
     times = {"started_at": 10.0, "ended_at": 10.0 + 5 * HOUR}
-    (runner.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False, **times}))
+    (runner.remote / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False, **times}))
     end_of(successor)
     assert json.loads((folder / "placement.json").read_text())["ran_seconds"] == 5 * HOUR
 
@@ -208,9 +208,9 @@ def test_a_report_counts_gpus_and_at_least_the_time_that_the_starts_of_a_job_rec
     turn(runner)
     begin(runner)
     exits = [{"started_at": 1.0, "ended_at": 31.0}, None, {"started_at": 40.0, "ended_at": 50.0}]
-    whys: list[dict[str, str]] = [{"why": far.TIME_LIMIT}, {}, {}]
+    whys: list[dict[str, str]] = [{"why": remote.TIME_LIMIT}, {}, {}]
     starts = [json.dumps({"again_at": 1.0, "exit": record, **why}) for record, why in zip(exits, whys, strict=True)]
-    (runner.far / "starts.jsonl").write_text("\n".join(starts))
+    (runner.remote / "starts.jsonl").write_text("\n".join(starts))
     turn(runner)
     placed = json.loads((folder / "placement.json").read_text())
     names = ("gpus", "restarts", "limit_restarts", "ran_seconds")
@@ -265,7 +265,7 @@ def test_one_that_ended_well_before_its_stop_arrived_has_succeeded(folder: Path)
     turn(runner)
     begin(runner)
     stop(runner)
-    (runner.far / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
+    (runner.remote / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
     record = end_of(runner)
     assert record["code"] == 0 and not record["stop_requested"]
 
@@ -293,7 +293,7 @@ def test_one_that_has_ended_is_taken_off_the_target_before_the_attempt_is_over(f
     begin(runner)
     there.states = [PREEMPTED]
     assert end_of(runner)["ended_by"] == PREEMPTED.ended_by
-    assert there.cancelled == [JOB] and (runner.far / far.OVER).exists()
+    assert there.cancelled == [JOB] and (runner.remote / remote.OVER).exists()
 
 
 def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder: Path) -> None:
@@ -319,7 +319,7 @@ def test_one_that_ended_by_itself_is_over_whatever_is_known_of_its_job(
     there.states = [None]
     monkeypatch.setattr(runner, "unlisted_status", unreachable)
     assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
-    (runner.far / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
+    (runner.remote / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
     record = end_of(runner, within=1)
     assert (record["code"], record.get("ended_by")) == (3, None)
 
@@ -329,7 +329,15 @@ def test_a_job_that_comes_for_an_attempt_that_is_over_starts_nothing(folder: Pat
     turn(runner)
     begin(runner)
     runner.mark_over()
-    before = sorted(path.name for path in runner.far.iterdir())
-    argv: Sequence[str] = [sys.executable, "-I", "-S", str(runner.far / far.PROGRAM), "body", str(runner.far), JOB]
+    before = sorted(path.name for path in runner.remote.iterdir())
+    argv: Sequence[str] = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(runner.remote / remote.PROGRAM),
+        "body",
+        str(runner.remote),
+        JOB,
+    ]
     assert subprocess.run(argv, timeout=60, check=False, capture_output=True).returncode == 0
-    assert sorted(path.name for path in runner.far.iterdir()) == before
+    assert sorted(path.name for path in runner.remote.iterdir()) == before

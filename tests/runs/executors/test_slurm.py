@@ -174,7 +174,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, CommandResult]:
 def runner(tmp_path: Path) -> SlurmRunner:
     plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
     folder = tmp_path / "attempts" / "1"
-    (folder / "far").mkdir(parents=True)
+    (folder / "remote").mkdir(parents=True)
     (folder / "attempt.json").write_text(json.dumps(plan))
     return SlurmRunner(folder)
 
@@ -299,7 +299,7 @@ def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> No
     for line in ("--partition=main", "--time=90", "--mem=409600M", "--signal=B:USR1@60", "--requeue"):
         assert f"#SBATCH {line}\n" in text and f"#SBATCH {line}\n" in checked
     assert "#SBATCH --gres=gpu:a100:2\n" in text and "#SBATCH --gres=gpu:a100:1\n" in checked
-    assert "\nmodule load cuda\n" in text and "far.pyz" in text
+    assert "\nmodule load cuda\n" in text and "remote.pyz" in text
     assert f"{machine.folder}/steps.py --steps 50" in text
 
 

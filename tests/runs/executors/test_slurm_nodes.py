@@ -141,7 +141,7 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
 def test_what_serves_a_node_and_is_killed_ends_the_attempt_on_all(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
-    served = lab.there(run_id) / "attempts" / "1" / "far" / "node-1" / "started.json"
+    served = lab.there(run_id) / "attempts" / "1" / "remote" / "node-1" / "started.json"
     os.kill(json.loads(served.read_text())["shim_pid"], signal.SIGKILL)
     lab.wait_for_step(run_id, 15, attempt=2)
     first = lab.shown(run_id)["attempts"][0]

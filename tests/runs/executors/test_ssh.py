@@ -21,7 +21,7 @@ from gputui.runs.executors.ssh.connection import LoginShell, SshShell
 from gputui.runs.executors.ssh.ssh_runner import START, SshRunner, remove_there
 from tests.conftest import wait_until
 from tests.runs.executors.conftest import CopiedHome
-from tests.runs.executors.ssh_machine import WAIT_SECONDS, Far
+from tests.runs.executors.ssh_machine import WAIT_SECONDS, RemoteMachine
 from tests.tables import table
 from tests.texts import mentions
 
@@ -37,14 +37,14 @@ def test_the_connection_that_starts_a_run_does_not_wait_for_its_end(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_line_that_drops_loses_nothing_and_fails_nothing(ssh: CopiedHome, far: Far) -> None:
+def test_a_line_that_drops_loses_nothing_and_fails_nothing(ssh: CopiedHome, remote: RemoteMachine) -> None:
     run_id = ssh.launch("steps=100000")
     ssh.wait_for_step(run_id, 5)
-    far.stop()
+    remote.stop()
     wait_until(lambda: ssh.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
     assert ssh.machine.state(run_id) == "running"
     known = len(ssh.steps(run_id))
-    far.start()
+    remote.start()
     wait_until(lambda: ssh.placement(run_id).get("problem") is None, WAIT_SECONDS, "an answer")
     ssh.wait_for_step(run_id, known + 5)
     ssh.finish(run_id)
@@ -52,16 +52,20 @@ def test_a_line_that_drops_loses_nothing_and_fails_nothing(ssh: CopiedHome, far:
 
 @pytest.mark.long
 @table("options, status", [({}, "pass"), ({"setup": ["exit 3"]}, "fail"), ({"folder": "/proc/none"}, "fail")])
-def test_a_check_launches_a_command_there_and_leaves_nothing(far: Far, options: dict[str, Any], status: str) -> None:
-    target = {"name": "kepler", "kind": "ssh", **far.target(), "python": sys.executable, **options}
+def test_a_check_launches_a_command_there_and_leaves_nothing(
+    remote: RemoteMachine, options: dict[str, Any], status: str
+) -> None:
+    remote: RemoteMachine, options: dict[str, Any], status: str
+) -> None:
+    target = {"name": "kepler", "kind": "ssh", **remote.target(), "python": sys.executable, **options}
     results = {result.name: result for result in SshExecutor().survey(target)}
     assert results["launch"].status == status, results
-    assert not list(far.runs.glob("*/*"))
+    assert not list(remote.runs.glob("*/*"))
 
 
 @pytest.mark.long
-def test_the_gputui_there_tells_which_gpus_are_free(far: Far, tmp_path: Path) -> None:
-    target = {"name": "kepler", "kind": "ssh", **far.target()}
+def test_the_gputui_there_tells_which_gpus_are_free(remote: RemoteMachine, tmp_path: Path) -> None:
+    target = {"name": "kepler", "kind": "ssh", **remote.target()}
 
     def gpus() -> CheckResult:
         (found,) = [result for result in SshExecutor().survey(target) if result.name == "gpus"]
@@ -73,11 +77,11 @@ def test_the_gputui_there_tells_which_gpus_are_free(far: Far, tmp_path: Path) ->
     (home / "state" / "simulated.yaml").write_text(
         "gpus: 3\nforeign: [{gpu: 1, memory: 9GiB, user: ann, command: x}]\n"
     )
-    program = far.folder / "bin" / "gputui"
+    program = remote.folder / "bin" / "gputui"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gputui --home "{home}" "$@"\n')
     program.chmod(0o755)
-    with (far.folder / ".bash_profile").open("a") as profile:
+    with (remote.folder / ".bash_profile").open("a") as profile:
         profile.write(f"PATH={program.parent}:$PATH\n")
     try:
         found = gpus()

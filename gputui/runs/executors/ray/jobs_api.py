@@ -17,8 +17,8 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.runs.executors.commands import UnreachableError, last_line
+from gputui.runs.executors.remote import PROGRAM
 from gputui.runs.executors.remote_runner import python_of
-from gputui.runs.executors.far import PROGRAM
 
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path
 CALL_SECONDS = 20.0

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors import far
+from gputui.runs.executors import remote
 from gputui.runs.executors.commands import TargetRefusalError, UnreachableError
-from gputui.runs.executors.remote_runner import JobStatus, python_of, serve
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
+from gputui.runs.executors.remote_runner import JobStatus, python_of, serve
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -48,17 +48,17 @@ class RayRunner(MirrorRunner):
         self.next_frame = int((read_record(folder / "frames.json") or {}).get("next", 0))
 
     @property
-    def far_folder(self) -> str:
+    def remote_folder(self) -> str:
         if self.is_shared:
-            return str(self.far)
-        return f"{self.wanted_root}/attempts/{self.plan['attempt']}/far"
+            return str(self.remote)
+        return f"{self.wanted_root}/attempts/{self.plan['attempt']}/remote"
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 
     def plan_to_send(self) -> dict[str, Any]:
         if self.is_shared:
             return self.plan
-        return self.plan_there(far.RUN_HERE, far.CODE_HERE)
+        return self.plan_there(remote.RUN_HERE, remote.CODE_HERE)
 
     def send(self) -> None:
         if not self.is_shared and not (self.plan.get("keeps_code") and self.code.exists()):
@@ -82,9 +82,9 @@ class RayRunner(MirrorRunner):
         TargetRefusalError."""
         content = io.BytesIO(self.code.read_bytes())
         with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
-            for name in ("attempt.json", far.PROGRAM):
-                archive.writestr(zipfile.ZipInfo(f"{SENT}/{name}"), (self.far / name).read_bytes())
-            archive.writestr(zipfile.ZipInfo(f"{SENT}/job.sh"), entry_script(self.plan, self.far_folder, job))
+            for name in ("attempt.json", remote.PROGRAM):
+                archive.writestr(zipfile.ZipInfo(f"{SENT}/{name}"), (self.remote / name).read_bytes())
+            archive.writestr(zipfile.ZipInfo(f"{SENT}/job.sh"), entry_script(self.plan, self.remote_folder, job))
         data = content.getvalue()
         if len(data) > MAX_PACKAGE_BYTES:
             size = f"{len(data) >> 20} MiB of {MAX_PACKAGE_BYTES >> 20}"
@@ -110,9 +110,9 @@ class RayRunner(MirrorRunner):
     def submit_as(self, name: str, job: str) -> None:
         """Submit the attempt under a name; ``job`` is the name by which it claims the attempt."""
         if self.is_shared:
-            (self.far / "job.sh").write_text(entry_script(self.plan, self.far_folder, job), "utf-8")
-        request = job_request(self.plan, self.far_folder, name, "" if self.is_shared else self.package(job))
-        write_private(self.far / "request.json", request)
+            (self.remote / "job.sh").write_text(entry_script(self.plan, self.remote_folder, job), "utf-8")
+        request = job_request(self.plan, self.remote_folder, name, "" if self.is_shared else self.package(job))
+        write_private(self.remote / "request.json", request)
         done = self.api.submit(request)
         if not done.is_accepted:
             if done.status >= 500:
@@ -164,8 +164,8 @@ class RayRunner(MirrorRunner):
             self.cancel(job)
             return
         number = "12" if at_once else "15"
-        folder = str((read_record(self.folder / "frames.json") or {}).get("folder") or self.far_folder)
-        words = [python_of(self.plan), "-I", "-S", f"{folder}/{far.PROGRAM}", "signal", folder, number]
+        folder = str((read_record(self.folder / "frames.json") or {}).get("folder") or self.remote_folder)
+        words = [python_of(self.plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", "signal", folder, number]
         # Ray's own stop signals every process of a job at once, data loaders included, so that a
         # rank could not finish its step.
         done = self.api.submit(on_node(words, f"{self.name or job}-signal-{number}", node))
@@ -206,10 +206,10 @@ class RayRunner(MirrorRunner):
         for count in LINES:
             # The last line may be incomplete.
             lines = (self.api.last_lines(self.name, count) or "").split("\n")[:-1]
-            frames = [frame for line in lines if (frame := far.framed(line))]
+            frames = [frame for line in lines if (frame := remote.framed(line))]
             if frames and frames[0]["number"] <= self.next_frame:
                 return frames
-        return [frame for line in self.log(self.name).split("\n")[:-1] if (frame := far.framed(line))]
+        return [frame for line in self.log(self.name).split("\n")[:-1] if (frame := remote.framed(line))]
 
     def log(self, name: str) -> str:
         """The whole output of the job; that of a lost node is lost. Raises UnreachableError."""
@@ -221,9 +221,9 @@ class RayRunner(MirrorRunner):
     def drain(self) -> None:
         self.fetch()
         # No name: the cluster knew nothing of the job since this runner began.
-        if self.name is not None and not (self.far / "started.json").exists():
-            text = "\n".join(line for line in self.log(self.name).splitlines() if far.framed(line) is None)
-            (self.far / "job.log").write_text(re.sub(r"(?m)^Running entrypoint for job .*\n?", "", text), "utf-8")
+        if self.name is not None and not (self.remote / "started.json").exists():
+            text = "\n".join(line for line in self.log(self.name).splitlines() if remote.framed(line) is None)
+            (self.remote / "job.log").write_text(re.sub(r"(?m)^Running entrypoint for job .*\n?", "", text), "utf-8")
 
 
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:

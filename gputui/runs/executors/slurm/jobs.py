@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gputui.core.yaml_forms.quantities import parse_duration
+from gputui.runs.executors.remote import PROGRAM
 from gputui.runs.executors.remote_runner import EndedBy, JobStatus, python_of
-from gputui.runs.executors.far import PROGRAM
 
 WARN_SECONDS = 120
 

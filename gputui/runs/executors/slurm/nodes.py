@@ -1,4 +1,4 @@
-"""An attempt on several nodes of a job, as part of far.pyz. Standard library only, for any Python
+"""An attempt on several nodes of a job, as part of remote.pyz. Standard library only, for any Python
 from 3.9 on.
 
 The job's body, on the first node, has a `Lead` in place of a shim: it starts one task on each node
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.far import program
+from gputui.runs.executors.remote import program
 from gputui.runs.shim import WATCHED, Shim, read_record, write_record
 
 # Placeholders in attempt.json, which each node replaces.

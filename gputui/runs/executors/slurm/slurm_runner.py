@@ -12,7 +12,7 @@ from gputui.runs.executors.commands import (
     TargetShell,
     UnreachableError,
 )
-from gputui.runs.executors.remote_runner import RemoteRunner, JobStatus, serve
+from gputui.runs.executors.remote_runner import JobStatus, RemoteRunner, serve
 from gputui.runs.executors.slurm.jobs import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -70,8 +70,8 @@ class SlurmJobs(RemoteRunner):
                 raise UnreachableError(f"{argv[0]}: {done.words}")
 
     def submit(self, token: str) -> str | None:
-        script = batch_script(self.plan, self.far_folder, token=token)
-        (self.far / "job.sh").write_text(script, "utf-8")
+        script = batch_script(self.plan, self.remote_folder, token=token)
+        (self.remote / "job.sh").write_text(script, "utf-8")
         done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
         if done.code == 0:
             return submitted_job(done.output)

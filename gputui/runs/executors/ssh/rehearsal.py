@@ -13,7 +13,7 @@ from typing import Any
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.commands import TargetRefusalError, last_line
 from gputui.runs.executors.remote_runner import python_of, text_of
-from gputui.runs.executors.ssh.ssh_runner import SshRunner, SshMirror, remove_there
+from gputui.runs.executors.ssh.ssh_runner import SshMirror, SshRunner, remove_there
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.shim import read_record

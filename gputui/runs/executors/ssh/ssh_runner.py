@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from gputui.runs.executors import far
+from gputui.runs.executors import remote
 from gputui.runs.executors.commands import CommandResult, TargetRefusalError, UnreachableError
-from gputui.runs.executors.remote_runner import PYTHON, UNUSABLE, JobStatus, python_of, serve
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
+from gputui.runs.executors.remote_runner import PYTHON, UNUSABLE, JobStatus, python_of, serve
 from gputui.runs.executors.ssh.connection import SshShell, script
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
@@ -20,7 +20,7 @@ from gputui.runs.submission import write_private
 CODE_SENT = "code.json"
 # The folder is relative to the home directory, which a login may have left.
 MAKE = (
-    'umask 077; cd && mkdir -p "$1/attempts/$2/far" "$1/attempts/$2/nodes/0" "$1/checkpoints" "$1/code" && '
+    'umask 077; cd && mkdir -p "$1/attempts/$2/remote" "$1/attempts/$2/nodes/0" "$1/checkpoints" "$1/code" && '
     'cd "$1" && pwd -P'
 )
 
@@ -56,8 +56,8 @@ class SshMirror(MirrorRunner):
         return str((read_record(self.folder / "root.json") or {})["path"])
 
     @property
-    def far_folder(self) -> str:
-        return f"{self.root}/attempts/{self.plan['attempt']}/far"
+    def remote_folder(self) -> str:
+        return f"{self.root}/attempts/{self.plan['attempt']}/remote"
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 
@@ -72,11 +72,11 @@ class SshMirror(MirrorRunner):
         tried = self.shell.call([python, "-c", PYTHON])
         if tried.code in UNUSABLE:
             raise TargetRefusalError(
-                f"python: {python} cannot run {far.PROGRAM} on {self.target['name']}: {tried.words}"
+                f"python: {python} cannot run {remote.PROGRAM} on {self.target['name']}: {tried.words}"
             )
         self.send_code(f"{root}/code")
         super().send()
-        self.check_copied(self.shell.send(self.far, None, self.far_folder))
+        self.check_copied(self.shell.send(self.remote, None, self.remote_folder))
 
     def plan_to_send(self) -> dict[str, Any]:
         return self.plan_there(self.root, f"{self.root}/code")
@@ -106,12 +106,12 @@ class SshMirror(MirrorRunner):
         if done.code != 0:
             raise TargetRefusalError(f"not copied to {self.target['name']}: {done.words}")
 
-    def far_program(self, verb: str, *words: str) -> list[str]:
-        folder = self.far_folder
-        return [python_of(self.plan), "-I", "-S", f"{folder}/{far.PROGRAM}", verb, folder, *words]
+    def remote_program(self, verb: str, *words: str) -> list[str]:
+        folder = self.remote_folder
+        return [python_of(self.plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", verb, folder, *words]
 
     def mark_over(self) -> None:
-        self.shell.call(["touch", "--", f"{self.far_folder}/{far.OVER}"])
+        self.shell.call(["touch", "--", f"{self.remote_folder}/{remote.OVER}"])
 
     # --- what comes back ----------------------------------------------------------------------------------------------
 
@@ -119,8 +119,8 @@ class SshMirror(MirrorRunner):
         """Fetch the state of the attempt and the new data of its files. Raises UnreachableError."""
         cuts = {name: shift["cut"] for name, shift in self.shifts.items()}
         request = json.dumps({"known": self.known(), "cuts": cuts, "metrics": self.metrics_globs()})
-        done = self.shell.call(self.far_program("report"), request, seconds=60.0)
-        answer = next(filter(None, map(far.framed, done.output.splitlines())), None)
+        done = self.shell.call(self.remote_program("report"), request, seconds=60.0)
+        answer = next(filter(None, map(remote.framed, done.output.splitlines())), None)
         if answer is None:
             why = f"none in {len(done.output)} characters" if done.code == 0 else done.words
             raise UnreachableError(f"no report from there: {why}")
@@ -152,7 +152,7 @@ def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     lines = ["#!/bin/bash", f"echo $$ > {shlex.quote(folder + '/pid')}"]
     if target.get("gpus") or not plan["asks"]["gpus"]:
         lines.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(target['gpus'] if plan['asks']['gpus'] else '')}")
-    words = [python_of(plan), "-I", "-S", f"{folder}/{far.PROGRAM}", "body", folder, claim]
+    words = [python_of(plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", "body", folder, claim]
     return "\n".join([*lines, *target.get("setup", ()), f"exec {shlex.join(words)}", ""])
 
 
@@ -162,9 +162,9 @@ class SshRunner(SshMirror):
     def submit(self, token: str) -> str:
         # One that was started by a runner which died over it holds the lock, and no second one
         # begins.
-        put = script('umask 077; cat > "$1/job.sh"', self.far_folder)
-        self.check_copied(self.shell.call(put, job_script(self.plan, self.far_folder, token)))
-        self.check_copied(self.shell.call(script(START, self.far_folder)))
+        put = script('umask 077; cat > "$1/job.sh"', self.remote_folder)
+        self.check_copied(self.shell.call(put, job_script(self.plan, self.remote_folder, token)))
+        self.check_copied(self.shell.call(script(START, self.remote_folder)))
         return token
 
     def jobs(self, token: str) -> list[JobStatus]:
@@ -185,10 +185,10 @@ class SshRunner(SshMirror):
         return JobStatus(job, "ended", None, nodes=node)
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
-        self.shell.call(self.far_program("signal", "12" if at_once else "15"))
+        self.shell.call(self.remote_program("signal", "12" if at_once else "15"))
 
     def cancel(self, job: str) -> None:
-        self.shell.call(self.far_program("signal", "12"))
+        self.shell.call(self.remote_program("signal", "12"))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 """The runner's counterpart on the target: standard library only, for any Python from 3.9 on. It is
-sent as one zipapp, ``far.pyz``, with the shim and what serves several nodes.
+sent as one zipapp, ``remote.pyz``, with the shim and what serves several nodes.
 
-far.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
+remote.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
     Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job
     that comes for the same attempt ends at once. A later start of the same job continues from its
     own newest whole checkpoint; an attempt that follows others, whose checkpoints are seen only
     there, from the newest one of its course. SIGUSR1 is the scheduler's warning that the time is
     nearly over: the command is asked to save and end, then the requeue command is run. SIGTERM asks
     it to end, SIGUSR2 ends it at once.
-far.pyz stream FOLDER CLAIM
-    Lay the files beside the zipapp into FOLDER (…/attempts/<n>/far, from the home directory unless
+remote.pyz stream FOLDER CLAIM
+    Lay the files beside the zipapp into FOLDER (…/attempts/<n>/remote, from the home directory unless
     absolute), serve the attempt there, and print what its files grow by, each report in one line
     with its checksum.
-far.pyz report FOLDER
+remote.pyz report FOLDER
     Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on
     standard input.
-far.pyz signal FOLDER NUMBER
+remote.pyz signal FOLDER NUMBER
     Signal the process that serves the attempt in FOLDER.
-far.pyz shim FOLDER, node FOLDER PORT
+remote.pyz shim FOLDER, node FOLDER PORT
     What serves the attempt: the shim, or that of one of several nodes (slurm/nodes.py).
 """
 
@@ -36,7 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs.executors.far_checkpoints import resumed
+from gputui.runs.executors.remote_checkpoints import resumed
 from gputui.runs.shim import read_record, write_record
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ RUN_HERE = "{the run's folder there}"
 CODE_HERE = "{the code's folder there}"
 FRAME = "gputui:"
 # The zipapp's name in an attempt's folder.
-PROGRAM = "far.pyz"
+PROGRAM = "remote.pyz"
 # File in an attempt's folder: the attempt is over, and no job may run it any more.
 OVER = "over"
 # File in an attempt's folder: the checkpoint that was chosen there, as ``path``, null for none.

@@ -1,4 +1,4 @@
-"""The far side's choice of a checkpoint, where nobody else sees them."""
+"""The remote side's choice of a checkpoint, where nobody else sees them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from gputui.runs.checkpoint_formats import validate
-from gputui.runs.executors import far
+from gputui.runs.executors import remote
+from gputui.runs.executors.remote_checkpoints import newest_checkpoint, read_periods
 from gputui.runs.executors.remote_runner import PROGRAM_MAIN, zipapp
-from gputui.runs.executors.far_checkpoints import newest_checkpoint, read_periods
 from tests.tables import table
 
 
@@ -41,7 +41,7 @@ class There:
         (folder / "attempt.json").write_text(json.dumps({"attempt": number, "resume_from": resumed}))
 
     def folder(self, number: int) -> Path:
-        return self.root / "attempts" / str(number) / "far"
+        return self.root / "attempts" / str(number) / "remote"
 
     def save(self, name: str, at: float) -> None:
         with zipfile.ZipFile(self.checkpoints / name, "w") as archive:
@@ -134,11 +134,13 @@ def test_both_sides_judge_a_checkpoint_alike(files: dict[str, bytes], verdict: s
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
     path = tmp_path / next(iter(files), "gone.pt").partition("/")[0]
-    (tmp_path / far.PROGRAM).write_bytes(zipapp())
+    (tmp_path / remote.PROGRAM).write_bytes(zipapp())
     # Without the packages that gputui has here, and without gputui's own folder.
     script = "import sys; sys.path[:0] = sys.argv[1:2]\nfrom gputui.runs.checkpoint_formats import validate, Path\n"
     argv = [sys.executable, "-I", "-S", "-c", f"{script}print(validate(Path(sys.argv[2])))"]
-    done = subprocess.run([*argv, tmp_path / far.PROGRAM, path], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [*argv, tmp_path / remote.PROGRAM, path], capture_output=True, text=True, timeout=50, check=True
+    )
     here = validate(path)
     assert done.stdout.strip() == str(here)
     flags = {"valid": here.valid, "unknown": here.is_unknown, "missing": here.is_missing}
@@ -170,7 +172,7 @@ def test_a_report_says_whether_it_has_all_metrics(
     (logs / "n.log").write_bytes(b"abcdefghij")
     names = {"m.jsonl": "m.jsonl", "n.log": str((logs / "n.log").relative_to(there.root))}
     request = {"metrics": ["*.jsonl"], "cuts": {}, "known": {names[name]: count for name, count in known.items()}}
-    found = far.report(there.folder(2), request, most_bytes)
+    found = remote.report(there.folder(2), request, most_bytes)
     assert {name: base64.b64decode(part["data"]) for name, part in found["grown"].items()} == {
         names[name]: data for name, data in sent.items()
     }
@@ -186,15 +188,15 @@ signal.sigwait([signal.SIGTERM])
 pathlib.Path(sys.argv[2], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
 """
 # Is warned while the body looks for checkpoints, before there is a shim.
-WARNED_BODY = "from gputui.runs.executors import far\nfar.Body.is_ours = lambda body: body.warned() or True\n"
+WARNED_BODY = "from gputui.runs.executors import remote\nfar.Body.is_ours = lambda body: body.warned() or True\n"
 
 
 @pytest.mark.parametrize(("shim", "body"), [(WARNED_SHIM, ""), ("raise SystemExit", WARNED_BODY)])
 def test_a_job_that_was_requeued_ends_at_the_first_signal(shim: str, body: str, tmp_path: Path) -> None:
     main = f"import sys\nif sys.argv[1] == 'shim':\n    exec({shim!r})\nelse:\n    exec({body + PROGRAM_MAIN!r})\n"
-    with zipfile.ZipFile(io.BytesIO(zipapp())) as sent, zipfile.ZipFile(tmp_path / far.PROGRAM, "w") as doctored:
+    with zipfile.ZipFile(io.BytesIO(zipapp())) as sent, zipfile.ZipFile(tmp_path / remote.PROGRAM, "w") as doctored:
         for name in sent.namelist():
             doctored.writestr(name, main if name == "__main__.py" else sent.read(name))
     requeue = ["sh", "-c", "kill -TERM $PPID"]
-    argv = [sys.executable, "-I", "-S", str(tmp_path / far.PROGRAM), "body", str(tmp_path), "7", *requeue]
+    argv = [sys.executable, "-I", "-S", str(tmp_path / remote.PROGRAM), "body", str(tmp_path), "7", *requeue]
     assert subprocess.run(argv, timeout=50, check=False).returncode == -signal.SIGTERM

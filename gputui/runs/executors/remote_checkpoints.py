@@ -1,5 +1,5 @@
 """The checkpoint from which an attempt resumes where only its target sees them. Standard library
-only, for any Python from 3.9 on: part of far.pyz.
+only, for any Python from 3.9 on: part of remote.pyz.
 
 `runs.checkpoint_formats` judges on both sides whether a checkpoint is whole. Which attempt wrote it
 is told by the ledger where the agent sees the folder, and here by file times. Read first: `resumed`.
