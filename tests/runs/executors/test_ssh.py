@@ -55,8 +55,6 @@ def test_a_line_that_drops_loses_nothing_and_fails_nothing(ssh: CopiedHome, remo
 def test_a_check_launches_a_command_there_and_leaves_nothing(
     remote: RemoteMachine, options: dict[str, Any], status: str
 ) -> None:
-    remote: RemoteMachine, options: dict[str, Any], status: str
-) -> None:
     target = {"name": "kepler", "kind": "ssh", **remote.target(), "python": sys.executable, **options}
     results = {result.name: result for result in SshExecutor().survey(target)}
     assert results["launch"].status == status, results
