@@ -224,7 +224,7 @@ class Run:
         return 10.0 * abs(value) + 10.0 if broken.jumped else value
 
     def _healthy_loss(self) -> float:
-        """Courses of several kinds: noise, jumps at epochs and restarts of the learning rate, short bumps."""
+        """Losses of several kinds: noise, jumps at epochs and restarts of the learning rate, short bumps."""
         draw, count = self.chance, self.count
         if self.mixed_precision and count <= 3:
             return math.inf

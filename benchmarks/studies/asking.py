@@ -83,11 +83,11 @@ def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: St
     trial = view.update(journal)[-1]
     with transaction(writer.connection):
         writer.set_trial(trial, state=TrialState.RUNNING)
-    course = planted.course(trial.params["lr"], trial.params["dropout"], trial.params.get("width", 256))
+    curve = planted.loss_curve(trial.params["lr"], trial.params["dropout"], trial.params.get("width", 256))
     is_pruned = False
     # Where nothing can be cut short, as with several objectives, no rung is stored either.
     for rung in range(1, RUNGS + 1) if spec.pruner.kind != "none" else ():
-        value = min(course[: rung * planted.STEPS // RUNGS])
+        value = min(curve[: rung * planted.STEPS // RUNGS])
         view.update(journal)
         journal.report(trial.number, rung, value)
         # A trial that would be cut short goes on all the same: each is to have ten rungs.
@@ -95,7 +95,7 @@ def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: St
         with transaction(writer.connection):
             writer.set_rungs(trial.number, [PassedRung(rung, rung, value, 1)])
             writer.set_trial(trial, rung=rung)
-    values = (min(course), float(trial.params.get("width", 256)))[: len(spec.objectives)]
+    values = (min(curve), float(trial.params.get("width", 256)))[: len(spec.objectives)]
     ruling = Ruling(TrialState.PRUNED) if is_pruned else Ruling(TrialState.COMPLETE, None, values)
     journal.end(trial.number, ruling, time.time())
     view.update(journal)

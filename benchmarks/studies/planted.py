@@ -35,7 +35,7 @@ def loss(lr: float, dropout: float, width: int, done: float, chance: random.Rand
     return end + (2.3 - end) * math.exp(-done * 8 / slow) + chance.gauss(0.0, NOISE) * (1 - done)
 
 
-def course(lr: float, dropout: float, width: int) -> list[float]:
+def loss_curve(lr: float, dropout: float, width: int) -> list[float]:
     """The loss after each step; the same for the same point."""
     chance = random.Random(f"{lr!r} {dropout!r} {width!r}")
     return [loss(lr, dropout, width, (step + 1) / STEPS, chance) for step in range(STEPS)]
@@ -51,7 +51,7 @@ def main() -> None:
     began = time.monotonic()
     path = os.environ.get("GPUTUI_METRICS")
     out = 1 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for step, value in enumerate(course(options.lr, options.dropout, options.width)):
+    for step, value in enumerate(loss_curve(options.lr, options.dropout, options.width)):
         time.sleep(max(0.0, began + (step + 1) * options.seconds - time.monotonic()))
         os.write(out, (json.dumps({"step": step, "time": time.time(), "loss": value}) + "\n").encode())
 

@@ -21,7 +21,7 @@ from ray.tune.search.optuna import OptunaSearch
 def train(config: dict[str, Any]) -> None:
     began = time.monotonic()
     best = float("inf")
-    for step, loss in enumerate(planted.course(config["lr"], config["dropout"], config["width"])):
+    for step, loss in enumerate(planted.loss_curve(config["lr"], config["dropout"], config["width"])):
         time.sleep(max(0.0, began + (step + 1) * config["seconds"] - time.monotonic()))
         best = min(best, loss)
         tune.report({"loss": best})

@@ -41,13 +41,13 @@ class SimulatedTrial:
     """A trial: its losses at rungs, and its end."""
 
     number: int
-    course: list[float]
+    curve: list[float]
     rung: int = 0
     state: TrialState = TrialState.RUNNING
 
     @property
     def best(self) -> float:
-        return min(self.course[: self.rung])
+        return min(self.curve[: self.rung])
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def planted_study(
         living = [one for one in study.trials if one.state is TrialState.RUNNING]
         while len(living) < slots and len(study.trials) < trials:
             journal.sample()
-            living.append(SimulatedTrial(len(study.trials), planted.course(**journal.trials()[-1].params)))
+            living.append(SimulatedTrial(len(study.trials), planted.loss_curve(**journal.trials()[-1].params)))
             study.trials.append(living[-1])
         if not living:
             return study

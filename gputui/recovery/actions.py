@@ -270,7 +270,7 @@ def wait_disk(context: ActionContext) -> Result:
 
 
 def prune_checkpoints(context: ActionContext) -> Result:
-    """Remove checkpoints of the run's course that are older than its newest valid ones."""
+    """Remove checkpoints of the run's lineage that are older than its newest valid ones."""
     name, keep = "prune_checkpoints", int(context.argument or 3)
     why = context.machine.no_pruning
     if context.spec.checkpoints is None or not context.machine.sees_checkpoints:

@@ -113,7 +113,7 @@ _KINDS = (
     # numbers
     Kind("nan_loss", "loss is not a number", "{who} saw a loss or gradient that is not finite",
          "The loss or gradient norm became NaN or infinite."),
-    Kind("loss_spike", "loss jumped", "the loss rose far above its recent course and stayed there",
+    Kind("loss_spike", "loss jumped", "the loss rose far above its recent values and stayed there",
          "The loss stays far above its recent median."),
     Kind("straggler", "slow rank", "{who} is much slower than the others",
          "A rank is much slower than the others; only reported."),

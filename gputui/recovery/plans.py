@@ -91,7 +91,7 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
         params: its parameters.
         history: the decisions since a person last started the run, oldest first
             (`gputui.recovery.history`).
-        checkpoints: those of the run's course that may be resumed from, best first, and those that
+        checkpoints: those of the run's lineage that may be resumed from, best first, and those that
             are passed over; None if only the run's target sees them.
         unreadable: why they cannot be read now.
         doubted: which of them may be another run's, or incomplete.

@@ -29,7 +29,7 @@ DEFAULT = "default"
 ENDS_ON = {
     "hang": "no progress for longer than the run's own history explains, and no rank computes, reads or writes",
     "nan_loss": "the loss is no number in 5 lines in a row",
-    "loss_spike": "the loss stays far above its recent course for 30 lines",
+    "loss_spike": "the loss stays far above its recent values for 30 lines",
     "memory_leak": "private memory grows steadily and is nearly used up; only a run that can resume, "
     "and it gets its grace to save",
 }

@@ -109,12 +109,12 @@ def _repeated(repeats: Sequence[Attempt], now: float) -> str:
     """``Attempts 2 to 6 failed in the same way within 1 min 12 s, with batch_size 48 → 36 → 18.``"""
     spent = [seconds for attempt in repeats if (seconds := attempt.ran_seconds(now)) is not None]
     lasted = f", after {duration(sum(spent))} together" if len(spent) == len(repeats) else ""
-    courses = []
+    changes = []
     for name in repeats[0].params:
         values = [value for value, _ in groupby(attempt.params.get(name) for attempt in repeats)]
         if len(values) > 1:
-            courses.append(f"{name} {' → '.join(map(parameter, values))}")
-    changed = f", with {' and '.join(courses)}" if courses else ""
+            changes.append(f"{name} {' → '.join(map(parameter, values))}")
+    changed = f", with {' and '.join(changes)}" if changes else ""
     link = "and" if len(repeats) == 2 else "to"
     return f"Attempts {repeats[0].number} {link} {repeats[-1].number} failed in the same way{lasted}{changed}."
 

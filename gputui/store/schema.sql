@@ -769,7 +769,7 @@ CREATE TABLE trial_requests (
 -- `objective_values` (JSON list) those of all where there are several; both NULL while unknown or withheld.
 -- `constraint_values` (JSON): at most 0 where a constraint is kept. `starts` counts how often a run was asked for,
 -- `command_id` is the newest command that did. `parent` and `generation` are for population-based training. `population`
--- is what a member keeps of its course (JSON). `wish` is what a person wants of it: keep (it is never cut short) or
+-- is what a member keeps of its lineage (JSON). `wish` is what a person wants of it: keep (it is never cut short) or
 -- prune (it was cut short by hand).
 CREATE TABLE trials (
     study_id TEXT NOT NULL REFERENCES studies (study_id) ON DELETE CASCADE,

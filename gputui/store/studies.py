@@ -134,7 +134,7 @@ class TrialRecord(Struct, frozen=True):
     objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
     is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
     population. ``starts`` is the number of launch commands, ``command_id`` the last of them.
-    ``population`` is what a member keeps of its course. ``wish`` is what a person wants of it.
+    ``population`` is what a member keeps of its lineage. ``wish`` is what a person wants of it.
     ``latest_value`` is that at its last rung.
     """
 

@@ -13,7 +13,7 @@ from gputui.store.metrics.queries import metric_names
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, StudyState, TrialRecord, TrialState
 from gputui.studies.decide import OUT_OF_MEMORY, RunEnd, living
-from gputui.studies.run_queries import CourseReader, has_stepped, last_incident, objective_values
+from gputui.studies.run_queries import ObjectiveReader, has_stepped, last_incident, objective_values
 from gputui.studies.spec import PrunerSpec, StudySpec
 
 SAME_ERRORS = 2
@@ -75,7 +75,7 @@ def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, own: Sequence
 
 
 def _values(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> list[float | None]:
-    return objective_values(CourseReader(connection).read(spec, trial) if trial.run_id is not None else {}, spec)
+    return objective_values(ObjectiveReader(connection).read(spec, trial) if trial.run_id is not None else {}, spec)
 
 
 def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> str | None:

@@ -87,7 +87,7 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
     return Drawing(_with_bins(curves), f"{second} over {first}", XAxis(first), YAxis())
 
 
-def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
+def curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
     """The value of each trial over the steps: the best trials in colours, others grey."""
     best = [trial.number for trial in ranked(trials, spec.objectives, most=COLOURED_COURSES)]
     others = [trial.number for trial in trials if trial.number not in best]

@@ -34,7 +34,7 @@ from gputui.store.studies import OUTSIDE, TrialRecord, TrialState, read_rungs
 from gputui.studies import pbt, rows
 from gputui.studies.journal import StudyJournal
 from gputui.studies.rows import StudyWriter
-from gputui.studies.run_queries import CourseReader
+from gputui.studies.run_queries import ObjectiveReader
 from gputui.studies.rungs import PassedRung, objective_value
 from gputui.studies.spec import PbtSpec, StudySpec
 
@@ -66,18 +66,18 @@ def segments_of(trial: TrialRecord) -> list[LineageSegment]:
 class Population:
     """Carries out the decisions of `gputui.studies.pbt`."""
 
-    def __init__(self, writer: StudyWriter, courses: CourseReader, journal: StudyJournal) -> None:
+    def __init__(self, writer: StudyWriter, curves: ObjectiveReader, journal: StudyJournal) -> None:
         self._writer = writer
-        self._courses = courses
+        self._curves = curves
         self._journal = journal
 
     def read_milestones(self, spec: StudySpec, population: PbtSpec, trial: TrialRecord) -> None:
         """Store a member's value at each milestone that it has passed since it last continued from
         another."""
         objective = spec.objectives[0]
-        course = self._courses.read(spec, trial).get(objective.metric)
+        curve = self._curves.read(spec, trial).get(objective.metric)
         after = trial.population.get("after", 0)
-        since = [point for point in course.points if point.attempt > after] if course is not None else []
+        since = [point for point in curve.points if point.attempt > after] if curve is not None else []
         if not since or "exploit" in trial.population:
             return
         passed = int(since[-1].position // population.every)
@@ -179,7 +179,7 @@ class Population:
             "SELECT coalesce(max(number), 0) FROM attempts WHERE run_id = ?", (trial.run_id,)
         ).fetchone()
         segment = LineageSegment(attempt + 1, plan["donor"], plan["donor_attempt"], plan["step"])
-        course = {"after": attempt, LINEAGE: [*trial.population.get(LINEAGE, ()), asdict(segment)]}
+        population = {"after": attempt, LINEAGE: [*trial.population.get(LINEAGE, ()), asdict(segment)]}
         self._journal.move(trial.number, plan["params"])
         with transaction(self._writer.connection):
             words = {"from": plan["from"], "set": plan["params"]}
@@ -187,7 +187,7 @@ class Population:
             self._writer.set_trial(
                 trial, state=TrialState.LAUNCHING, command_id=command_id, params=json.dumps(plan["params"]),
                 parent=plan["donor"], generation=plan["milestone"], reason=None, ended_at=None,
-                population=json.dumps(course),
+                population=json.dumps(population),
             )  # fmt: skip
         self._writer.ring()
 
@@ -195,10 +195,10 @@ class Population:
         """Continue from the member's own newest checkpoint with the new parameters, because the
         donor's was refused."""
         *earlier, segment = trial.population[LINEAGE]
-        course = {**trial.population, LINEAGE: [*earlier, {**segment, "donor": None}]}
+        population = {**trial.population, LINEAGE: [*earlier, {**segment, "donor": None}]}
         with transaction(self._writer.connection):
             command_id = self._writer.ask("resume", trial.run_id, {"set": dict(trial.params)})
-            self._writer.set_trial(trial, command_id=command_id, parent=None, population=json.dumps(course))
+            self._writer.set_trial(trial, command_id=command_id, parent=None, population=json.dumps(population))
         self._writer.ring()
 
 

@@ -41,7 +41,7 @@ from gputui.studies.journal_file import open_storage
 from gputui.studies.population import LINEAGE, Population
 from gputui.studies.rows import StudyWriter
 from gputui.studies.run_queries import (
-    CourseReader,
+    ObjectiveReader,
     constraint_values,
     objective_values,
     run_end,
@@ -71,7 +71,7 @@ class StudyProcess:
         self.study_id = study_id
         self.now = now
         self.writer = StudyWriter(workspace, connection, study_id, now)
-        self.courses = CourseReader(connection)
+        self.curves = ObjectiveReader(connection)
         self.view = TrialView(connection, study_id, now)
         self.spec: StudySpec | None = None
         self._base: RunSpec | None = None
@@ -189,7 +189,7 @@ class StudyProcess:
         return None
 
     def _population(self) -> Population:
-        return Population(self.writer, self.courses, self.journal)
+        return Population(self.writer, self.curves, self.journal)
 
     # --- one trial ------------------------------------------------------------------------------------------------
 
@@ -242,11 +242,11 @@ class StudyProcess:
             self.writer.move(study, StudyState.PAUSED, f"{reason}; then gputui study resume {self.study_id}")
 
     def _read_metrics(self, spec: StudySpec, trial: TrialRecord, *, is_going: bool) -> None:
-        courses = self.courses.read(spec, trial)
+        curves = self.curves.read(spec, trial)
         if spec.pruner.kind == "none" or trial.state is not TrialState.RUNNING:
             return
-        course = courses.get(spec.objectives[0].metric)
-        points = () if course is None else course.points
+        curve = curves.get(spec.objectives[0].metric)
+        points = () if curve is None else curve.points
         passed: Sequence[PassedRung] = rungs_passed(points, spec.pruner, spec.objectives[0], behind=trial.rung or 0)
         if not passed:
             return
@@ -294,14 +294,14 @@ class StudyProcess:
             self._start_run_again(trial, verdict.again)
             return
         self._end(trial, verdict)
-        self.courses.forget(trial.number)
+        self.curves.forget(trial.number)
         if study.state is StudyState.RUNNING and verdict.state in (TrialState.FAILED, TrialState.INFEASIBLE):
             common = common_failure(self.connection, spec, self.view.read(), trial, end)
             if common is not None:
                 self.writer.move(study, *common)
 
     def _verdict(self, spec: StudySpec, trial: TrialRecord, end: RunEnd) -> Ruling:
-        values = objective_values(self.courses.read(spec, trial) if trial.run_id is not None else {}, spec)
+        values = objective_values(self.curves.read(spec, trial) if trial.run_id is not None else {}, spec)
         return decide.ruling(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
 
     def _end(self, trial: TrialRecord, verdict: Ruling) -> None:

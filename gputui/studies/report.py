@@ -181,7 +181,7 @@ def _safe_svg(section: _Section, name: str) -> Markup:
 
 def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
     """The command that trains a trial's point, to the last digit, as a separate run. A member of a
-    population goes through its whole course again."""
+    population goes through its whole lineage again."""
     if findings.spec.pbt is not None and trial.origin != OUTSIDE:
         file = f"{findings.study.study_id}-t{trial.number}.yaml"
         export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
@@ -205,7 +205,7 @@ def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:
 
 
 def _sections(findings: StudyFindings) -> list[_Section]:
-    parts = (_best, _courses, _importances, _lineage, _not_complete)
+    parts = (_best, _curves, _importances, _lineage, _not_complete)
     return [section for part in parts for section in part(findings)]
 
 
@@ -234,7 +234,7 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
     yield _Section("Pareto front" if is_front else "Best trials", heads, rows, commands)
 
 
-def _courses(findings: StudyFindings) -> Iterator[_Section]:
+def _curves(findings: StudyFindings) -> Iterator[_Section]:
     spec, trials, rungs = findings.spec, findings.trials, findings.rungs
     if not any(trial.ended_at is not None for trial in trials):
         return
@@ -243,10 +243,10 @@ def _courses(findings: StudyFindings) -> Iterator[_Section]:
         yield _Section(title, drawings={name: pictures.values_by_trial(own, rungs, objective)})
     if len(spec.objectives) > 1:
         yield _Section("One objective over the other", drawings={"front": pictures.front(trials, spec.objectives)})
-    drawing = pictures.courses(trials, rungs, spec)
+    drawing = pictures.curves(trials, rungs, spec)
     if any(len(curve.bins) > 1 for curve in drawing.curves):
         title = f"The best {pictures.COLOURED_COURSES} trials in colours, all others grey"
-        yield _Section(title, drawings={"courses": drawing})
+        yield _Section(title, drawings={"curves": drawing})
 
 
 def _importances(findings: StudyFindings) -> Iterator[_Section]:

@@ -16,7 +16,7 @@ from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord
 from gputui.studies import decide
 from gputui.studies.decide import RunEnd
-from gputui.studies.rungs import ObjectiveCourse, ObjectivePoint, objective_value
+from gputui.studies.rungs import ObjectiveCurve, ObjectivePoint, objective_value
 from gputui.studies.spec import StudySpec
 
 STEP_METRIC = "step_time"
@@ -52,10 +52,10 @@ def has_stepped(connection: sqlite3.Connection, run_id: str | None) -> bool:
     return connection.execute(query, (run_id,)).fetchone() is not None
 
 
-def objective_values(courses: Mapping[str, ObjectiveCourse], spec: StudySpec) -> list[float | None]:
+def objective_values(curves: Mapping[str, ObjectiveCurve], spec: StudySpec) -> list[float | None]:
     """The value of each objective that counts; None where no line reports it."""
     return [
-        objective_value(courses.get(objective.metric, ObjectiveCourse()).points, objective)
+        objective_value(curves.get(objective.metric, ObjectiveCurve()).points, objective)
         for objective in spec.objectives
     ]
 
@@ -111,11 +111,11 @@ def warm_trials(
         if not is_alike or not all(one.name in params and one.holds(params[one.name]) for one in applying):
             continue
         metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
-        courses: dict[str, ObjectiveCourse] = {}
+        curves: dict[str, ObjectiveCurve] = {}
         for value in reported_values(connection, run_id, metrics, "step", {})[0]:
             point = ObjectivePoint(value.step, value.step, value.value, value.attempt)
-            courses.setdefault(value.metric, ObjectiveCourse()).add(point)
-        values = objective_values(courses, spec)
+            curves.setdefault(value.metric, ObjectiveCurve()).add(point)
+        values = objective_values(curves, spec)
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if len(finite) == len(values):
             trials.append((run_id, {one.name: params[one.name] for one in applying}, finite, ended_at))
@@ -128,17 +128,17 @@ class _RunProgress:
 
     run_id: str
     cursor: Cursor = field(default_factory=dict)
-    courses: dict[str, ObjectiveCourse] = field(default_factory=dict)
+    curves: dict[str, ObjectiveCurve] = field(default_factory=dict)
 
 
-class CourseReader:
+class ObjectiveReader:
     """Reads values incrementally."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._runs: dict[int, _RunProgress] = {}
 
-    def read(self, spec: StudySpec, trial: TrialRecord) -> dict[str, ObjectiveCourse]:
+    def read(self, spec: StudySpec, trial: TrialRecord) -> dict[str, ObjectiveCurve]:
         """The stored values of each objective's metric."""
         assert trial.run_id is not None
         progress = self._runs.get(trial.number)
@@ -151,8 +151,8 @@ class CourseReader:
             # Steps count from 0: step 9 is the tenth.
             position = value.position if value.position is not None else value.step + 1.0
             point = ObjectivePoint(position, value.step, value.value, value.attempt)
-            progress.courses.setdefault(value.metric, ObjectiveCourse()).add(point)
-        return progress.courses
+            progress.curves.setdefault(value.metric, ObjectiveCurve()).add(point)
+        return progress.curves
 
     def forget(self, number: int) -> None:
         """Drop the values of a trial that is over."""

@@ -1,4 +1,4 @@
-"""Values of an objective over the course of a trial, and at the rungs of a pruner. Pure."""
+"""Values of an objective over a trial, and at the rungs of a pruner. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ObjectivePoint(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class ObjectiveCourse:
+class ObjectiveCurve:
     """The values of one metric over the attempts of a trial. An attempt that begins at an earlier
     position replaces the values behind it."""
 

@@ -1,4 +1,4 @@
-"""Checkpoints and courses of training: the cases that went wrong, each with what decides them."""
+"""Checkpoints and lineages of training: the cases that went wrong, each with what decides them."""
 
 from __future__ import annotations
 

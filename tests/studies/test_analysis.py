@@ -122,6 +122,6 @@ def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
 def test_a_course_leaves_out_what_has_no_place_on_an_axis() -> None:
     for value in (math.inf, -math.inf, math.nan, None):
         rungs = {0: [RungValue(0, 1, 9, 1.0, 1, 0.0), RungValue(0, 2, 19, value, 1, 0.0)]}
-        drawing = pictures.courses(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
+        drawing = pictures.curves(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
         assert points(drawing, "trial 0") == [(10.0, 1.0)]
         assert chart(drawing.curves, width=60, height=9, x_axis=drawing.x_axis, y_axis=drawing.y_axis)

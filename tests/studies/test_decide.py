@@ -32,7 +32,7 @@ from gputui.studies.decide import (
 )
 from gputui.studies.failures import SAME_OF_SPACE, same_cause
 from gputui.studies.pbt import first_point, perturbed
-from gputui.studies.rungs import ObjectiveCourse, ObjectivePoint, objective_value
+from gputui.studies.rungs import ObjectiveCurve, ObjectivePoint, objective_value
 from gputui.studies.samplers import distribution
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
 from tests.tables import table
@@ -58,10 +58,10 @@ def trial(number: int, state: TrialState, **changes: Any) -> TrialRecord:
 
 
 def points(*given: tuple[float, float, int]) -> list[ObjectivePoint]:
-    course = ObjectiveCourse()
+    curve = ObjectiveCurve()
     for position, value, attempt in given:
-        course.add(ObjectivePoint(position, int(position), value, attempt))
-    return course.points
+        curve.add(ObjectivePoint(position, int(position), value, attempt))
+    return curve.points
 
 
 def test_what_an_attempt_repeats_counts_once() -> None:

@@ -81,7 +81,7 @@ def test_the_files_refer_to_each_other_and_the_page_to_nothing() -> None:
     made = contents(findings(many))
     named = set(re.findall(r"\]\((\S+\.svg)\)", made["report.md"].decode()))
     assert named == {name for name in made if name.endswith(".svg")}
-    assert named == {"values.svg", "courses.svg", "over-lr.svg", "over-kind.svg"}
+    assert named == {"values.svg", "curves.svg", "over-lr.svg", "over-kind.svg"}
     for name in named:
         root = ElementTree.fromstring(made[name])
         assert root.findall("{http://www.w3.org/2000/svg}polyline")

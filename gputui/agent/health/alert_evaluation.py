@@ -1,6 +1,6 @@
 """Alerts: evaluates the rules once a second, and writes what is raised and cleared.
 
-In: the current state of GPUs and host in memory, the courses of live attempts, NCCL's errors. Out:
+In: the current state of GPUs and host in memory, the metrics of live attempts, NCCL's errors. Out:
 rows, events and lines in the log. The successor of a killed agent continues the
 active alerts, which are rows; it measures durations anew.
 """
@@ -20,9 +20,9 @@ from gputui.core import units
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_alerts
-from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
+from gputui.recovery.watch.metric_history import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.overrides import Overrides, of_profile, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
 NCCL_KINDS = ("nccl_error", "nccl_timeout")
-# Rules about a run's course; NCCL's errors also count for a run that has ended.
-_COURSE_RULES = [rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors"]
+# Rules about a run's metrics; NCCL's errors also count for a run that has ended.
+_METRIC_RULES = [rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors"]
 
 
 class RunRules(NamedTuple):
@@ -230,7 +230,7 @@ class AlertEvaluation:
             if live is None or live.watched is None:
                 # Nothing is known before its lines were read; nothing applies to a run that does
                 # not train.
-                observations += [Observation(rule, applies=live is not None) for rule in _COURSE_RULES]
+                observations += [Observation(rule, applies=live is not None) for rule in _METRIC_RULES]
             else:
                 watch = live.watched.watch
                 is_fresh = self.context.monotonic() - watch.lines_at <= OLD_SECONDS

@@ -209,7 +209,7 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     attempts = [row for row in read_attempts(connection, run_id) if row.created_at >= since]
     incidents = {row.attempt: row for row in read_incidents(connection, run_id)}
     late = max(FETCHED_SECONDS, (spec_of(run).target or {}).get("poll", 0.0))
-    course: list[dict[str, Any]] = []
+    lineage: list[dict[str, Any]] = []
     was_ever_sound = any(times.last_sound(row.number) is not None for row in attempts)
     for span in attempt_spans(attempts, names_metrics=spec_of(run).names_metrics, now=0.0):
         incident, until = incidents.get(span.number), None
@@ -229,10 +229,10 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
         base = plan.get("resume_from")
         base = base if isinstance(base, str) else None
         if base is not None:
-            course.clear()
+            lineage.clear()
         failed = not is_external and not span.has_worked
-        course.append({"attempt": span.number, "until": until, "failed": failed, "base": base})
-    return course
+        lineage.append({"attempt": span.number, "until": until, "failed": failed, "base": base})
+    return lineage
 
 
 def claim(folder: Path, home: Path) -> None:

@@ -189,5 +189,5 @@ def _runner_fields(
         "metrics": [str(in_run(path, spec, run_dir)) for path in paths],
         "resume": resume,
         "checkpoints": None if folder is None else str(folder),
-        "course": history if resume is not None else [],
+        "lineage": history if resume is not None else [],
     }

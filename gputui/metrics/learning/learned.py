@@ -14,7 +14,7 @@ class Running(Struct):
     """Where the reading is.
 
     ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
-    ``epochs_before`` those of the trainings before. ``steps`` and ``headers`` are the states of each `Course`,
+    ``epochs_before`` those of the trainings before. ``steps`` and ``headers`` are the states of each `ContinuedCount`,
     ``positions`` and ``counts`` those of each `Position` and `EpochCount`. ``part`` is that of the data which the last
     metric line names, ``recent`` the names that are stored at the newest places, ``ranks`` the lowest of each shape. A
     rank may repeat ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line

@@ -18,7 +18,7 @@ from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned, Running
 from gputui.metrics.learning.learner import Learner
-from gputui.metrics.learning.positions import Course, Position
+from gputui.metrics.learning.positions import ContinuedCount, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
 from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_bar, split_prefix
 from gputui.metrics.learning.words import HELD_OUT
@@ -69,7 +69,7 @@ class LearnedLines(LineFormat):
         self._readers: list[ShapeReader] = []
         self._has_metrics = self._has_steps = self._counts_steps = self._has_bar = False
         self._counts = {scale: EpochCount.of_state(state) for scale, state in running.counts.items()}
-        self._steps, self._headers = Course(running.steps), Course(running.headers)
+        self._steps, self._headers = ContinuedCount(running.steps), ContinuedCount(running.headers)
         self._positions: list[Position] = []
         for index, shape in enumerate(learned.shapes):
             self._use(shape, running.positions[index] if running.positions else ())

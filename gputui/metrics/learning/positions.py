@@ -17,8 +17,8 @@ class Position:
     Places that begin again, in lines that name no epoch, are those of the next epoch; a header line may have named
     it. Where places have no name of their own, smaller totals than before are those of something within the epoch, as a
     validation's bar of the same form. ``count`` is shared by the shapes that count alike, see `LearnedShape.scale`;
-    ``place`` is the newest. ``first``, ``last``, ``was_end`` and ``base`` are those of `Course`, and ``summarised`` is
-    the step of its newest line that had none of its own.
+    ``place`` is the newest. ``first``, ``last``, ``was_end`` and ``base`` are those of `ContinuedCount`, and
+    ``summarised`` is the step of its newest line that had none of its own.
     """
 
     def __init__(self, count: EpochCount, state: Sequence[int | None] = ()) -> None:
@@ -69,7 +69,7 @@ class Position:
         return self.count.step(epoch, place, total)
 
 
-class Course:
+class ContinuedCount:
     """One growing count over several trainings in an output, such as folds, or a training and its fine-tuning.
 
     A training begins where the places of a shape are back at their first: behind 1, 2, …, 10 the places 1, 2, … are 11,

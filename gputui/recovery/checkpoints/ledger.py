@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.attempt_spans import Spans
-from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointCourse, Rows
+from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows
 from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.store.checkpoints import CheckpointRow
 
@@ -74,8 +74,8 @@ class UnsoundLoss(Struct, frozen=True):
 
 def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str | None) -> Rows:
     """The ledger when attempt ``number`` begins from ``resume_from``: checkpoints seen after that
-    one leave the course, once the attempt has made a step. ``attempts`` are those before it."""
-    worked = CheckpointCourse.of(rows, attempts).worked
+    one leave the lineage, once the attempt has made a step. ``attempts`` are those before it."""
+    worked = CheckpointLineage.of(rows, attempts).worked
     rows = tuple(row if row.left_by in worked else replace(row, left_by=None) for row in rows)
     if resume_from is None:
         return rows
@@ -149,11 +149,11 @@ def rolled_back(rows: AnyRows, path: str, why: str) -> Rows:
 
 def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step: int | None, now: float) -> Rows:
     """The ledger when a person chose a checkpoint, at ``step`` if the ledger has no other: later
-    ones are left; all others if it is not of this course. ``now`` is UTC unix seconds."""
+    ones are left; all others if it is not of this lineage. ``now`` is UTC unix seconds."""
     same = sorted((row for row in rows if row.content == file.content), key=lambda row: row.path != file.path)
     row = same[0] if same else None
     name = PurePath(file.path).name
-    if row is not None and CheckpointCourse.of(rows, attempts).exclusion_reason(row) is None:
+    if row is not None and CheckpointLineage.of(rows, attempts).exclusion_reason(row) is None:
         chosen = {
             each.path: replace(each, verdict="valid", why="", failed_starts=0) for each in rows if each.seen == row.seen
         }

@@ -53,7 +53,7 @@ class PruneResult(Struct, frozen=True):
 
 
 def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
-    """Remove the checkpoints of the run's course that are older than the newest valid ones that are
+    """Remove the checkpoints of the run's lineage that are older than the newest valid ones that are
     kept. Nothing is removed if there are fewer. Raises OSError with some left, StoreError or
     sqlite3.Error.
 

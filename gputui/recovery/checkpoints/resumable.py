@@ -1,7 +1,7 @@
 """Candidates for a resume. Pure.
 
-A course is the chain of attempts linked by the checkpoints that they resumed from; an attempt
-without one begins a new course. Candidates are entries of the newest attempt's course that are not
+A lineage is the chain of attempts linked by the checkpoints that they resumed from; an attempt
+without one begins a new lineage. Candidates are entries of the newest attempt's lineage that are not
 struck off.
 """
 
@@ -25,8 +25,8 @@ Rows = tuple[CheckpointRow, ...]
 AnyRows = Sequence[CheckpointRow]
 
 
-class CheckpointCourse(Struct, frozen=True):
-    """The course of the newest attempt.
+class CheckpointLineage(Struct, frozen=True):
+    """The lineage of the newest attempt.
 
     Attributes:
         first_attempt: the attempt that began it without a checkpoint; 0 if none did.
@@ -39,7 +39,7 @@ class CheckpointCourse(Struct, frozen=True):
     parts: Mapping[tuple[int, str], CheckpointRow]
 
     @classmethod
-    def of(cls, rows: AnyRows, attempts: Spans) -> CheckpointCourse:
+    def of(cls, rows: AnyRows, attempts: Spans) -> CheckpointLineage:
         begun = (span.number for span in reversed(attempts) if span.resumed_from is None)
         worked = {row.attempt for row in rows if row.is_written}
         worked |= {span.number for span in attempts if span.has_worked}
@@ -59,7 +59,7 @@ class CheckpointCourse(Struct, frozen=True):
         return self.departure_reason(row)
 
     def departure_reason(self, row: CheckpointRow) -> str | None:
-        """The reason why a checkpoint belongs to another course, as `exclusion_reason` puts it, or
+        """The reason why a checkpoint belongs to another lineage, as `exclusion_reason` puts it, or
         None."""
         if row.attempt < self.first_attempt:
             began = f"attempt {self.first_attempt} began from the start"
@@ -93,8 +93,8 @@ def own_words(rows: AnyRows) -> str:
 
 def candidates_by_age(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
     """The files that may be resumed from, the one seen last first."""
-    course = CheckpointCourse.of(rows, attempts)
-    return [row for row in newest_first(rows) if course.exclusion_reason(row) is None]
+    lineage = CheckpointLineage.of(rows, attempts)
+    return [row for row in newest_first(rows) if lineage.exclusion_reason(row) is None]
 
 
 def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
@@ -110,34 +110,34 @@ def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
 
 def refused(rows: AnyRows, attempts: Spans) -> list[tuple[CheckpointRow, str]]:
     """The checkpoints that are passed over and why, newest first, with doubtful and cut ones."""
-    course = CheckpointCourse.of(rows, attempts)
+    lineage = CheckpointLineage.of(rows, attempts)
     found = []
     for row in newest_first(rows):
         weak = row.why if row.verdict in ("doubtful", "invalid") else None
-        if (why := course.exclusion_reason(row) or weak) is not None:
+        if (why := lineage.exclusion_reason(row) or weak) is not None:
             found.append((row, why))
     return found
 
 
 def newest_uncertain(rows: AnyRows, attempts: Spans) -> CheckpointRow | None:
     """The newest contested or cut checkpoint that would otherwise be a candidate, or None."""
-    course = CheckpointCourse.of(rows, attempts)
-    own = (row for row in newest_first(rows) if course.departure_reason(row) is None)
+    lineage = CheckpointLineage.of(rows, attempts)
+    own = (row for row in newest_first(rows) if lineage.departure_reason(row) is None)
     open_rows = (row for row in own if row.verdict not in ("struck", "left"))
     return next((row for row in open_rows if row.verdict == "cut" or row.origin == "contested"), None)
 
 
 def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | None:
-    """The checkpoint that a person chose for this course if it is gone or could not be loaded, and
+    """The checkpoint that a person chose for this lineage if it is gone or could not be loaded, and
     why it is lost. A start from scratch instead would overwrite earlier ones without consent."""
-    course = CheckpointCourse.of(rows, attempts)
+    lineage = CheckpointLineage.of(rows, attempts)
     path = attempts[-1].resumed_from if attempts else None
     there = {row.path: row.content for row in rows if row.gone_at is None}
     named = (row for row in rows if row.origin == "named")
     for row in sorted(named, key=lambda row: row.seen, reverse=True):
         if row.verdict == "struck" and row.path == path:
             return row, row.why
-        if course.exclusion_reason(row) is None and row.content not in there.values():
+        if lineage.exclusion_reason(row) is None and row.content not in there.values():
             return row, "was written over" if row.path in there else "is gone"
     return None
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.content import is_part_of
 from gputui.recovery.checkpoints.ledger import new_row
-from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointCourse, Rows, newest_first
+from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows, newest_first
 from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow
@@ -84,7 +84,7 @@ class _LedgerBefore:
     def __init__(self, rows: AnyRows, attempts: Spans) -> None:
         self.present = {row.path: row for row in rows if row.gone_at is None}
         self.by_content = {row.content: row for row in sorted(rows, key=_standing)}
-        self.course = CheckpointCourse.of(rows, attempts)
+        self.lineage = CheckpointLineage.of(rows, attempts)
         self.newest = max((row.seen for row in self.present.values() if row.is_written), default=0)
 
     def entry_of(self, file: FoundCheckpoint, scan: FolderScan) -> CheckpointRow | None:
@@ -92,7 +92,7 @@ class _LedgerBefore:
         row = self.present.get(file.path)
         is_same = row is not None and row.content == file.content
         known = row if is_same else self.by_content.get(file.content)
-        is_left = known is not None and self.course.departure_reason(known) is not None
+        is_left = known is not None and self.lineage.departure_reason(known) is not None
         now: dict[str, Any] = {"path": file.path, "stamp": file.stamp, "size_bytes": file.size_bytes}
         if known is not None and not scan.saves_again(known, file, is_left):
             # What its attempt's end cut short does not grow any more either.

@@ -80,7 +80,7 @@ class CheckpointSteps:
 
     def trouble(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
         """Find the unsound loss of an attempt whose loss was no finite number in the end, whatever
-        it ended by, or became bad at ``step``; None if it did not, or if no loss of the course was
+        it ended by, or became bad at ``step``; None if it did not, or if no loss of the lineage was
         ever sound: then it does not tell sound checkpoints from others."""
         times, unsound = self._times, self._times.unsound_since(number)
         if unsound is not None and (step is None or unsound[0] <= step):

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.hangs import (
     BUSY_NETWORK_BYTES_PER_SECOND,
     GpuActivity,
@@ -23,6 +22,7 @@ from gputui.recovery.watch.hangs import (
     younger_than,
 )
 from gputui.recovery.watch.leaks import Leak, MemorySample, find_leak
+from gputui.recovery.watch.metric_history import MetricHistory
 from gputui.recovery.watch.numbers import NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import LONGEST_GAP_SECONDS, ProgressSilence, StepProgress
@@ -92,7 +92,7 @@ class AttemptWatch:
     record: Attempt
     progress: StepProgress
     progress_at: float
-    metrics: MetricsCourse = field(default_factory=MetricsCourse)
+    metrics: MetricHistory = field(default_factory=MetricHistory)
     nonfinite: NonFinite = field(default_factory=NonFinite)
     spikes: tuple[Spike, Spike] = field(default_factory=lambda: (loss_spike(), gradient_spike()))
     straggler: Straggler = field(default_factory=Straggler)
@@ -114,14 +114,14 @@ class AttemptWatch:
     powers: dict[str, deque[float]] = field(default_factory=dict)
 
     def begin_metrics(self, roles: MetricRoles, lines: Iterable[WatchedLine] = ()) -> list[Observation]:
-        """Watch the course of metrics with other names, which the attempt's stored ``lines`` have already."""
-        self.metrics = MetricsCourse(roles)
+        """Watch the history of metrics with other names, which the attempt's stored ``lines`` have already."""
+        self.metrics = MetricHistory(roles)
         self.nonfinite, self.spikes = NonFinite(), (loss_spike(), gradient_spike())
         self.nonfinite.name = self.spikes[0].name = roles.loss or LOSS
         observations: list[Observation | None] = []
         for line in lines:
             if line.attempt == self.record.number:
-                self.add_to_course(line)
+                self.add_to_history(line)
                 observations += self._losses(line)
         return [observation for observation in observations if observation is not None]
 
@@ -146,7 +146,7 @@ class AttemptWatch:
         return [seen for line in own for seen in self._numbers(line) if seen is not None]
 
     def _numbers(self, line: WatchedLine) -> Iterator[Observation | None]:
-        self.add_to_course(line)
+        self.add_to_history(line)
         if line.event is not None or line.step is None:
             return
         self.step_lines += 1
@@ -165,8 +165,8 @@ class AttemptWatch:
             if norm is not None:
                 yield self.spikes[1].add(line.step, norm)
 
-    def add_to_course(self, line: WatchedLine) -> None:
-        """Add a line to the course of the metrics alone."""
+    def add_to_history(self, line: WatchedLine) -> None:
+        """Add a line to the history of the metrics alone."""
         self.metrics.add(line.step, line.values, line.stored_at, event=line.event, rank=line.rank)
 
     @property

@@ -2,7 +2,7 @@
 
 `RULES` lead to alerts, which are raised, told and cleared. `FINDINGS` are reported once
 an attempt (*show*), or end it if its policy says so (*end*). Detectors report both as an
-`Observation`. A new rule is a row here, an observation in `machine` or `course`, a case in
+`Observation`. A new rule is a row here, an observation in `machine` or `metric_history`, a case in
 ``tests/recovery/watch`` and ``python -m docs.tables``.
 
 Limits of hardware values follow NVIDIA's documentation. The others come from experience with

@@ -130,9 +130,9 @@ class ProgressSilence(Struct, frozen=True):
         return self.seconds > self.allowed_seconds
 
 
-def silence(course: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
+def silence(progress: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
     """The assessment of a silence; ``hang_after`` is the shortest that may be a hang."""
-    phase, pace = course.phase, course.pace
+    phase, pace = progress.phase, progress.pace
     gap = longest = pace.longest_gap
     factor = 1.0
     if phase == "first steps":
@@ -144,4 +144,4 @@ def silence(course: StepProgress, seconds: float, hang_after: float) -> Progress
     is_stepping = phase == "steps"
     evident_seconds = evident if is_stepping else None
     long = max(hang_after * LONG_FACTOR, allowed)
-    return ProgressSilence(phase, seconds, allowed, evident_seconds, course.step, long)
+    return ProgressSilence(phase, seconds, allowed, evident_seconds, progress.step, long)

@@ -5,7 +5,7 @@ remote.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
     Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job
     that comes for the same attempt ends at once. A later start of the same job continues from its
     own newest whole checkpoint; an attempt that follows others, whose checkpoints are seen only
-    there, from the newest one of its course. SIGUSR1 is the scheduler's warning that the time is
+    there, from the newest one of its lineage. SIGUSR1 is the scheduler's warning that the time is
     nearly over: the command is asked to save and end, then the requeue command is run. SIGTERM asks
     it to end, SIGUSR2 ends it at once.
 remote.pyz stream FOLDER CLAIM
@@ -264,9 +264,9 @@ class Body:
             self.begin_again(before)
         else:
             plan = read_record(self.folder / "attempt.json") or {}
-            if plan.get("course"):
+            if plan.get("lineage"):
                 # Only this machine sees the checkpoints.
-                plan = resumed(plan, self.folder, plan["course"])
+                plan = resumed(plan, self.folder, plan["lineage"])
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
         if self.is_warned:

@@ -26,7 +26,7 @@ Period = tuple[float, float]
 
 
 class WritePeriods(NamedTuple):
-    """Periods in which the attempts of a course, and other runs of this user, could write to its
+    """Periods in which the attempts of a lineage, and other runs of this user, could write to its
     checkpoint folder; and how many attempts resumed from a checkpoint (by path) and failed before a
     step."""
 
@@ -35,24 +35,24 @@ class WritePeriods(NamedTuple):
     failures: Counter[str]
 
     def are_own(self, at: float) -> bool:
-        """True if an attempt of the course could write at a time, and no other run."""
+        """True if an attempt of the lineage could write at a time, and no other run."""
         mine, others = (any(begun <= at <= end for begun, end in spans) for spans in (self.own, self.others))
         return mine and not others
 
 
-def resumed(plan: dict[str, Any], folder: Path, course: list[dict[str, Any]]) -> dict[str, Any]:
-    """The plan of the attempt in ``folder``, resumed from the newest checkpoint of its course, else
+def resumed(plan: dict[str, Any], folder: Path, lineage: list[dict[str, Any]]) -> dict[str, Any]:
+    """The plan of the attempt in ``folder``, resumed from the newest checkpoint of its lineage, else
     from the one that a person chose; unchanged if there is neither.
 
-    The attempts of ``course`` have ``attempt`` (a number), ``until`` (checkpoints written later are
+    The attempts of ``lineage`` have ``attempt`` (a number), ``until`` (checkpoints written later are
     excluded; None for no limit), ``failed`` (before a step) and, in the first, ``base``, the
     checkpoint that a person chose.
     """
     again = plan.get("resume")
     if not again:
         return plan
-    found = newest_checkpoint(Path(again["folder"]), again["pattern"], read_periods(folder, course))
-    found = found or course[0].get("base")
+    found = newest_checkpoint(Path(again["folder"]), again["pattern"], read_periods(folder, lineage))
+    found = found or lineage[0].get("base")
     if found is None:
         return plan
     argv = [word.replace(NEWEST_CHECKPOINT, found) for word in again["argv"]]
@@ -61,7 +61,7 @@ def resumed(plan: dict[str, Any], folder: Path, course: list[dict[str, Any]]) ->
 
 
 def newest_checkpoint(folder: Path, pattern: str, periods: WritePeriods) -> str | None:
-    """The newest whole checkpoint of a course, else the newest of a format that cannot be checked.
+    """The newest whole checkpoint of a lineage, else the newest of a format that cannot be checked.
     Those from which attempts failed to begin come after all others. Raises OSError if the folder
     cannot be read."""
     found = [each.path for each in list_checkpoints(folder, pattern) if periods.are_own(each.modified_ns / 1e9)]
@@ -85,11 +85,11 @@ def is_partly_rewritten(path: Path) -> bool:
     )
 
 
-def read_periods(folder: Path, course: list[dict[str, Any]]) -> WritePeriods:
-    """Read the periods in which the attempts of a course and other runs could write; ``folder`` is
+def read_periods(folder: Path, lineage: list[dict[str, Any]]) -> WritePeriods:
+    """Read the periods in which the attempts of a lineage and other runs could write; ``folder`` is
     that of any attempt."""
     periods = WritePeriods([], periods_of_others(folder), Counter())
-    for one in course:
+    for one in lineage:
         there = folder.parents[1] / str(one["attempt"]) / folder.name
         period = period_of(there)
         if period is None:

@@ -256,7 +256,7 @@ def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) ->
 @command.verb("export", changes=False, has_json=True)
 @click.argument("study", shell_complete=completers.studies)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--lineage", is_flag=True, help="The course of a population's best member as a profile with phases.")
+@click.option("--lineage", is_flag=True, help="The lineage of a population's best member as a profile with phases.")
 @click.option("--trial", type=click.IntRange(0), help="With --lineage: of this member instead.")
 def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
     """Copy a study to an Optuna storage in SQLite."""
@@ -270,8 +270,8 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         if lineage:
             number, phases = export_lineage(connection, folder, found, file, trial)
             shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}
-            course = f"the course of trial {number} of {study_id}, in {units.count_of(phases, 'phase')}"
-            text = f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}"
+            title = f"the lineage of trial {number} of {study_id}, in {units.count_of(phases, 'phase')}"
+            text = f"{file}: {title}; {shlex.join(['gputui', 'run', str(file)])}"
         else:
             count = export_storage(connection, folder, found, file)
             shape = {"id": study_id, "file": str(file), "trials": count}

@@ -53,7 +53,7 @@ STEP_SECONDS = 1.6
 ACTOR = "ada"
 
 
-class _Course(Struct, frozen=True):
+class _TrialCurve(Struct, frozen=True):
     """A trial's values at its rungs, and why it was pruned. Times are UTC unix seconds."""
 
     begin: float
@@ -81,13 +81,13 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
     with transaction(connection):
         rows.begin_study(connection, study_id, spec, source=found.source, now=began_at, actor=ACTOR)
     slots = [(began_at + 3.0 + pair, (2 * pair, 2 * pair + 1)) for pair in range(spec.parallel or 1)]
-    courses: list[_Course] = []
+    curves: list[_TrialCurve] = []
     for number in range(spec.budget.trials or 0):
         begin, gpus = slots.pop(0)
         params = pbt.first_point(spec.space, spec.seed, number)
         trial = decide.trial_spec(base, spec, study_id, number, params)
-        course = _course(spec, trial.params, begin, courses)
-        courses.append(course)
+        curve = _trial_curve(spec, trial.params, begin, curves)
+        curves.append(curve)
         past.at = begin
         with transaction(connection):
             insert(
@@ -95,48 +95,50 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
                 params=json.dumps(params), created_at=begin,
             )  # fmt: skip
         run_id = past.begin_run(trial, f"study {study_id}", name=f"{study_id}-t{number}")
-        steps = len(course.values) * VALIDATION_STEPS
-        past.train_trial(run_id, gpus, STEP_SECONDS, steps, course.reason, f"study {study_id}")
-        _write_result(past, study_id, number, run_id, course)
+        steps = len(curve.values) * VALIDATION_STEPS
+        past.train_trial(run_id, gpus, STEP_SECONDS, steps, curve.reason, f"study {study_id}")
+        _write_result(past, study_id, number, run_id, curve)
         slots = sorted([*slots, (past.at + 2.0, gpus)])
     past.at = max(at for at, _ in slots)
     with transaction(connection):
         study = get_study(connection, study_id)
         assert study is not None
-        cause = f"its {len(courses)} trials have ended"
+        cause = f"its {len(curves)} trials have ended"
         rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=past.at)
         rows.set_importances(connection, study_id, importances(read_trials(connection, study_id), spec))
     yield from ()
 
 
-def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
+def _trial_curve(
+    spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_TrialCurve]
+) -> _TrialCurve:
     """A trial's values at its rungs, up to where the median of earlier trials prunes it."""
-    curve = LossCurve.of(MODELS[spec.profile], int(params["steps"]), params["lr"], params["weight_decay"])
-    values = tuple(curve.validation(rung * VALIDATION_STEPS) for rung in range(1, spec.pruner.rungs + 1))
-    course = _Course(begin, values)
+    losses = LossCurve.of(MODELS[spec.profile], int(params["steps"]), params["lr"], params["weight_decay"])
+    values = tuple(losses.validation(rung * VALIDATION_STEPS) for rung in range(1, spec.pruner.rungs + 1))
+    curve = _TrialCurve(begin, values)
     for rung in range(spec.pruner.warmup + 1, spec.pruner.rungs):
-        now = course.at(rung)
+        now = curve.at(rung)
         complete = [one for one in others if one.reason is None and one.at(spec.pruner.rungs) <= now]
         known = [one.best(rung) for one in others if len(one.values) >= rung and one.at(rung) <= now]
-        if len(complete) >= spec.pruner.startup and course.best(rung) > statistics.median(known):
-            reason = pruning_reason(rung, course.best(rung), known, Objective("val/loss"))
-            return _Course(begin, values[:rung], reason)
-    return course
+        if len(complete) >= spec.pruner.startup and curve.best(rung) > statistics.median(known):
+            reason = pruning_reason(rung, curve.best(rung), known, Objective("val/loss"))
+            return _TrialCurve(begin, values[:rung], reason)
+    return curve
 
 
-def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, course: _Course) -> None:
+def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, curve: _TrialCurve) -> None:
     """Write a value for each rung, and the end of the trial."""
-    rungs = len(course.values)
-    value = None if course.reason is not None else course.best(rungs)
-    state = TrialState.COMPLETE if course.reason is None else TrialState.PRUNED
+    rungs = len(curve.values)
+    value = None if curve.reason is not None else curve.best(rungs)
+    state = TrialState.COMPLETE if curve.reason is None else TrialState.PRUNED
     with transaction(past.connection):
         for rung in range(1, rungs + 1):
             insert(
                 past.connection, "trial_rungs", study_id=study_id, number=number, rung=rung,
-                step=rung * VALIDATION_STEPS, value=course.best(rung), attempt=1, at=course.at(rung),
+                step=rung * VALIDATION_STEPS, value=curve.best(rung), attempt=1, at=curve.at(rung),
             )  # fmt: skip
         update(
             past.connection, "trials", {"study_id": study_id, "number": number}, run_id=run_id, state=state, rung=rungs,
-            value=value, objective_values=None if value is None else json.dumps([value]), reason=course.reason,
+            value=value, objective_values=None if value is None else json.dumps([value]), reason=curve.reason,
             starts=1, ended_at=past.at,
         )  # fmt: skip

@@ -185,7 +185,7 @@ def test_files_of_others_stay(shelf: Shelf) -> None:
 ACTIONS = ["save"] * 4 + ["damaged"] * 2 + ["nan"] * 2 + ["prune"] * 3 + ["fail", "back", "again"]
 
 
-def course(folder: Path, actions: list[str], *, keeps: int | None, rollback: int) -> list[list[str]]:
+def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: int) -> list[list[str]]:
     """What could be resumed from at the end of each attempt, the best first, as many as a decision may
     want: the ladder goes back once, and again only after a save."""
     workspace = locate(folder, {})
@@ -238,5 +238,5 @@ def test_no_history_loses_what_a_resume_would_have_had(
     tmp_path_factory: pytest.TempPathFactory, actions: list[str], keeps: int, rollback: int
 ) -> None:
     home = tmp_path_factory.mktemp("home")
-    with_keep = course(home / "keep", actions, keeps=keeps, rollback=rollback)
-    assert with_keep == course(home / "all", actions, keeps=None, rollback=rollback)
+    with_keep = lineage(home / "keep", actions, keeps=keeps, rollback=rollback)
+    assert with_keep == lineage(home / "all", actions, keeps=None, rollback=rollback)

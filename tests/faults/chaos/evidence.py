@@ -1,4 +1,4 @@
-"""The records of a run, compared with its real course."""
+"""The records of a run, compared with its real lineage."""
 
 from __future__ import annotations
 
@@ -114,21 +114,21 @@ def serials(folder: Path) -> set[int]:
 
 
 def check_courses(machine: Machine, run_id: str, folder: Path, checked: Counter[str]) -> None:
-    """No attempt was started twice, and each went on with the course that the one before it had, or began its own."""
+    """No attempt was started twice, and each went on with the lineage that the one before it had, or began its own."""
     starts = notes(folder / "starts.jsonl")
     twice = [number for number, count in Counter(note["attempt"] for note in starts).items() if count > 1]
     assert not twice, f"{run_id}: attempts started more than once: {twice}"
-    loaded = {note["attempt"]: note["course"] for note in starts}
-    course = 0
+    loaded = {note["attempt"]: note["lineage"] for note in starts}
+    lineage = 0
     for number, resumed_from in machine.rows(
         "SELECT number, resumed_from FROM attempts WHERE run_id = ? ORDER BY number", run_id
     ):
         if resumed_from is None:
-            course = number
+            lineage = number
         else:
             place = Path(resumed_from).parent
             where = "of its own" if place.is_relative_to(folder) else f"that runs share ({place.name})"
             checked[f"attempts that went on from a checkpoint in a folder {where}"] += number in loaded
-        assert loaded.get(number, course) == course, (
-            f"{run_id}, attempt {number} went on with course {loaded[number]} from {resumed_from}, not {course}"
+        assert loaded.get(number, lineage) == lineage, (
+            f"{run_id}, attempt {number} went on with lineage {loaded[number]} from {resumed_from}, not {lineage}"
         )

@@ -1,5 +1,5 @@
-"""Counts steps, with a line of metrics for each, and saves every ten; each checkpoint carries its course: the number of
-the attempt that began it from nothing. A CSV file is rewritten now and then, often with one more column. No PyTorch.
+"""Counts steps, with a line of metrics for each, and saves every ten; each checkpoint carries its lineage: the number
+of the attempt that began it from nothing. A CSV file is rewritten now and then, often with one more column. No PyTorch.
 
 What it did is noted for whoever checks: `starts.jsonl` (one line an attempt), `journal.jsonl` (one line for each
 line of metrics, and for each begin and end of a rewriting in place). Where ``GPU_LOCKS`` names a folder, it holds a
@@ -58,7 +58,7 @@ def save(step):
     path = folder / f"step_{step:06d}_{run_dir.name}.pt"
     temporary = path.with_suffix(".tmp")
     with zipfile.ZipFile(temporary, "w") as archive:
-        archive.writestr("state", json.dumps({"run": run_dir.name, "course": course, "step": step}))
+        archive.writestr("state", json.dumps({"run": run_dir.name, "lineage": lineage, "step": step}))
     digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
     side = path.with_suffix(".pt.sha256")
     side.unlink(missing_ok=True)
@@ -140,16 +140,16 @@ def take_place():
 
 
 signal.signal(signal.SIGTERM, ask)
-course, begin = attempt, 0
+lineage, begin = attempt, 0
 if options.resume:
     with zipfile.ZipFile(options.resume) as archive:
         state = json.loads(archive.read("state"))
-    course, begin = (state["course"] if state["run"] == run_dir.name else state["run"]), state["step"]
+    lineage, begin = (state["lineage"] if state["run"] == run_dir.name else state["run"]), state["step"]
 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 # A blank line keeps what an attempt without room left half from this.
 starts, journal = (os.open(run_dir / name, flags) for name in ("starts.jsonl", "journal.jsonl"))
 put(journal, "\n")
-note = {"attempt": attempt, "pid": os.getpid(), "course": course, "begin": begin, "place": take_place()}
+note = {"attempt": attempt, "pid": os.getpid(), "lineage": lineage, "begin": begin, "place": take_place()}
 put(starts, "\n" + json.dumps(note) + "\n")
 if options.rewrite == "never":
     metrics = os.open(os.environ["GPUTUI_METRICS"], flags)

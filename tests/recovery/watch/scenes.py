@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gputui.machine.gpu_model import GpuFacts
-from gputui.recovery.watch.course import MetricsCourse, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
+from gputui.recovery.watch.metric_history import MetricHistory, RateSchedule
 from gputui.recovery.watch.overrides import with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, Rule
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
@@ -48,7 +48,7 @@ class Stage:
         self.rule: Rule = self.rules[rule_id]
         self.engine = engine or Engine()
         self.key = Key(rule_id, self.rule.subject, "x")
-        self.gpu, self.host, self.course = GpuWatch(), HostWatch(), MetricsCourse()
+        self.gpu, self.host, self.history = GpuWatch(), HostWatch(), MetricHistory()
         self.schedule = schedule
         self.second = 0
         self.changes: list[AlertChange] = []
@@ -82,8 +82,8 @@ class Stage:
             text = now.pop("error", "")
             return iter([Observation("nccl_errors", None if is_unknown else float(bool(text)), text=text)])
         if not is_unknown:
-            self.course.add(10 * self.second, {name: one for name, one in now.items() if one is not None}, self.second)
-        return self.course.observe(not is_unknown, self.rules, self.schedule)
+            self.history.add(10 * self.second, {name: one for name, one in now.items() if one is not None}, self.second)
+        return self.history.observe(not is_unknown, self.rules, self.schedule)
 
     @property
     def is_raised(self) -> bool:

@@ -26,7 +26,7 @@ def line(step: int | None, at: float | None, event: str | None = None, *, announ
     return WatchedLine(1, None, step, at, event, {}, announces=announces)
 
 
-def course(*gaps: float) -> StepProgress:
+def history(*gaps: float) -> StepProgress:
     """An attempt whose steps came with these gaps between them."""
     made = StepProgress(StepPace())
     made.add(line(step, sum(gaps[:step])) for step in range(len(gaps) + 1))
@@ -44,17 +44,17 @@ def test_without_history_the_start_may_take_longest_and_steps_least(
 
 @table("seconds, overdue", [(149.0, False), (151.0, True)])
 def test_a_silence_is_explained_by_the_longest_that_ended_well(seconds: float, overdue: bool) -> None:
-    assert silence(course(*[1.0] * 20, 50.0, *[1.0] * 5), seconds, 60).is_overdue is overdue
+    assert silence(history(*[1.0] * 20, 50.0, *[1.0] * 5), seconds, 60).is_overdue is overdue
 
 
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
-    one = course(1.0, 1.0)
+    one = history(1.0, 1.0)
     assert not one.add([line(2, 50.0), line(2, 60.0)])
     assert one.add([line(2, 70.0, "checkpoint")]) and one.add([line(3, 71.0)])
 
 
 def test_a_wait_that_an_event_announced_may_take_long_until_the_next_line() -> None:
-    announced = course(*[1.0] * 20)
+    announced = history(*[1.0] * 20)
     announced.add([line(20, 21.0, "eval_begin", announces=True)])
     assert silence(announced, 0.0, 60).allowed_seconds == 600
     # An event with numbers reports what is over, and a step ends every wait.

@@ -84,6 +84,6 @@ def test_a_leak_that_begins_late_is_found(minutes: int, found: bool) -> None:
     [(8 << 30) - (20 << 20) * index for index in range(100)],  # memory given back
 ])  # fmt: skip
 def test_what_only_looks_like_a_leak(held: list[int]) -> None:
-    """At every moment of the course, with little left."""
-    course = samples(held, seconds=30.0, left=max(held) + (64 << 20))
-    assert not [count for count in range(len(course)) if find_leak(course[:count]) is not None]
+    """At every moment of the history, with little left."""
+    history = samples(held, seconds=30.0, left=max(held) + (64 << 20))
+    assert not [count for count in range(len(history)) if find_leak(history[:count]) is not None]

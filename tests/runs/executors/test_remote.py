@@ -48,8 +48,8 @@ class There:
             archive.writestr("weights", "w")
         os.utime(self.checkpoints / name, (at * 3600,) * 2)
 
-    def found(self, *course: dict[str, Any]) -> str | None:
-        found = newest_checkpoint(self.checkpoints, "*.pt", read_periods(self.folder(9), list(course)))
+    def found(self, *lineage: dict[str, Any]) -> str | None:
+        found = newest_checkpoint(self.checkpoints, "*.pt", read_periods(self.folder(9), list(lineage)))
         return None if found is None else Path(found).name
 
 

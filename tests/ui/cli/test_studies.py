@@ -159,5 +159,5 @@ def test_a_report_is_printed_or_written_to_a_folder_or_json(workspace: Workspace
     out = tmp_path / "out"
     said(workspace, "study", "report", "lr-search", "--out", str(out))
     names = {path.name for path in out.iterdir()}
-    assert {"report.md", "report.html", "values.svg", "courses.svg", "over-lr.svg"} <= names
+    assert {"report.md", "report.html", "values.svg", "curves.svg", "over-lr.svg"} <= names
     assert (out / "report.html").read_text().count("<svg") == sum(name.endswith(".svg") for name in names)

@@ -126,7 +126,7 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
 
 
 MOST_VALUES = 3
-"""Values of a parameter in the course of a run, of which more would not fit beside its name."""
+"""Values of a parameter over a run, of which more would not fit beside its name."""
 
 
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
@@ -137,12 +137,12 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     items = []
     for name in dict.fromkeys([*page.launched, *page.run.params]):
         values = [clean(parameter(value)) for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
-        course, reason, decision = " → ".join(values), "", decisions.get(name)
+        text, reason, decision = " → ".join(values), "", decisions.get(name)
         if len(values) > MOST_VALUES:
-            course = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
+            text = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
         if len(values) > 1 and decision is not None and decision.params[name] == page.run.params.get(name):
             reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
-        items.append((clean(name), course, "warn" if len(values) > 1 else "text", reason))
+        items.append((clean(name), text, "warn" if len(values) > 1 else "text", reason))
     items.sort(key=lambda item: item[2] == "text")
     if (code := launched_code(page.run)) is not None:
         items.append(("code", code, "text", ""))

@@ -31,8 +31,8 @@ from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.sparklines import places
 from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
 
-View = Literal["values", "slices", "courses", "front"]
-"""What the charts show: values over trials and the importance of parameters; values over each parameter; the course of
+View = Literal["values", "slices", "curves", "front"]
+"""What the charts show: values over trials and the importance of parameters; values over each parameter; the curves of
 each trial over its steps; one objective over the other."""
 
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?|-?inf|nan")
@@ -320,13 +320,13 @@ _COURSE_END = 11
 _VIEWS: Mapping[View, tuple[str, str]] = {
     "values": ("VALUES", "by end of trial · "),
     "slices": ("VALUE OVER PARAMETERS", "by importance, grey: pruned · "),
-    "courses": ("CURVES", "others grey · "),
+    "curves": ("CURVES", "others grey · "),
     "front": ("OBJECTIVES", ""),
 }
 
 
 def views_of(page: StudyPage) -> list[View]:
-    missing = {"courses"} if all(len(values) < 2 for values in page.rungs.values()) else set()
+    missing = {"curves"} if all(len(values) < 2 for values in page.rungs.values()) else set()
     missing |= {"front"} if len(page.spec.objectives) < 2 else set()
     return [view for view in _VIEWS if view not in missing]
 
@@ -358,8 +358,8 @@ Picture = tuple[Drawing, float | None, str]
 
 def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
     trials, rungs, objectives = page.trials, page.rungs, page.spec.objectives
-    if view == "courses":
-        yield _named(pictures.courses(trials, rungs, page.spec)), None, "no trial passed a rung yet"
+    if view == "curves":
+        yield _named(pictures.curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
     elif view == "front":
         at = cursor.values[0] if cursor is not None and cursor.values else None
         yield pictures.front(trials, objectives, DOT_HEIGHT), at, "no complete trial yet"

@@ -1,11 +1,11 @@
 """Random histories of runs against a model that knows what every checkpoint really holds.
 
-    python -m tests.faults.courses --rounds 10000 --seed 1
+    python -m tests.faults.lineages --rounds 10000 --seed 1
 
 Attempts end in any way, with a sound loss or a NaN, are restarted, rolled back and resumed by hand; two runs share a
 folder; clocks of files are false; checkpoints are cut short, copied, touched, renamed, rotated away and put there by
 others; the agent is away; the database is restored from a backup. The real ledger, store and checks choose; after each
-choice the model says whether it is of this course, and the newest whole one of it.
+choice the model says whether it is of this lineage, and the newest whole one of it.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Content:
 
 @dataclass(eq=False)
 class ModelRun:
-    """The true course of a run.
+    """The true lineage of a run.
 
-    ``line``: the contents of the course, as they were seen; ``unclear``: those that may be cast out, because the lines
+    ``line``: the contents of the lineage, as they were seen; ``unclear``: those that may be cast out, because the lines
     leave it open whether they are sound; ``growing``: of unknown format, seen once alone at the end; ``named``: those
     that a person chose from elsewhere; ``seen``: when each was seen first; ``told``: of each attempt when it told which
     step, and whether the loss was a number; ``lives``: when its attempts lived.
@@ -223,7 +223,7 @@ class History:
                 self.rename(path, first.name.replace("0", str(slot + 1)))
 
     def somebody_moves(self, run: ModelRun | None = None) -> None:
-        """A person or a script gives one another name or time, or copies it: of the course of a run that lives."""
+        """A person or a script gives one another name or time, or copies it: of the lineage of a run that lives."""
         paths = [
             Path(path) for path, one in self.contents.items() if run is None or one in run.line or one in run.excluded
         ]
@@ -381,7 +381,7 @@ class History:
             # Where no loss was ever sound, the lines do not tell sound contents from others.
             return bad
         for content in run.line:
-            # What a person chose is theirs, and other courses are left already.
+            # What a person chose is theirs, and other lineages are left already.
             if content in run.named or (content.attempt != run.attempts and own):
                 continue
             lines = run.told.get(content.attempt, [])
@@ -656,7 +656,7 @@ def main() -> None:
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         choices = play(options.rounds, options.seed, Path(folder), tell=lambda text: print(text, flush=True))
-    print(f"{options.rounds} histories, {choices} choices, each the newest whole checkpoint of its course")
+    print(f"{options.rounds} histories, {choices} choices, each the newest whole checkpoint of its lineage")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The course of a loss and a learning rate: what falls slowly is no plateau, and a plateau's luck is no improvement."""
+"""A loss and a learning rate: what falls slowly is no plateau, and a plateau's luck is no improvement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gputui.recovery.watch.course import LossCourse, MetricsCourse, RateSchedule, expected_rate
+from gputui.recovery.watch.metric_history import LossHistory, MetricHistory, RateSchedule, expected_rate
 from gputui.recovery.watch.rules import RULES
 from gputui.store.metrics.roles import MetricRoles
 from tests.tables import table
@@ -19,12 +19,12 @@ def stretches(
     loss: Callable[[int], float], steps: int, noise: float, seed: int, every: int = 1
 ) -> list[tuple[int, int]]:
     """(from, until) of the stretches in which it would be said that nothing becomes better."""
-    chance, course = random.Random(seed), LossCourse()
+    chance, history = random.Random(seed), LossHistory()
     found: list[tuple[int, int]] = []
     begin: int | None = None
     for step in range(0, steps, every):
-        course.add(loss(step) + chance.gauss(0.0, noise), step, None, PATIENCE)
-        is_stuck = (course.steps_since(step, PATIENCE) or 0) > PATIENCE
+        history.add(loss(step) + chance.gauss(0.0, noise), step, None, PATIENCE)
+        is_stuck = (history.steps_since(step, PATIENCE) or 0) > PATIENCE
         if is_stuck and begin is None:
             begin = step
         if not is_stuck and begin is not None:
@@ -50,30 +50,30 @@ def test_what_falls_is_no_plateau_however_noisy(noise: float, slope: float) -> N
 
 def test_the_best_metric_of_a_profile_takes_the_place_of_the_losses() -> None:
     for improves in (True, False):
-        course = MetricsCourse(MetricRoles("train/loss", "val/loss", "val/acc", "max"))
+        history = MetricHistory(MetricRoles("train/loss", "val/loss", "val/acc", "max"))
         for step in range(0, 20_000, 20):
             accuracy = step / 20_000 if improves else 0.25
             values = {"loss": 1.0, "val/loss": 1.0, "best": accuracy, "epoch": step / 1000}
-            course.add(step, values, float(step))
-        (found,) = (one for one in course.observe(True, RULES) if one.kind == "no_improvement")
+            history.add(step, values, float(step))
+        (found,) = (one for one in history.observe(True, RULES) if one.kind == "no_improvement")
         assert (found.value is not None and found.value > found.limit) is not improves
         assert improves or ("val/acc" in found.text and "0.25" in found.text)
 
 
 def test_going_back_to_a_checkpoint_begins_anew() -> None:
-    course = MetricsCourse()
+    history = MetricHistory()
     for second, step in enumerate([*range(1000, 2200, 100), *range(500, 1700, 100)]):
-        course.add(step, {"loss": 1.0 if step > 1700 else 3.0}, float(second))
-    assert course.loss.best.value == 3.0 and course.loss.best.step is not None and course.loss.best.step <= 1600
+        history.add(step, {"loss": 1.0 if step > 1700 else 3.0}, float(second))
+    assert history.loss.best.value == 3.0 and history.loss.best.step is not None and history.loss.best.step <= 1600
 
 
 def test_samples_that_were_skipped_are_counted_by_events_of_all_ranks() -> None:
-    course = MetricsCourse()
+    history = MetricHistory()
     for step in range(40):
-        course.add(step, {"samples": 5000.0 + 32 * step}, float(step))
-        course.add(step, {}, float(step), event="sample_skipped", rank=1)
-        course.add(step, {"samples": 1.0}, float(step), rank=1)
-    (seen,) = (seen for seen in course.observe(True, RULES) if seen.kind == "skipped_samples")
+        history.add(step, {"samples": 5000.0 + 32 * step}, float(step))
+        history.add(step, {}, float(step), event="sample_skipped", rank=1)
+        history.add(step, {"samples": 1.0}, float(step), rank=1)
+    (seen,) = (seen for seen in history.observe(True, RULES) if seen.kind == "skipped_samples")
     assert seen.value == pytest.approx(100 * 40 / (39 * 32 + 40)), "without those of earlier attempts"
 
 

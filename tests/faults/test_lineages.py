@@ -1,4 +1,4 @@
-"""Checkpoints and courses of training: random histories, and the cases that ended with wrong
+"""Checkpoints and lineages of training: random histories, and the cases that ended with wrong
 weights through the real command line, agent and processes."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.faults import courses
+from tests.faults import lineages
 from tests.faults.jobs import SCRIPTS
 from tests.machines import Machine
 from tests.texts import mentions
@@ -26,7 +26,7 @@ MANY = pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])
 
 @pytest.mark.parametrize("histories", [60, MANY])
 def test_random_histories_never_take_a_checkpoint_of_another_course(histories: int, seed: int, tmp_path: Path) -> None:
-    assert courses.play(histories, seed, tmp_path) > histories
+    assert lineages.play(histories, seed, tmp_path) > histories
 
 
 # --- end to end -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The course of an attempt's metrics, and what the rules see of it.
+"""The history of an attempt's metrics, and what the rules see of it.
 
 Pure. The loss of a step is noisy: the best of many values is only the luckiest one. A slowly
 falling loss would never beat it, and on a plateau luck alone finds a new best now and then. So a
@@ -65,7 +65,7 @@ class BestLoss(Struct):
         return True
 
 
-class LossCourse(Struct):
+class LossHistory(Struct):
     """The means of the newest blocks of steps, and the best. ``blocks_since`` counts those after
     it; ``begin``, ``total`` and ``count`` are of the block that is not over."""
 
@@ -177,8 +177,8 @@ def expected_rate(
 # --- all metrics ------------------------------------------------------------------------------
 
 
-class MetricsCourse(Struct):
-    """The course of training, from the lines of one attempt. What its profile names as the best metric takes the place
+class MetricHistory(Struct):
+    """The history of training, from the lines of one attempt. What its profile names as the best metric takes the place
     of both losses, negated if more of it is better.
 
     Attributes:
@@ -197,7 +197,7 @@ class MetricsCourse(Struct):
     line_at: float | None = None
     trained_seconds: float = 0.0
     patience_steps: float = RULES["no_improvement"].limits["steps"]
-    loss: LossCourse = field(default_factory=LossCourse)
+    loss: LossHistory = field(default_factory=LossHistory)
     validation: BestLoss = field(default_factory=BestLoss)
     step_times: list[float] = field(default_factory=list)
     usual_step_seconds: float | None = None
@@ -228,7 +228,7 @@ class MetricsCourse(Struct):
         if step is not None:
             if self.step is not None and step < self.step:
                 # It went back to a checkpoint, or to a new phase: earlier best values do not count.
-                self.loss, self.validation = LossCourse(), BestLoss()
+                self.loss, self.validation = LossHistory(), BestLoss()
             self.step = step
         self.values.update(values)
         epoch = self.values.get("epoch")
