@@ -26,7 +26,7 @@ _FAILURES = (AssertionError, OSError, sqlite3.Error, subprocess.SubprocessError,
 @dataclass(frozen=True)
 class Drilled:
     """The result of a drill. Seconds count from the failure; None is unknown, or was not to be.
-    ``trouble`` says what kept it from being measured."""
+    ``problem`` says what kept it from being measured."""
 
     kind: str
     how: str
@@ -37,7 +37,7 @@ class Drilled:
     next_step_seconds: float | None = None
     steps_lost: int | None = None
     right: bool = False
-    trouble: str | None = None
+    problem: str | None = None
 
 
 def drill(kind: str) -> Drilled:
@@ -48,8 +48,8 @@ def drill(kind: str) -> Drilled:
         try:
             return _measured(machine, live, asked)
         except _FAILURES as error:
-            trouble = (str(error) or type(error).__name__).strip().splitlines()[-1]
-            return Drilled(kind, live.how, asked.expected, trouble=trouble)
+            problem = (str(error) or type(error).__name__).strip().splitlines()[-1]
+            return Drilled(kind, live.how, asked.expected, problem=problem)
 
 
 def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
@@ -59,7 +59,7 @@ def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
     found = _incident(machine, live, provoked)
     if found is None:
         seen = [row[0] for row in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", provoked.run_id)]
-        return Drilled(live.kind, live.how, asked.expected, trouble=f"was taken for {', '.join(seen) or 'nothing'}")
+        return Drilled(live.kind, live.how, asked.expected, problem=f"was taken for {', '.join(seen) or 'nothing'}")
     attempt, noticed_at, verdict = found
     failed_at = _failed_at(machine, provoked)
     if live.actions != ("stop",):

@@ -31,7 +31,7 @@ def drills(drilled: Sequence[Drilled]) -> str:
             figures.layout([heading, *rows], words=(0, 4, 5, 6, 7)),
             "",
             f"{len(drilled)} kinds: {detected} detected, {right} met with the right action",
-            *(f"{one.kind}: {one.trouble}" for one in drilled if one.trouble is not None),
+            *(f"{one.kind}: {one.problem}" for one in drilled if one.problem is not None),
         ]
     )
 

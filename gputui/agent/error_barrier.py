@@ -1,4 +1,4 @@
-"""The barrier that keeps an unexpected error to one run or one part of a turn."""
+"""The barrier that keeps an unexpected error to one run or one step of a turn."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # How long a run is skipped after an unexpected error.
-TROUBLE_SECONDS = 30.0
-# A part of the loop's turn serves all runs, so it is tried again sooner.
-PART_SECONDS = 10.0
+RUN_REST_SECONDS = 30.0
+# A step of the loop's turn serves all runs, so it is tried again sooner.
+STEP_REST_SECONDS = 10.0
 
 # People notice a longer turn: keys are answered late, and samples arrive in bursts.
 LONG_TURN_SECONDS = 0.05
@@ -31,8 +31,8 @@ _ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError
 
 
 @dataclass(slots=True)
-class Trouble:
-    """An unexpected error: the run or part is skipped until ``until`` (monotonic). ``reported`` is
+class RecentError:
+    """An unexpected error: the run or step is skipped until ``until`` (monotonic). ``reported`` is
     the reported text, None after a success."""
 
     until: float = float("-inf")
@@ -40,33 +40,33 @@ class Trouble:
 
 
 @dataclass(slots=True)
-class Parts:
-    """Runs and times the parts of a turn. Each fails alone, and so does each run: it is skipped for
+class ErrorBarrier:
+    """Runs and times the steps of a turn. Each fails alone, and so does each run: it is skipped for
     a while after an unexpected error, then tried again.
 
-    ``longest_seconds`` and ``longest_part`` describe this agent's longest turn. Of the current
-    turn, ``unwritable`` is why a write failed, and ``is_one_resting`` says whether a part was
+    ``longest_seconds`` and ``longest_step`` describe this agent's longest turn. Of the current
+    turn, ``unwritable`` is why a write failed, and ``has_skipped_step`` says whether a step was
     skipped.
     """
 
     context: AgentContext
     unwritable: str | None = None
-    is_one_resting: bool = False
+    has_skipped_step: bool = False
     longest_seconds: float = 0.0
-    longest_part: str = ""
-    troubles: dict[tuple[str, bool], Trouble] = field(default_factory=lambda: defaultdict(Trouble))
+    longest_step: str = ""
+    errors: dict[tuple[str, bool], RecentError] = field(default_factory=lambda: defaultdict(RecentError))
     _took: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _logged_at: float = 0.0
     _cpu_at: float = 0.0
 
     def is_resting(self, name: str, *, is_run: bool = True) -> bool:
-        return self.context.monotonic() < self.troubles[name, is_run].until
+        return self.context.monotonic() < self.errors[name, is_run].until
 
     @contextmanager
-    def around(self, name: str, *, is_run: bool = True) -> Iterator[None]:
-        """Catch unexpected errors in the handling of a run, or in a part. Repetitions of the same
+    def guard(self, name: str, *, is_run: bool = True) -> Iterator[None]:
+        """Catch unexpected errors in the handling of a run, or in a step. Repetitions of the same
         error write one event. Raises sqlite3.Error if the database itself fails."""
-        trouble = self.troubles[name, is_run]
+        recent = self.errors[name, is_run]
         try:
             yield
         except Exception as error:
@@ -75,27 +75,27 @@ class Parts:
             what = "cannot be looked after" if is_run else f"{name} failed in the agent"
             log.error("%s: %s", name, what, exc_info=error)
             roll_back(self.context.connection)
-            seconds = TROUBLE_SECONDS if is_run else PART_SECONDS
-            trouble.until = self.context.monotonic() + seconds
+            seconds = RUN_REST_SECONDS if is_run else STEP_REST_SECONDS
+            recent.until = self.context.monotonic() + seconds
             text = f"{error}" or type(error).__name__
-            if trouble.reported != text:
+            if recent.reported != text:
                 again = f"{what}: {text}; trying again every {seconds:.0f} s, see agent.log"
                 run_id = name if is_run else None
                 self.context.note("agent_error", again, run_id, key=name, severity="error")
-                trouble.reported = text
+                recent.reported = text
         else:
-            trouble.reported = None
+            recent.reported = None
 
-    def do(self, name: str, act: Callable[[], T]) -> T | None:
+    def run(self, name: str, act: Callable[[], T]) -> T | None:
         """Return the result of ``act``; None if it fails, or is skipped after a failure. A passing
         error of the database (a full disk) is stored in ``unwritable``. Raises sqlite3.Error if
         the database is locked or damaged."""
         if self.is_resting(name, is_run=False):
-            self.is_one_resting = True
+            self.has_skipped_step = True
             return None
         began = self.context.monotonic()
         try:
-            with self.around(name, is_run=False):
+            with self.guard(name, is_run=False):
                 return act()
         except sqlite3.OperationalError as error:
             roll_back(self.context.connection)
@@ -108,7 +108,7 @@ class Parts:
 
     def begin_turn(self) -> None:
         """Reset the state of the turn."""
-        self.unwritable, self.is_one_resting = None, False
+        self.unwritable, self.has_skipped_step = None, False
         self._cpu_at = time.thread_time()
         self._took.clear()
 
@@ -116,9 +116,9 @@ class Parts:
         """Keep the longest turn, and log turns that took too long, at most one a minute."""
         total = sum(self._took.values())
         is_longest, now = total > self.longest_seconds, self.context.monotonic()
-        name = max(self._took, key=lambda part: self._took[part], default="")
+        name = max(self._took, key=self._took.__getitem__, default="")
         if is_longest:
-            self.longest_seconds, self.longest_part = total, name
+            self.longest_seconds, self.longest_step = total, name
         if total > LONG_TURN_SECONDS and (is_longest or now >= self._logged_at):
             self._logged_at = now + _LOGGED_SECONDS
             # Much less processor time than wall time points to the disk or to other processes.

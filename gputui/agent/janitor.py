@@ -93,7 +93,7 @@ class Janitor:
     _is_stopping: threading.Event = field(default_factory=threading.Event)
     _due: dict[str, float] = field(default_factory=dict)
     _is_too_large: bool = False
-    _trouble: str | None = None
+    _problem: str | None = None
 
     def __post_init__(self) -> None:
         self.file = SettingsFile(self.workspace.record, load_retention)
@@ -157,7 +157,7 @@ class Janitor:
                     # Half of the time belongs to the loop.
                     self._is_stopping.wait(time.monotonic() - began)
                     began = time.monotonic()
-                self._trouble = None
+                self._problem = None
             except sqlite3.OperationalError as error:
                 if not is_locked(error):
                     self._note(f"the record is not tidied until the database can be written: {error}")
@@ -172,9 +172,9 @@ class Janitor:
         self.connection.close()
 
     def _note(self, text: str) -> None:
-        if text != self._trouble:
+        if text != self._problem:
             log.warning("%s", text)
-        self._trouble = text
+        self._problem = text
 
     def work(self) -> bool:
         """Do one step of each thing that is due; True if more is left. Raises sqlite3.Error and

@@ -129,7 +129,7 @@ class Agent:
         """Run until a signal arrives, the duration is over, or no client needs the agent."""
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
-        with self.supervisor.parts.around("looking for a former agent", is_run=False):
+        with self.supervisor.barrier.guard("looking for a former agent", is_run=False):
             # Before the row of the former agent is overwritten.
             note_predecessor(self.context)
         self._write_own_row()
@@ -172,11 +172,11 @@ class Agent:
             "alerts": self.alert_evaluation.begin,
         }
         for name, step in steps.items():
-            with self.supervisor.parts.around(name, is_run=False):
+            with self.supervisor.barrier.guard(name, is_run=False):
                 step()
 
     def _loop(self) -> None:
-        parts = self.supervisor.parts
+        barrier = self.supervisor.barrier
         # The time to linger counts from here, not from before a long start.
         self._began_at = self._needed_at = self.context.monotonic()
         while not self.stopping:
@@ -190,7 +190,7 @@ class Agent:
                 self._hasten("commands", self.context.monotonic())
                 if self.context.ingest.has_answers():
                     self._hasten("metrics", self.context.monotonic())
-            parts.begin_turn()
+            barrier.begin_turn()
             self.context.turn.begin()
             try:
                 with self.context.janitor.writing:
@@ -198,16 +198,16 @@ class Agent:
             except sqlite3.OperationalError as error:
                 # Another process holds the lock: nothing was changed, everything is tried again.
                 roll_back(self.context.connection)
-                parts.unwritable = str(error)
-            parts.end_turn()
-            self._pause(parts.unwritable, is_one_resting=parts.is_one_resting)
+                barrier.unwritable = str(error)
+            barrier.end_turn()
+            self._pause(barrier.unwritable, has_skipped_step=barrier.has_skipped_step)
 
     def _turn(self, ready: set[int]) -> None:
         """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part
         fails alone. Raises sqlite3.OperationalError if the database is locked."""
-        parts, due = self.supervisor.parts, self._due
-        parts.do("noticing ends", self.supervisor.notice_ends)
-        is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
+        barrier, due = self.supervisor.barrier, self._due
+        barrier.run("noticing ends", self.supervisor.notice_ends)
+        is_tick = self.sampler.fileno() in ready and barrier.run("samples", self._read_sampler)
         if is_tick:
             self._note_gpus()
         now = self.context.monotonic()
@@ -217,12 +217,12 @@ class Agent:
         is_training = bool(self.supervisor.attempts)
         if now >= due["metrics"]:
             due["metrics"] = now + INTAKE_SECONDS if is_training else math.inf
-            if parts.do("metrics", self._pump):
+            if barrier.run("metrics", self._pump):
                 due["metrics"] = now
         if soon >= due["commands"]:
             seconds = COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS
             due["commands"] = now + seconds
-            if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
+            if barrier.run("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
         self.supervisor.advance()
         if soon >= due["maintenance"] and self.context.turn.postpones("maintenance"):
@@ -234,12 +234,12 @@ class Agent:
             self._maintain(now)
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
-            parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
+            barrier.run("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
 
     def _hasten(self, what: str, at: float) -> None:
         self._due[what] = min(self._due[what], at)
 
-    def _pause(self, unwritable: str | None, *, is_one_resting: bool) -> None:
+    def _pause(self, unwritable: str | None, *, has_skipped_step: bool) -> None:
         """Sleep after a turn in which something failed. A selector would not wait, because its
         descriptors stay ready until they are read."""
         if unwritable is not None and unwritable != self._unwritable:
@@ -250,7 +250,7 @@ class Agent:
         self._unwritable = unwritable
         if unwritable is not None:
             time.sleep(UNWRITABLE_SECONDS)
-        elif is_one_resting:
+        elif has_skipped_step:
             time.sleep(RESTING_SECONDS)
 
     def _catch_signals(self) -> None:
@@ -286,8 +286,8 @@ class Agent:
 
     def _note_gpus(self) -> None:
         """Store which GPUs others hold, and which this home uses."""
-        self.supervisor.parts.do("the locks of GPUs", self.supervisor.admission.note_locks)
-        self.supervisor.parts.do("the choice of GPUs", self.supervisor.used_gpus.turn)
+        self.supervisor.barrier.run("the locks of GPUs", self.supervisor.admission.note_locks)
+        self.supervisor.barrier.run("the choice of GPUs", self.supervisor.used_gpus.turn)
 
     def _pump(self) -> bool:
         if self.context.janitor.is_log_late:
@@ -304,19 +304,19 @@ class Agent:
         return report.more or bool(self._unread_runs)
 
     def _maintain(self, now: float) -> None:
-        parts = self.supervisor.parts
+        barrier = self.supervisor.barrier
         living = [live.record for live in self.supervisor.attempts.values()]
-        parts.do("the sampler", lambda: self._watch_sampler(now))
-        parts.do("maintenance", lambda: self.maintenance.turn(now, living))
-        parts.do("sharing", self.sharing.turn)
-        parts.do("alerts", self.alert_evaluation.turn)
-        parts.do("exports", self.sinks.turn)
-        parts.do("studies", self.studies.turn)
-        parts.do("news", self.news.turn)
+        barrier.run("the sampler", lambda: self._watch_sampler(now))
+        barrier.run("maintenance", lambda: self.maintenance.turn(now, living))
+        barrier.run("sharing", self.sharing.turn)
+        barrier.run("alerts", self.alert_evaluation.turn)
+        barrier.run("exports", self.sinks.turn)
+        barrier.run("studies", self.studies.turn)
+        barrier.run("news", self.news.turn)
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
-        parts.do("the janitor", self.context.janitor.call)
-        parts.do("the agent's own state", lambda: self._check_own_state(now))
+        barrier.run("the janitor", self.context.janitor.call)
+        barrier.run("the agent's own state", lambda: self._check_own_state(now))
 
     def _watch_sampler(self, now: float) -> None:
         health, inventory = self.sampler.check(now), self.context.recorder.inventory
@@ -333,12 +333,12 @@ class Agent:
     def _check_own_state(self, now: float) -> None:
         """Report the longest turn, and stop if nobody needs this agent, or if its database or its
         lock was replaced: another agent may have the new one."""
-        parts, options = self.supervisor.parts, self.options
-        if parts.longest_seconds > self._shown_turn:
-            self._shown_turn = parts.longest_seconds
+        barrier, options = self.supervisor.barrier, self.options
+        if barrier.longest_seconds > self._shown_turn:
+            self._shown_turn = barrier.longest_seconds
             self.context.connection.execute(
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
-                (parts.longest_seconds, parts.longest_part),
+                (barrier.longest_seconds, barrier.longest_step),
             )
         for path, own in self._own.items():
             if not is_same_file(path, own):

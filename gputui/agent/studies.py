@@ -36,7 +36,7 @@ class Studies:
 
     def __post_init__(self) -> None:
         # Failures are counted anew.
-        self.context.connection.execute("UPDATE studies SET trouble = NULL WHERE trouble IS NOT NULL")
+        self.context.connection.execute("UPDATE studies SET problem = NULL WHERE problem IS NOT NULL")
 
     def turn(self) -> None:
         """Start and restart what is due; called once a second. Raises sqlite3.Error."""
@@ -56,7 +56,7 @@ class Studies:
             if problem is not None:
                 self._note_failure(study_id, child, problem)
             elif not child.failures and self.reported.pop(study_id, None) is not None:
-                self._set_trouble(study_id, None)
+                self._set_problem(study_id, None)
 
     def is_busy(self) -> bool:
         return bool(self.served)
@@ -85,7 +85,7 @@ class Studies:
             self.context.note("study_process_failed", text, severity="warning", subject=study_id)
         if child.failures > 1:
             often = f"its process failed {child.failures} times in a row"
-            self._set_trouble(study_id, f"{often} (log: {child.log}): {problem}")
+            self._set_problem(study_id, f"{often} (log: {child.log}): {problem}")
 
-    def _set_trouble(self, study_id: str, trouble: str | None) -> None:
-        self.context.connection.execute("UPDATE studies SET trouble = ? WHERE study_id = ?", (trouble, study_id))
+    def _set_problem(self, study_id: str, problem: str | None) -> None:
+        self.context.connection.execute("UPDATE studies SET problem = ? WHERE study_id = ?", (problem, study_id))

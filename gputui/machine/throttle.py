@@ -15,7 +15,7 @@ _WORDS = {
     0x400: "reliability",
 }
 
-TROUBLE = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake", "reliability"})
+HARMFUL = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake", "reliability"})
 """Reasons that mean heat, a fault or failing power. Any busy GPU reaches a power cap, the board's
 limit or synchronised boost."""
 

@@ -295,7 +295,7 @@ def _state(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool
             return f"The run succeeded with {tries}{f' that took {duration(took)}' if took else ''}."
         case RunState.FAILED | RunState.STOPPED:
             # Of a trial the last attempt's paragraph has the reason.
-            reason = None if is_explained or run.study_id is not None else run.told_reason
+            reason = None if is_explained or run.study_id is not None else run.reported_reason
             return f"The run {run.state} after {tries}{f': {reason}' if reason else ''}."
         case RunState.QUEUED:
             return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."

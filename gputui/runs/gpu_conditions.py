@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gputui.core.text import clean
 from gputui.machine.gpu_model import GpuFacts, unseen_use
-from gputui.machine.throttle import TROUBLE
+from gputui.machine.throttle import HARMFUL
 from gputui.runs.process_words import script_of
 from gputui.runs.scheduler import GpuAvailability
 from gputui.store.hardware import GpuView
@@ -135,7 +135,7 @@ class GpuCondition(Struct, frozen=True):
             return f"has an active alert: {self.alert}"
         if self.sample is None:
             return None
-        if harmful := [reason for reason in self.sample.throttle_reasons or () if reason in TROUBLE]:
+        if harmful := [reason for reason in self.sample.throttle_reasons or () if reason in HARMFUL]:
             return f"is throttled ({', '.join(harmful)})"
         celsius = self.sample.temperature_celsius
         if celsius is not None and celsius >= HOT_CELSIUS:

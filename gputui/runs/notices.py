@@ -97,7 +97,7 @@ def obstacle_to(recipient: Recipient) -> str | None:
     return None
 
 
-class Owed(Struct, frozen=True):
+class PendingMessage(Struct, frozen=True):
     """An unsent message. ``tries`` counts those begun, ``problem`` says why the last one failed."""
 
     notice_id: int
@@ -116,7 +116,7 @@ class Owed(Struct, frozen=True):
         return msgspec.json.decode(self.message, type=Message)
 
 
-_OWED = "sent_at IS NULL AND gave_up_at IS NULL"
+_PENDING = "sent_at IS NULL AND gave_up_at IS NULL"
 
 
 def put(
@@ -144,19 +144,19 @@ def put(
         )
 
 
-def owed(connection: sqlite3.Connection) -> list[Owed]:
+def pending(connection: sqlite3.Connection) -> list[PendingMessage]:
     """The unsent messages, oldest first."""
-    return records(connection, Owed, f"SELECT * FROM notices WHERE {_OWED} ORDER BY notice_id")  # noqa: S608
+    return records(connection, PendingMessage, f"SELECT * FROM notices WHERE {_PENDING} ORDER BY notice_id")  # noqa: S608
 
 
-def problem_of(recipient: Recipient, unsent: Sequence[Owed]) -> str | None:
+def problem_of(recipient: Recipient, unsent: Sequence[PendingMessage]) -> str | None:
     """What keeps all messages from a recipient, or why the first of those in ``unsent`` was not sent."""
     problems = (message.problem for message in unsent if message.recipient == recipient.digest and message.problem)
     return obstacle_to(recipient) or next(problems, None)
 
 
 def is_owing(connection: sqlite3.Connection) -> bool:
-    return connection.execute(f"SELECT 1 FROM notices WHERE {_OWED} LIMIT 1").fetchone() is not None  # noqa: S608
+    return connection.execute(f"SELECT 1 FROM notices WHERE {_PENDING} LIMIT 1").fetchone() is not None  # noqa: S608
 
 
 def ended_alerts(connection: sqlite3.Connection) -> dict[int, set[str]]:

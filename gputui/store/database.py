@@ -19,7 +19,7 @@ from gputui.core.config import PRIVATE_FILE_MODE, file_system_of, is_network_fil
 BUSY_TIMEOUT_SECONDS = 5.0
 # A larger file is checked only after an error: reading all of it would delay every start.
 CHECKED_AT_START_BYTES = 64 * 2**20
-SCHEMA_VERSION = 52
+SCHEMA_VERSION = 53
 """The `user_version` of the database: raised with every change of the schema."""
 
 

@@ -169,7 +169,7 @@ class Run(Struct, frozen=True):
         return min(now, contact_at)
 
     @property
-    def told_reason(self) -> str | None:
+    def reported_reason(self) -> str | None:
         """The reason if it says more than the state; else None."""
         if self.reason == self.state:
             return None

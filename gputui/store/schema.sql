@@ -739,7 +739,7 @@ CREATE TABLE studies (
     created_at REAL NOT NULL,
     ended_at REAL,
     removed_gpu_seconds REAL NOT NULL DEFAULT 0,
-    trouble TEXT  -- while its process fails again and again: how often, why, where its log is
+    problem TEXT  -- while its process fails again and again: how often, why, where its log is
 ) STRICT;
 
 CREATE TABLE study_moves (
@@ -769,7 +769,7 @@ CREATE TABLE trial_requests (
 -- `objective_values` (JSON list) those of all where there are several; both NULL while unknown or withheld.
 -- `constraint_values` (JSON): at most 0 where a constraint is kept. `starts` counts how often a run was asked for,
 -- `command_id` is the newest command that did. `parent` and `generation` are for population-based training. `population`
--- is what a member keeps of its lineage (JSON). `wish` is what a person wants of it: keep (it is never cut short) or
+-- is what a member keeps of its lineage (JSON). `request` is what a person wants of it: keep (it is never cut short) or
 -- prune (it was cut short by hand).
 CREATE TABLE trials (
     study_id TEXT NOT NULL REFERENCES studies (study_id) ON DELETE CASCADE,
@@ -790,7 +790,7 @@ CREATE TABLE trials (
     population TEXT NOT NULL DEFAULT '{}',
     created_at REAL NOT NULL,
     ended_at REAL,
-    wish TEXT,
+    request TEXT,
     PRIMARY KEY (study_id, number)
 ) STRICT, WITHOUT ROWID;
 

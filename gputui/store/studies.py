@@ -85,14 +85,14 @@ _VERDICTS = frozenset(
 
 OUTSIDE = "outside"
 """The origin of a trial that another process than gputui asked Optuna for, and runs."""
-Wish = Literal["keep", "prune"]
+TrialRequest = Literal["keep", "prune"]
 """What a person wants of a trial: never to be cut short, or to be cut short now."""
 
 
 class StudyRecord(Struct, frozen=True):
     """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the
     text of its file. ``reason`` is why it ended or is paused, ``milestone`` the last one at which a
-    population was compared, ``importances`` those of its parameters, ``trouble`` a sentence while its
+    population was compared, ``importances`` those of its parameters, ``problem`` a sentence while its
     process fails again and again. Times are UTC unix seconds."""
 
     study_id: str
@@ -107,12 +107,12 @@ class StudyRecord(Struct, frozen=True):
     ended_at: float | None
     milestone: int = 0
     importances: tuple[Mapping[str, Any], ...] = ()
-    trouble: str | None = None
+    problem: str | None = None
 
     @property
     def remark(self) -> str:
-        """Its reason and its trouble."""
-        return "; ".join(filter(None, (self.reason, self.trouble)))
+        """Its reason and its problem."""
+        return "; ".join(filter(None, (self.reason, self.problem)))
 
     def importances_for(self, metric: str) -> list[Importance]:
         """Parameters by their importance for an objective, the most important first."""
@@ -134,7 +134,7 @@ class TrialRecord(Struct, frozen=True):
     objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
     is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
     population. ``starts`` is the number of launch commands, ``command_id`` the last of them.
-    ``population`` is what a member keeps of its lineage. ``wish`` is what a person wants of it.
+    ``population`` is what a member keeps of its lineage. ``request`` is what a person wants of it.
     ``latest_value`` is that at its last rung.
     """
 
@@ -155,7 +155,7 @@ class TrialRecord(Struct, frozen=True):
     population: Mapping[str, Any]
     created_at: float
     ended_at: float | None
-    wish: Wish | None = None
+    request: TrialRequest | None = None
     latest_value: float | None = None
 
     @property
@@ -344,7 +344,7 @@ def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> 
     state = StudyState(word)
     reason = None if state is StudyState.RUNNING else cause
     ended_at = since if state.is_over else None
-    return replace(study, state=state, reason=reason, ended_at=ended_at, trouble=None)
+    return replace(study, state=state, reason=reason, ended_at=ended_at, problem=None)
 
 
 def _trial_at(

@@ -225,7 +225,7 @@ def reruns(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int,
         trial.number: reached[trial.number]
         for trial in trials
         if trial.state is TrialState.PRUNED
-        and trial.wish is None
+        and trial.request is None
         and trial.number in reached
         and trial.number not in again
     }

@@ -79,7 +79,7 @@ class StudyJournal:
                 found.setdefault(str(noted.get("key")), (trial.number, noted))
         return dict(found.values())
 
-    def is_told_outside(self, number: int) -> bool:
+    def has_outside_value(self, number: int) -> bool:
         """Return whether another process has ended a trial."""
         trial = self.trials()[number]
         return trial.state.is_finished() and VERDICT not in trial.user_attrs

@@ -110,7 +110,7 @@ def _study_shape(
         "profile": study.profile,
         "state": study.state,
         "reason": study.reason,
-        "trouble": study.trouble,
+        "problem": study.problem,
         "created_at": iso(study.created_at),
         "ended_at": iso(study.ended_at),
         "objectives": [{"metric": objective.metric, "direction": objective.direction} for objective in objectives],
@@ -131,7 +131,7 @@ def _rung_shape(rung: RungValue) -> dict[str, Any]:
 
 def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
     """A trial. ``value`` is that at its last rung until it is complete, null with several
-    objectives; ``parent`` is the member that it continued from; ``wish`` is keep or prune where a
+    objectives; ``parent`` is the member that it continued from; ``request`` is keep or prune where a
     person said so."""
     return {
         "number": trial.number,
@@ -146,7 +146,7 @@ def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
         "reason": trial.reason,
         "parent": trial.parent,
         "generation": trial.generation,
-        "wish": trial.wish,
+        "request": trial.request,
         "created_at": iso(trial.created_at),
         "ended_at": iso(trial.ended_at),
     }

@@ -114,7 +114,8 @@ def usual_seconds(connection: sqlite3.Connection, spec: StudySpec) -> float | No
     )
     durations = [seconds for text, seconds in rows if spec.params.items() <= json_mapping(text).items()]
     if durations:
-        return float(statistics.median(durations))
+        median: float | None = statistics.median(durations)
+        return median
     return None
 
 

@@ -100,7 +100,7 @@ class StudyProcess:
         if study.state is StudyState.STOPPING:
             return self._stop(study, spec)
         trials = self._take_in(study, spec)
-        told = [trial for trial in decide.living(trials) if self.journal.is_told_outside(trial.number)]
+        told = [trial for trial in decide.living(trials) if self.journal.has_outside_value(trial.number)]
         if told:
             self._stop_trials(told, "another process told its value", self._end)
             trials = self.view.read()
@@ -277,7 +277,7 @@ class StudyProcess:
             if not may_end or rung.rung >= spec.pruner.rungs:
                 continue
             # One that a person keeps is judged, too: later ones are compared with it.
-            if self.journal.should_prune(trial.number) and trial.wish != "keep":
+            if self.journal.should_prune(trial.number) and trial.request != "keep":
                 others = self.connection.execute(
                     "SELECT value FROM trial_rungs WHERE study_id = ? AND rung = ? AND number != ? "
                     "AND value IS NOT NULL",

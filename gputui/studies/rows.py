@@ -27,8 +27,8 @@ from gputui.store.studies import (
     StudyRecord,
     StudyState,
     TrialRecord,
+    TrialRequest,
     TrialState,
-    Wish,
     get_study,
     get_trial,
 )
@@ -117,9 +117,9 @@ def enqueue_stopped(connection: sqlite3.Connection, study_id: str) -> None:
     )
 
 
-def set_wish(connection: sqlite3.Connection, study_id: str, number: int, wish: Wish | None) -> None:
+def set_request(connection: sqlite3.Connection, study_id: str, number: int, request: TrialRequest | None) -> None:
     """Store what a person wants of a trial."""
-    connection.execute("UPDATE trials SET wish = ? WHERE study_id = ? AND number = ?", (wish, study_id, number))
+    connection.execute("UPDATE trials SET request = ? WHERE study_id = ? AND number = ?", (request, study_id, number))
 
 
 def cut_short(connection: sqlite3.Connection, study_id: str, number: int, reason: str) -> None:

@@ -33,7 +33,7 @@ from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, for_person
 from gputui.recovery.checkpoints.ledger import EXTERNAL_INCIDENTS, NUMERIC_INCIDENTS
-from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed, trouble_of
+from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed, unsound_loss_of
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.repository import transaction
@@ -491,8 +491,8 @@ class History:
         if kind == "nan_loss" and bad is None:
             kind = "killed"
         self.tell(f"{run.run_id} attempt {number} ends: {kind}, bad since {bad}")
-        trouble = trouble_of(search, rows, number, bad) if kind in NUMERIC_INCIDENTS else None
-        rows = ledger.attempt_ended(rows, search.attempts, number, kind, trouble)
+        unsound = unsound_loss_of(search, rows, number, bad) if kind in NUMERIC_INCIDENTS else None
+        rows = ledger.attempt_ended(rows, search.attempts, number, kind, unsound)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
         with transaction(self.connection) as connection:
             repository.end_attempt(

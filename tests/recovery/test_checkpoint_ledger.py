@@ -198,19 +198,19 @@ def test_whose_folder_is_shared(folder: str, pattern: str, may: bool) -> None:
 # --- what attempts do -------------------------------------------------------------------------------------------------
 
 
-def trouble(step: int, sound: dict[int, tuple[int, float]], **named: int) -> UnsoundLoss:
+def unsound(step: int, sound: dict[int, tuple[int, float]], **named: int) -> UnsoundLoss:
     return UnsoundLoss(step, sound, {int(seen[1:]): told for seen, told in named.items()})
 
 
 @table(("kind", "known", "left"), [
     # The last sound step is 57, and step_58 was saved before the first bad line.
-    ("killed", trouble(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
-    (None, trouble(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
-    ("nan_loss", trouble(60, {}, _1=50, _2=58, _3=60), ["step_60.pt", "step_58.pt", "step_50.pt"]),
+    ("killed", unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
+    (None, unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
+    ("nan_loss", unsound(60, {}, _1=50, _2=58, _3=60), ["step_60.pt", "step_58.pt", "step_50.pt"]),
     # Where no name tells its step, what was seen since the last sound line may be bad.
-    ("user_exception", trouble(60, {1: (57, 2.5)}), ["step_50.pt"]),
-    ("user_exception", trouble(60, {1: (57, 1.0)}, _1=50), ["step_50.pt"]),
-    ("killed", trouble(0, {1: (-1, 0.0)}, _1=50, _2=58, _3=60), []),
+    ("user_exception", unsound(60, {1: (57, 2.5)}), ["step_50.pt"]),
+    ("user_exception", unsound(60, {1: (57, 1.0)}, _1=50), ["step_50.pt"]),
+    ("killed", unsound(0, {1: (-1, 0.0)}, _1=50, _2=58, _3=60), []),
     ("killed", None, ["step_60.pt", "step_58.pt", "step_50.pt"]),
 ])  # fmt: skip
 def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ended_by(
@@ -223,9 +223,9 @@ def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ende
 def test_a_loss_that_is_bad_from_the_first_line_may_have_come_with_the_checkpoint() -> None:
     both = [span(1, last=70), span(2, "/c/step_75.pt", last=80)]
     rows = [ledger_row("step_70.pt", 1, step=70), ledger_row("step_75.pt", 2, step=75, base_of=2)]
-    from_the_start = trouble(76, {1: (70, 9.0), 2: (-1, 0.0)}, _1=70, _2=75)
+    from_the_start = unsound(76, {1: (70, 9.0), 2: (-1, 0.0)}, _1=70, _2=75)
     assert usable(ledger.attempt_ended(rows, both, 2, "killed", from_the_start), both) == ["step_70.pt"]
-    later = trouble(78, {2: (77, 9.0)}, _1=70, _2=75)
+    later = unsound(78, {2: (77, 9.0)}, _1=70, _2=75)
     assert usable(ledger.attempt_ended(rows, both, 2, "killed", later), both) == ["step_75.pt", "step_70.pt"]
 
 

@@ -50,10 +50,10 @@ class Service:
             self.studies.turn()
         return self.seconds - began
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         study = get_study(self.connection, STUDY)
         assert study is not None
-        return study.trouble
+        return study.problem
 
     def reported(self) -> int:
         found: int = self.connection.execute(
@@ -80,10 +80,10 @@ def test_failures_in_a_row_are_tried_again_less_and_less_often(service: Service)
     assert service.reported() == 1
     failures = len(AGAIN_SECONDS) + 1
     log_file = service.studies.context.workspace.studies / STUDY / rows.LOG_FILE
-    assert service.trouble() == f"its process failed {failures} times in a row (log: {log_file}): was killed"
+    assert service.problem() == f"its process failed {failures} times in a row (log: {log_file}): was killed"
     service.seconds += STEADY_SECONDS
     service.studies.turn()
-    assert service.trouble() is None
+    assert service.problem() is None
 
 
 def test_the_end_of_a_process_that_worked_for_long_is_a_first_failure(service: Service) -> None:
@@ -99,12 +99,12 @@ def test_a_stop_does_not_wait_for_the_next_try(service: Service) -> None:
         service.seconds_to_next()
     service.lives_for(0.0)
     service.connection.execute("UPDATE studies SET state = 'stopping'")
-    assert service.seconds_to_next() == 0.0 and service.trouble() is not None
+    assert service.seconds_to_next() == 0.0 and service.problem() is not None
     service.connection.execute("UPDATE studies SET state = 'stopped'")
     service.started[-1].end()
     service.studies.turn()
     service.studies.turn()
-    assert service.trouble() is None
+    assert service.problem() is None
 
 
 def test_a_process_ends_when_its_database_was_replaced(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,7 +233,7 @@ def test_a_trial_that_a_person_prunes_is_pruned_and_not_run_again(begin: Begin) 
     desk.report(0, 29, 0.1)
     desk.process.turn()
     desk.ask("study_prune", trial=0)
-    assert (desk.states(), desk.trial(0).wish) == (["pruning"], "prune")
+    assert (desk.states(), desk.trial(0).request) == (["pruning"], "prune")
     desk.move(desk.trial(0).run_id or "", RunState.STOPPED)
     desk.work()
     assert (desk.states()[0], desk.trial(0).reason, desk.trial(0).rung) == ("pruned", "pruned by me", 3)
@@ -251,11 +251,11 @@ def test_a_trial_that_a_person_keeps_is_not_cut_short_until_it_is_left_to_the_pr
     desk.ask("study_keep", trial=1)
     desk.report(1, 49, 0.9)
     desk.work()
-    assert (desk.states()[1], desk.trial(1).rung, desk.trial(1).wish) == ("running", 5, "keep")
+    assert (desk.states()[1], desk.trial(1).rung, desk.trial(1).request) == ("running", 5, "keep")
     desk.ask("study_keep", trial=1, keep=False)
     desk.report(1, 59, 0.9)
     desk.process.turn()
-    assert (desk.states()[1], desk.trial(1).wish) == ("pruning", None)
+    assert (desk.states()[1], desk.trial(1).request) == ("pruning", None)
 
 
 # --- the best trials run to the end -----------------------------------------------------------------------------------

@@ -18,7 +18,16 @@ from gputui.runs import repository
 from gputui.runs.spec import Scalar
 from gputui.store.run_states import predicate
 from gputui.store.runs import get_run
-from gputui.store.studies import OUTSIDE, StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
+from gputui.store.studies import (
+    OUTSIDE,
+    StudyRecord,
+    StudyState,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+    get_study,
+    read_trials,
+)
 from gputui.studies import rows
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import Budget, StudySpec, study_spec
@@ -142,7 +151,7 @@ def prune_trial(request: CommandRequest) -> Result:
     if run is None or run.state.is_over or trial.state is not TrialState.RUNNING:
         raise RefusedError(f"trial {number} {predicate(trial.state)}; only one that runs can be cut short")
     end_run(request, run, "stop", at_once=True, reason=reason)
-    rows.set_wish(request.connection, study_id, number, "prune")
+    rows.set_request(request.connection, study_id, number, "prune")
     rows.cut_short(request.connection, study_id, number, reason)
     text = f"trial {number} of {study_id} is cut short"
     return {"id": study_id, "trial": number, "state": TrialState.PRUNING, "text": text}
@@ -156,10 +165,10 @@ def keep_trial(request: CommandRequest) -> Result:
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
         raise RefusedError(f"trial {number} {predicate(trial.state)}; gputui study enqueue runs its point again")
-    wish: Wish | None = "keep" if request.args.get("keep", True) else None
-    rows.set_wish(request.connection, study_id, number, wish)
-    text = f"trial {number} of {study_id} {'is left to the pruner' if wish is None else 'runs to its end'}"
-    return {"id": study_id, "trial": number, "wish": wish, "text": text}
+    wanted_end: TrialRequest | None = "keep" if request.args.get("keep", True) else None
+    rows.set_request(request.connection, study_id, number, wanted_end)
+    text = f"trial {number} of {study_id} {'is left to the pruner' if wanted_end is None else 'runs to its end'}"
+    return {"id": study_id, "trial": number, "request": wanted_end, "text": text}
 
 
 def _find_study(request: CommandRequest, *, is_open: bool = False) -> StudyRecord:

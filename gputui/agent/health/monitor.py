@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Parts
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.health.gpu_reports import lost_gpu
 from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, dump_stacks
@@ -57,7 +57,7 @@ class HealthMonitor:
     """
 
     context: AgentContext
-    parts: Parts
+    barrier: ErrorBarrier
     due: float = float("-inf")
     # One scan of the machine's processes serves the whole round.
     scan: ProcessScan | None = None
@@ -86,9 +86,9 @@ class HealthMonitor:
         while self.waiting:
             attempt = self.waiting.pop()
             name = f"the watch of {attempt.record.run_id}"
-            if id(attempt) not in alive or self.parts.is_resting(name, is_run=False):
+            if id(attempt) not in alive or self.barrier.is_resting(name, is_run=False):
                 continue
-            with self.parts.around(name, is_run=False):
+            with self.barrier.guard(name, is_run=False):
                 self._check(attempt)
             if self.context.turn.is_spent():
                 break

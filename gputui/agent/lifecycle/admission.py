@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Parts
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
@@ -44,7 +44,7 @@ class Admission:
     """Takes runs from the queue and starts their attempts."""
 
     context: AgentContext
-    parts: Parts
+    barrier: ErrorBarrier
     holds: GpuHolds
     locks: GpuLocks
     # Starts an attempt, given its executor and the descriptors of its GPU locks.
@@ -93,13 +93,13 @@ class Admission:
             if isinstance(outcome, Start):
                 if is_one_started and context.turn.is_spent():
                     is_done = False
-                elif not self.parts.is_resting(run_id):
+                elif not self.barrier.is_resting(run_id):
                     is_one_started = True
-                    with self.parts.around(run_id):
+                    with self.barrier.guard(run_id):
                         if self._may_start(outcome.run):
                             self._start(outcome)
             elif run_id in missed_long:
-                with self.parts.around(run_id):
+                with self.barrier.guard(run_id):
                     self._continue_with_fewer(outcome)
             elif outcome.run.waiting_for != outcome.reason:
                 reasons.append((outcome.reason, run_id))

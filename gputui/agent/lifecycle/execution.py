@@ -36,7 +36,7 @@ from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended
 from gputui.recovery.checkpoints.resumable import candidates
-from gputui.recovery.checkpoints.search import CheckpointSearch, trouble_of, unmatched
+from gputui.recovery.checkpoints.search import CheckpointSearch, unmatched, unsound_loss_of
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.runs import repository
@@ -464,8 +464,8 @@ def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Inci
         # The recorded checkpoints still exist, on a disk that does not answer now.
         unreadable = f"{search.folder}: {error.strerror or error}"
     # What it saved since its loss was no finite number is struck off already, whatever it ended by.
-    trouble = trouble_of(search, rows, number, step) if kind in NUMERIC_INCIDENTS else None
-    rows = attempt_ended(rows, search.attempts, number, kind, trouble)
+    unsound_loss = unsound_loss_of(search, rows, number, step) if kind in NUMERIC_INCIDENTS else None
+    rows = attempt_ended(rows, search.attempts, number, kind, unsound_loss)
     if unreadable is not None:
         is_lost = bool(candidates(rows, search.attempts))
         return CheckpointChoice(rows, unreadable=unreadable if is_lost else None, is_seen=False)

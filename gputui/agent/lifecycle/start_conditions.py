@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Parts
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointScan, scan, search_now, write_ledger
@@ -52,7 +52,7 @@ class RecoveryWaits:
     """
 
     context: AgentContext
-    parts: Parts
+    barrier: ErrorBarrier
     next_due: float = -math.inf
     _polled_at: float = -math.inf
 
@@ -67,8 +67,8 @@ class RecoveryWaits:
         if over and now >= self._polled_at + POLL_SECONDS:
             self._polled_at = now
             for run_id in over:
-                if not self.parts.is_resting(run_id):
-                    with self.parts.around(run_id):
+                if not self.barrier.is_resting(run_id):
+                    with self.barrier.guard(run_id):
                         is_one_queued |= self._end_wait(run_id)
         if over:
             due.append(self._polled_at + POLL_SECONDS)

@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Parts
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.admission import Admission
@@ -69,7 +69,7 @@ class Supervisor:
     # has ended have rounds of their own.
     unstepped: list[str] = field(default_factory=list)
     unstepped_ends: list[str] = field(default_factory=list)
-    parts: Parts = field(init=False)
+    barrier: ErrorBarrier = field(init=False)
     holds: GpuHolds = field(init=False)
     used_gpus: UsedGpus = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -81,16 +81,16 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         context = self.context
-        self.parts = Parts(context)
+        self.barrier = ErrorBarrier(context)
         self.retention = CheckpointRetention(context)
         self.surveys = CheckpointSurveys(context, self.retention.note_scan)
         self.searches = SourceSearches(context)
-        self.health = HealthMonitor(context, self.parts)
+        self.health = HealthMonitor(context, self.barrier)
         self.holds = GpuHolds(context)
         self.used_gpus = UsedGpus(context)
         locks = GpuLocks.of(context.workspace)
-        self.admission = Admission(context, self.parts, self.holds, locks, self._spawn)
-        self.waits = RecoveryWaits(context, self.parts)
+        self.admission = Admission(context, self.barrier, self.holds, locks, self._spawn)
+        self.waits = RecoveryWaits(context, self.barrier)
 
     def running(self) -> list[LiveAttempt]:
         """All attempts whose command is not known to have ended."""
@@ -107,8 +107,8 @@ class Supervisor:
         not started or did not serve them to the end. A failure is retried later."""
         rows = self.context.connection.execute(_RUNS_WITH_ATTEMPT).fetchall()
         for run_id in [row[0] for row in rows if row[0] not in self.attempts]:
-            if not self.parts.is_resting(run_id):
-                with self.parts.around(run_id):
+            if not self.barrier.is_resting(run_id):
+                with self.barrier.guard(run_id):
                     self._adopt(run_id)
 
     def _adopt(self, run_id: str) -> None:
@@ -172,7 +172,7 @@ class Supervisor:
 
     def turn(self) -> None:
         """Do everything that is due. Called often; cheap if nothing changed."""
-        self.parts.do("noticing ends", self.notice_ends)
+        self.barrier.run("noticing ends", self.notice_ends)
         self.advance()
 
     def notice_ends(self) -> None:
@@ -202,10 +202,10 @@ class Supervisor:
         """Step one attempt; a failed write of the database is returned. Raises
         sqlite3.OperationalError if the database is locked."""
         attempt = self.attempts.get(run_id)
-        if attempt is None or self.parts.is_resting(run_id):
+        if attempt is None or self.barrier.is_resting(run_id):
             return None
         try:
-            with self.parts.around(run_id):
+            with self.barrier.guard(run_id):
                 self.step(attempt, read_until)
         except sqlite3.OperationalError as error:
             if is_locked(error):
@@ -247,18 +247,18 @@ class Supervisor:
     def advance(self) -> None:
         """Act on the state of all runs, part by part. Raises sqlite3.Error if nothing can be
         written."""
-        parts = self.parts
+        barrier = self.barrier
         self.context.jobs.turn()
         running = self.running()
-        parts.do("watching", lambda: self.health.turn(running))
-        parts.do("checkpoints", lambda: self.surveys.turn(running))
-        parts.do("old checkpoints", self.retention.turn)
-        parts.do("files with metrics", lambda: self.searches.turn(running))
-        parts.do("phases", lambda: self._end_phases(running))
-        parts.do("time limits", lambda: self._end_at_limits(running))
+        barrier.run("watching", lambda: self.health.turn(running))
+        barrier.run("checkpoints", lambda: self.surveys.turn(running))
+        barrier.run("old checkpoints", self.retention.turn)
+        barrier.run("files with metrics", lambda: self.searches.turn(running))
+        barrier.run("phases", lambda: self._end_phases(running))
+        barrier.run("time limits", lambda: self._end_at_limits(running))
         is_due = (
-            parts.do("held GPUs", self.holds.turn),
-            parts.do("waits", self.waits.turn),
+            barrier.run("held GPUs", self.holds.turn),
+            barrier.run("waits", self.waits.turn),
             self.context.jobs.has_news,
         )
         self.context.jobs.has_news = False
@@ -267,7 +267,7 @@ class Supervisor:
             self.has_more_to_start = True
         elif self.needs_schedule:
             self.needs_schedule = False
-            is_done = parts.do("starting", self.admission.turn)
+            is_done = barrier.run("starting", self.admission.turn)
             self.has_more_to_start = is_done is False
             # A part that failed is tried again in the next turn.
             self.needs_schedule = not is_done

@@ -19,7 +19,7 @@ from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.core.units import duration
 from gputui.runs import notices
 from gputui.runs.identity import is_held
-from gputui.runs.notices import Owed, Recipient
+from gputui.runs.notices import PendingMessage, Recipient
 from gputui.runs.repository import transaction
 from gputui.store.events import EventKind, Severity
 
@@ -52,7 +52,7 @@ class Outbox:
         sqlite3.Error."""
         self.take_results()
         now = self.context.now()
-        for message in _first_of_each(notices.owed(self.context.connection)):
+        for message in _first_of_each(notices.pending(self.context.connection)):
             if message.due_at <= now and message.notice_id not in self.senders:
                 self._send(message, recipients.get(message.recipient))
 
@@ -60,15 +60,15 @@ class Outbox:
         """Store the results of senders that have ended. Raises sqlite3.Error."""
         if not self.senders:
             return
-        owed = {message.notice_id: message for message in notices.owed(self.context.connection)}
+        pending = {message.notice_id: message for message in notices.pending(self.context.connection)}
         for notice_id, sender in list(self.senders.items()):
             path = self._file(notice_id)
             if is_held(path):
                 continue
             if sender is not None:
                 sender.wait()
-            if notice_id in owed:
-                self._settle(owed[notice_id], _receipt_in(path))
+            if notice_id in pending:
+                self._settle(pending[notice_id], _receipt_in(path))
             path.unlink(missing_ok=True)
             del self.senders[notice_id]
 
@@ -82,7 +82,7 @@ class Outbox:
     def _file(self, notice_id: int) -> Path:
         return self.context.workspace.notices / str(notice_id)
 
-    def _send(self, message: Owed, recipient: Recipient | None) -> None:
+    def _send(self, message: PendingMessage, recipient: Recipient | None) -> None:
         if recipient is None:
             self._give_up(message, f"{self.context.workspace.notify.name} no longer names this recipient")
             return
@@ -119,7 +119,7 @@ class Outbox:
             stdin.write(msgspec.json.encode(delivery))
         return sender
 
-    def _settle(self, message: Owed, receipt: Receipt) -> None:
+    def _settle(self, message: PendingMessage, receipt: Receipt) -> None:
         connection, now, problem = self.context.connection, self.context.now(), receipt.problem
         if problem is None:
             with transaction(connection):
@@ -135,7 +135,7 @@ class Outbox:
         else:
             self._delay(message, problem)
 
-    def _delay(self, message: Owed, problem: str) -> None:
+    def _delay(self, message: PendingMessage, problem: str) -> None:
         # The try that failed is counted already, unless no process could be started.
         seconds = AGAIN_SECONDS[min(max(0, message.tries - 1), len(AGAIN_SECONDS) - 1)]
         with transaction(self.context.connection) as connection:
@@ -144,20 +144,20 @@ class Outbox:
                 text = f"{message.label} was not told: {problem}; trying again in {duration(seconds)}"
                 self._note("notice_delayed", text, message, "warning")
 
-    def _give_up(self, message: Owed, problem: str) -> None:
+    def _give_up(self, message: PendingMessage, problem: str) -> None:
         with transaction(self.context.connection) as connection:
             notices.note_given_up(connection, message.notice_id, self.context.now(), problem)
             self._note("notice_failed", f"{message.label} was not told: {problem}; given up", message, "error")
 
-    def _note(self, kind: EventKind, text: str, message: Owed, severity: Severity = "info") -> None:
+    def _note(self, kind: EventKind, text: str, message: PendingMessage, severity: Severity = "info") -> None:
         self.context.note(kind, text, message.run_id, key=message.label, severity=severity)
 
 
-def _first_of_each(owed: Iterable[Owed]) -> Iterable[Owed]:
+def _first_of_each(pending: Iterable[PendingMessage]) -> Iterable[PendingMessage]:
     """The oldest message to each recipient: they are told in order, and one that cannot be reached
     is not tried with all that waits."""
-    first: dict[str, Owed] = {}
-    for message in owed:
+    first: dict[str, PendingMessage] = {}
+    for message in pending:
         first.setdefault(message.recipient, message)
     return first.values()
 

@@ -28,7 +28,7 @@ from gputui.profiles.home_files import load_recipients, mistakes
 from gputui.runs.agent_process import read_identity
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.identity import is_stopped
-from gputui.runs.notices import Owed, owed, problem_of
+from gputui.runs.notices import PendingMessage, pending, problem_of
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.version import VERSION
@@ -161,9 +161,9 @@ def _recipients(workspace: Workspace) -> list[tuple[str, str | None]] | str:
         recipients = load_recipients(workspace.notify)
     except ProfileError:
         return "notify.yaml has a mistake; until it is corrected, the agent follows what it said before"
-    unsent: list[Owed] = []
+    unsent: list[PendingMessage] = []
     with suppress(StoreError, sqlite3.Error), closing(open_reader(workspace.database)) as connection:
-        unsent = owed(connection)
+        unsent = pending(connection)
     return [(recipient.label, problem_of(recipient, unsent)) for recipient in recipients]
 
 

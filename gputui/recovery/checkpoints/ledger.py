@@ -91,10 +91,10 @@ def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str
 
 
 def attempt_ended(
-    rows: AnyRows, attempts: Spans, number: int, kind: str | None = None, trouble: UnsoundLoss | None = None
+    rows: AnyRows, attempts: Spans, number: int, kind: str | None = None, unsound: UnsoundLoss | None = None
 ) -> Rows:
     """The ledger when attempt ``number`` has ended, with or without an incident of ``kind``; with
-    ``trouble`` if its loss was bad in the end, whatever it ended by.
+    ``unsound`` if its loss was bad in the end, whatever it ended by.
 
     What may have been written since is struck off, and a checkpoint that the attempt could not
     load. One from which it made no step becomes doubtful; one from which it did loses its doubt.
@@ -105,7 +105,7 @@ def attempt_ended(
 
     def poisoned(row: CheckpointRow) -> CheckpointRow:
         is_open = row.is_written and row.verdict != "struck" and row.attempt <= number
-        why = trouble.reason(row, number) if trouble is not None and is_open else None
+        why = unsound.reason(row, number) if unsound is not None and is_open else None
         if why is None:
             return row
         return replace(row, verdict="struck", why=why)

@@ -155,15 +155,15 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
         if ended is None or ended.ended_at is None or ended.number != search.writer:
             return rows
         rows = _last_save_judged(rows, ended, search.attempts, steps)
-        trouble = steps.trouble(rows, ended.number, None)
-        return ledger.attempt_ended(rows, search.attempts, ended.number, None, trouble)
+        unsound = steps.unsound_loss(rows, ended.number, None)
+        return ledger.attempt_ended(rows, search.attempts, ended.number, None, unsound)
 
 
-def trouble_of(search: CheckpointSearch, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
-    """`CheckpointSteps.trouble` for a search. Raises StoreError or sqlite3.Error."""
+def unsound_loss_of(search: CheckpointSearch, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
+    """`CheckpointSteps.unsound_loss` for a search. Raises StoreError or sqlite3.Error."""
     with closing(open_reader(search.database)) as connection:
         steps = CheckpointSteps(connection, search.run_id, search.attempts, search.real_folder)
-        return steps.trouble(rows, number, step)
+        return steps.unsound_loss(rows, number, step)
 
 
 def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:

@@ -78,7 +78,7 @@ class CheckpointSteps:
         stated_at = self._times.stamped_at(row.attempt)
         return stated_at is not None and row.saved_at is not None and stated_at > row.saved_at + FILE_CLOCK_SECONDS
 
-    def trouble(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
+    def unsound_loss(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
         """Find the unsound loss of an attempt whose loss was no finite number in the end, whatever
         it ended by, or became bad at ``step``; None if it did not, or if no loss of the lineage was
         ever sound: then it does not tell sound checkpoints from others."""

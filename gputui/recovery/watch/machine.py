@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from gputui.machine.gpu_model import GpuFacts
-from gputui.machine.throttle import TROUBLE
+from gputui.machine.throttle import HARMFUL
 from gputui.machine.xid import XidClass, xid_class, xid_text
 from gputui.recovery.watch.leaks import MemorySample, steady_growth
 from gputui.recovery.watch.rules import Observation, RuleSet
@@ -147,10 +147,10 @@ class GpuWatch(Struct):
         return Observation("gpu_underused", mean, limit, run_id, applies=now.training is not None)
 
     def _throttled(self, reasons: tuple[str, ...] | None, elapsed: float, rules: RuleSet) -> Observation:
-        """The share of the last minute in which a `TROUBLE` reason held the clocks back."""
+        """The share of the last minute in which a `HARMFUL` reason held the clocks back."""
         if reasons is None:
             return Observation("gpu_throttled")
-        harmful = [reason for reason in reasons if reason in TROUBLE]
+        harmful = [reason for reason in reasons if reason in HARMFUL]
         self.throttled.add(100.0 * bool(harmful), elapsed)
         # Unlike `Mean.value` with zeros before the first value.
         share, limit = self.throttled.weighted_sum, rules["gpu_throttled"].limits["above_percent"]

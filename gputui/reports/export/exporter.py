@@ -60,37 +60,39 @@ class GivenUpError(Exception):
 
 
 @dataclass(slots=True)
-class SinkTrouble:
+class SinkStatus:
     """A problem of a sink, and the run's events about it.
 
-    ``told`` is the newest event if it reports trouble, with its time (UTC unix seconds).
+    ``last_event`` is the newest event if it reports a problem, with its time (UTC unix seconds).
     """
 
     follower: Follower
-    told: tuple[str, float] | None = None
+    last_event: tuple[str, float] | None = None
     problem: str = ""
 
     def note(self, problem: str) -> None:
         """Report a problem, once until it ends."""
         self.problem = problem
         log.warning("%s: sink %s: %s", self.follower.run_id, self.follower.name, problem)
-        if self.told is not None:
-            self.told = (self.told[0], time.time())
+        if self.last_event is not None:
+            self.last_event = (self.last_event[0], time.time())
         elif self._tell("sink_failed", f"{problem}; the run continues; retrying", "warning"):
-            self.told = ("sink_failed", time.time())
+            self.last_event = ("sink_failed", time.time())
 
     def end(self, written_at: float) -> None:
         """Report once that the sink is written again."""
-        if self.told is None:
+        if self.last_event is None:
             self.problem = ""
-        elif written_at > self.told[1] and self._tell("sink_recovered", "is written again; nothing is missing", "info"):
-            self.told, self.problem = None, ""
+        elif written_at > self.last_event[1] and self._tell(
+            "sink_recovered", "is written again; nothing is missing", "info"
+        ):
+            self.last_event, self.problem = None, ""
 
     def give_up(self) -> None:
         """Report that the sink stays incomplete."""
         why, run_id = self.problem or "it gets nothing written", self.follower.run_id
         text = f"is not complete: {why}; given up until the next agent, or gputui export {run_id}"
-        if self.told is None or self.told[0] != "sink_incomplete":
+        if self.last_event is None or self.last_event[0] != "sink_incomplete":
             self._tell("sink_incomplete", text, "error")
 
     def _tell(self, kind: EventKind, text: str, severity: Severity) -> bool:
@@ -118,7 +120,7 @@ class LiveSink:
     """
 
     follower: Follower
-    trouble: SinkTrouble
+    status: SinkStatus
     failures: int = 0
     progress_at: float = field(default_factory=time.monotonic)
     busy_since: float | None = None
@@ -140,7 +142,7 @@ class LiveSink:
                 return
             except Exception as error:
                 # A tracker's library may raise anything.
-                self.trouble.note(_words(error, self.follower.target))
+                self.status.note(_words(error, self.follower.target))
             self.failures += 1
             time.sleep(RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS)) - 1])
         self.is_over = True
@@ -154,7 +156,7 @@ class LiveSink:
     def _note_progress(self, at: float) -> None:
         self.failures, self.progress_at = 0, time.monotonic()
         self.busy_since = self.progress_at
-        self.trouble.end(at)
+        self.status.end(at)
         self._end_if_given_up()
 
     def _end_if_given_up(self) -> None:
@@ -165,12 +167,12 @@ class LiveSink:
         """Report a write that hangs, and give the sink up if it writes nothing for too long after
         ``over_at``, the end of its run. Return whether it was given up."""
         is_hanging = self.busy_since is not None and now - self.busy_since > PATIENCE_SECONDS
-        if is_hanging and not self.trouble.problem:
-            self.trouble.note(f"a write did not end within {PATIENCE_SECONDS / 60:.0f} minutes")
+        if is_hanging and not self.status.problem:
+            self.status.note(f"a write did not end within {PATIENCE_SECONDS / 60:.0f} minutes")
         if over_at is None or now - max(over_at, self.progress_at) <= PATIENCE_SECONDS:
             return False
         self.is_given_up = True
-        self.trouble.give_up()
+        self.status.give_up()
         return True
 
 
@@ -241,8 +243,8 @@ class Exporter:
                 follower = Follower(self.workspace, run_id, name, target, environment=environment, is_sink=True)
                 last = last_kind(self.connection, run_id, SINK_KINDS, name)
                 is_solved = last is None or last[0] == "sink_recovered"
-                trouble = SinkTrouble(follower, None if is_solved else last)
-                sink = self.sinks[run_id, name] = LiveSink(follower, trouble)
+                status = SinkStatus(follower, None if is_solved else last)
+                sink = self.sinks[run_id, name] = LiveSink(follower, status)
                 sink.start()
 
 

@@ -126,8 +126,8 @@ def verdict(run: RunFacts) -> str:
     if run.lost is not None:
         cost = in_words(run.lost)
         text += f"; {count_of(run.lost.incidents, 'failure')}" + (f" cost {cost}" if cost else "")
-    if run.run.told_reason and run.run.state != "succeeded":
-        text += f": {run.run.told_reason}"
+    if run.run.reported_reason and run.run.state != "succeeded":
+        text += f": {run.run.reported_reason}"
     return f"{text}."
 
 

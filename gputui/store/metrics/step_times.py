@@ -15,7 +15,7 @@ from msgspec import Struct
 from gputui.store.metrics.queries import END, NON_FINITE, START, FilePosition, rows_between
 
 # A run is ended for bad values only after this many lines in a row.
-_LINES_OF_TROUBLE = 5
+_UNSOUND_LINES = 5
 _MOST_GAPS = 8
 _MOST_ATTEMPTS = 3
 _FIRST_RANK = "AND coalesce(rank, 0) = 0"
@@ -97,7 +97,7 @@ class StepTimes(Struct, frozen=True):
         found = []
         for source, begin, end in self._sections(attempt):
             newest = self._line(
-                "generation, byte_offset + 1", attempt, (source, begin, end), _FIRST_RANK, skipped=_LINES_OF_TROUBLE - 1
+                "generation, byte_offset + 1", attempt, (source, begin, end), _FIRST_RANK, skipped=_UNSOUND_LINES - 1
             )
             row = newest and self._line("at", attempt, (source, begin, newest), "AND step = ?", step)
             if row is not None:

@@ -64,7 +64,7 @@ def command(session: Session, run: str | None, evidence: bool, as_json: bool) ->
 
 
 def _remarks(connection: sqlite3.Connection, view: Run) -> Iterator[str]:
-    """The sentences behind the story: on the run's checkpoints, and on trouble with what it wrote."""
+    """The sentences behind the story: on the run's checkpoints, and on problems with what it wrote."""
     from gputui.recovery.checkpoints.attempt_spans import spans_of
     from gputui.recovery.checkpoints.resumable import checkpoints_sentence, seen_checkpoints_sentence
     from gputui.runs.spec import known_spec
@@ -80,8 +80,8 @@ def _remarks(connection: sqlite3.Connection, view: Run) -> Iterator[str]:
         # The state of sinks is shown elsewhere.
         if event.kind not in SINK_KINDS:
             yield f"{event.message[:1].upper()}{event.message[1:]}."
-    if trouble := intake_words(intake.intake(connection, view.run_id)):
-        yield f"{trouble}."
+    if problem := intake_words(intake.intake(connection, view.run_id)):
+        yield f"{problem}."
 
 
 def _shape(

@@ -106,13 +106,13 @@ def require_metric(run: Run, known: Sequence[str], name: str) -> None:
 
 def _none_words(connection: sqlite3.Connection, run: Run) -> str:
     """The reason why a run has no metrics."""
-    trouble = intake_words(intake.intake(connection, run.run_id))
+    problem = intake_words(intake.intake(connection, run.run_id))
     spec = known_spec(run)
     if spec is not None and not spec.metrics:
-        trouble = "its profile says metrics: off; metrics: there says where they are (gputui help profiles)"
-    if not trouble and not run.attempt:
-        trouble = f"it has not started ({run.waiting_for or run.state})"
-    return f"{run.run_id} has no metrics" + (f": {trouble}" if trouble else "" if run.state.is_over else " yet")
+        problem = "its profile says metrics: off; metrics: there says where they are (gputui help profiles)"
+    if not problem and not run.attempt:
+        problem = f"it has not started ({run.waiting_for or run.state})"
+    return f"{run.run_id} has no metrics" + (f": {problem}" if problem else "" if run.state.is_over else " yet")
 
 
 def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:

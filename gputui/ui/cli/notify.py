@@ -8,7 +8,7 @@ import sys
 from gputui.core.yaml_forms.problems import shown_path
 from gputui.profiles.home_files import load_recipients
 from gputui.runs import notices
-from gputui.runs.notices import Owed, Recipient
+from gputui.runs.notices import PendingMessage, Recipient
 from gputui.ui.cli.context import Exit, Session, fail, listing, print_json, print_table, say
 
 
@@ -16,7 +16,7 @@ from gputui.ui.cli.context import Exit, Session, fail, listing, print_json, prin
 def command(session: Session, as_json: bool) -> None:
     """List who is told of what by notify.yaml, and what could not be sent."""
     recipients = recipients_of(session)
-    unsent = notices.owed(session.reader_or_empty())
+    unsent = notices.pending(session.reader_or_empty())
     if as_json:
         print_json([_shape(recipient, unsent) for recipient in recipients])
         return
@@ -59,7 +59,7 @@ def recipients_of(session: Session) -> tuple[Recipient, ...]:
     return recipients
 
 
-def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
+def _shape(recipient: Recipient, unsent: list[PendingMessage]) -> dict[str, object]:
     return {
         "to": recipient.label,
         "events": list(recipient.events),
@@ -69,7 +69,7 @@ def _shape(recipient: Recipient, unsent: list[Owed]) -> dict[str, object]:
     }
 
 
-def _unsent_count(recipient: Recipient, unsent: list[Owed]) -> int:
+def _unsent_count(recipient: Recipient, unsent: list[PendingMessage]) -> int:
     return sum(message.recipient == recipient.digest for message in unsent)
 
 

@@ -126,8 +126,8 @@ def _remark(row: RunRow, unread: str | None, now: float) -> str:
     doing = activity(row, now)
     if doing is not None and not (unread and awaits_step(row)):
         return doing[0]
-    if run.waiting_for or run.told_reason:
-        return run.waiting_for or run.told_reason or ""
+    if run.waiting_for or run.reported_reason:
+        return run.waiting_for or run.reported_reason or ""
     if run.target is not None and run.ended_at is None and (place := placement_words(run, now)[0]):
         return place
     if unread:

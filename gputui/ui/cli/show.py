@@ -105,7 +105,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     if as_json:
         print_json(details_shape(details))
         return
-    say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
+    say(f"{view.run_id}  {view.state}" + (f"  ({view.reported_reason})" if view.reported_reason else ""))
     for label, text in _facts(details, now):
         say(f"{label:12}{text}")
     if details.history.attempts:

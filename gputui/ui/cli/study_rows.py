@@ -54,7 +54,7 @@ def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None
     if trial.generation is not None:
         parent = "itself" if trial.parent is None else f"trial {trial.parent}"
         remarks.append(f"from {parent} after milestone {trial.generation}")
-    if trial.wish == "keep" and not trial.state.is_over:
+    if trial.request == "keep" and not trial.state.is_over:
         remarks.append("kept")
     if waits_for:
         remarks.append(waits_for)

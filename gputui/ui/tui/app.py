@@ -100,7 +100,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
         settings_path: Path | None = None,
     ) -> None:
         if not os.environ.get("NO_COLOR"):
-            # An empty value means no wish (no-color.org); Textual tests whether the variable exists.
+            # An empty value means nothing (no-color.org); Textual tests whether the variable exists.
             os.environ.pop("NO_COLOR", None)
         super().__init__()
         settings = settings or Settings()
@@ -290,11 +290,11 @@ def keep_agent(
 
 def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
     """Show the screen until it is left; returns the exit code. ``feed`` is running, and is stopped then."""
-    settings, trouble = load(workspace.settings)
+    settings, problem = load(workspace.settings)
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
                     settings=settings, settings_path=None if readonly else workspace.settings)  # fmt: skip
-    if trouble is not None:
-        app.message = (trouble, "warning")
+    if problem is not None:
+        app.message = (problem, "warning")
     stop = threading.Event()
     told = workspace, lambda text: app.call_later(app.agent_is, text), stop
     options = {"is_readonly": readonly and not demo}

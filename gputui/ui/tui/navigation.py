@@ -285,7 +285,7 @@ class Navigation(Commands):
     def is_wanted(self, snapshot: Snapshot) -> bool:
         """Take note of a newer snapshot; False if it is not of the requested moment."""
         past = snapshot.past
-        if past is None and self.moment is not None and snapshot.trouble is None:
+        if past is None and self.moment is not None and snapshot.problem is None:
             # The feed has not read the moment yet; the present must not flash up in between.
             return False
         if past is not None and self.moment is None:

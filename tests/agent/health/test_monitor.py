@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.error_barrier import Parts
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.health.gpu_reports import LAST_SECONDS, gpu_use, sightings
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
@@ -63,7 +63,7 @@ class Machine(Bench):
         self.start()
         resolved = ResolvedRun(SPEC, policy, BY_LOOK)
         self.live = LiveAttempt(self.living[0].record, cast("ExecutorProcess", self), resolved=resolved)
-        self.monitor = HealthMonitor(self.context, Parts(self.context))
+        self.monitor = HealthMonitor(self.context, ErrorBarrier(self.context))
         wait_until(lambda: bool(self.look() or self.live.watched), what="the history")
 
     def look(self) -> None:

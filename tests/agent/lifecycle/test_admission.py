@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Parts
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
 from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.core.config import Workspace
@@ -48,7 +48,7 @@ class Bench:
         self.recorder = context.recorder
         self.admission = Admission(
             context,
-            Parts(context),
+            ErrorBarrier(context),
             GpuHolds(context),
             GpuLocks.of(workspace),
             lambda record, *_: self.started.append(record),

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import TROUBLE_SECONDS
+from gputui.agent.error_barrier import RUN_REST_SECONDS
 from gputui.agent.lifecycle import checkpoint_survey, execution
 from gputui.agent.lifecycle.execution import EXAMINE_SECONDS, LATE_SECONDS
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Sweeping
@@ -45,13 +45,13 @@ class Doctored(Supervisor):
     """One with a clock of the test's, whose look at a run may meet something that nobody foresaw."""
 
     clock = 1000.0
-    trouble: Exception | None = None
+    problem: Exception | None = None
     looks = 0
 
     def step(self, attempt: LiveAttempt, read_until: float) -> None:
         self.looks += 1
-        if self.trouble is not None:
-            raise self.trouble
+        if self.problem is not None:
+            raise self.problem
         super().step(attempt, read_until)
 
 
@@ -91,7 +91,7 @@ def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
 def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     connection: sqlite3.Connection, made: Doctored
 ) -> None:
-    made.trouble = ValueError("an odd file")
+    made.problem = ValueError("an odd file")
     record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
     made.attempts["a-1"] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED)
     for _ in range(3):
@@ -99,13 +99,13 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     (event,) = read_events(connection)
     assert "an odd file" in event.message
     assert made.looks == 1
-    made.clock += TROUBLE_SECONDS + 1
+    made.clock += RUN_REST_SECONDS + 1
     made.turn()
     assert made.looks == 2 and len(read_events(connection)) == 1
-    made.trouble = sqlite3.OperationalError("database or disk is full")
-    made.clock += TROUBLE_SECONDS + 1
+    made.problem = sqlite3.OperationalError("database or disk is full")
+    made.clock += RUN_REST_SECONDS + 1
     made.turn()
-    assert made.parts.unwritable == "database or disk is full"
+    assert made.barrier.unwritable == "database or disk is full"
 
 
 def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(

@@ -158,7 +158,7 @@ def test_each_gets_what_it_wants(desk: Desk) -> None:
     add_run(desk.connection, "a-1", *LIVES, RunState.SUCCEEDED)
     add_run(desk.connection, "b-1", *FAILS)
     desk.turn()
-    told = [(owed.label, owed.content.event) for owed in notices.owed(desk.connection)]
+    told = [(pending.label, pending.content.event) for pending in notices.pending(desk.connection)]
     assert told == [("ends", "run_succeeded"), ("standard", "run_failed"), ("standard", "queue_empty")]
 
 
@@ -218,7 +218,7 @@ def test_an_alert_and_its_end_are_told_to_the_same(desk: Desk) -> None:
     for alert_id in (error, warning):
         alerts.clear_alert(desk.connection, alert_id, now=desk.now, why="it is back")
     assert desk.turn() == ["alert"] * 3 and desk.turn() == []
-    labels = [owed.label for owed in notices.owed(desk.connection)]
+    labels = [pending.label for pending in notices.pending(desk.connection)]
     assert labels == ["standard", "all", "all"] * 2
 
 

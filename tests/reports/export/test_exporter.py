@@ -16,7 +16,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.reports.export import exporter, follow
-from gputui.reports.export.exporter import PATIENCE_SECONDS, Exporter, SinkTrouble
+from gputui.reports.export.exporter import PATIENCE_SECONDS, Exporter, SinkStatus
 from gputui.reports.export.jsonl_sink import JsonlSink
 from gputui.reports.export.mlflow_sink import SharedEnvironment
 from gputui.reports.export.sink import ExportError
@@ -156,8 +156,8 @@ def test_runs_with_other_settings_of_mlflow_take_turns(monkeypatch: pytest.Monke
 
 
 def test_a_problem_that_could_not_be_reported_ends_with_the_next_write(tmp_path: Path) -> None:
-    trouble = SinkTrouble(follow.Follower(Workspace(tmp_path, tmp_path), "run-1", "jsonl", str(tmp_path / "x")))
-    trouble.note("the disk is full")  # there is no database
-    assert (trouble.told, trouble.problem) == (None, "the disk is full")
-    trouble.end(time.time())
-    assert not trouble.problem
+    status = SinkStatus(follow.Follower(Workspace(tmp_path, tmp_path), "run-1", "jsonl", str(tmp_path / "x")))
+    status.note("the disk is full")  # there is no database
+    assert (status.last_event, status.problem) == (None, "the disk is full")
+    status.end(time.time())
+    assert not status.problem

@@ -142,11 +142,11 @@ def test_a_report_is_printed_or_written_to_a_folder_or_json(workspace: Workspace
     filler = Filler(workspace)
     filler.agent()
     filler.study(state="finished", reason="its 14 trials are done")
-    filler.connection.execute("UPDATE studies SET trouble = 'its process failed twice'")
+    filler.connection.execute("UPDATE studies SET problem = 'its process failed twice'")
     filler.close()
     for words in (("study", "list"), ("study", "show")):
         assert "its 14 trials are done; its process failed twice" in said(workspace, *words), words
-    assert shape(workspace, "study", "show")["trouble"] == "its process failed twice"
+    assert shape(workspace, "study", "show")["problem"] == "its process failed twice"
     lines = said(workspace, "study", "report").splitlines()
     assert lines[0] == "# Study lr-search-1" and "## Best trials" in lines
     assert sum(line.startswith("| ") for line in lines) > 10

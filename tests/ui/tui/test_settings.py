@@ -46,9 +46,9 @@ def test_a_broken_file_is_one_sentence_and_is_kept(path: Path) -> None:
     path.parent.mkdir()
     for text in ("{", "[]", '"x"', "\0"):
         path.write_text(text)
-        found, trouble = kept.load(path)
+        found, problem = kept.load(path)
         assert found == Settings()
-        assert trouble is not None and str(path) in trouble and "\n" not in trouble, text[:9]
+        assert problem is not None and str(path) in problem and "\n" not in problem, text[:9]
         said = kept.save(path, {"bell": True})
         assert said is not None and "set aside" in said, text[:9]
         assert path.with_name("settings.json.broken").read_text() == text
@@ -59,10 +59,10 @@ def test_values_that_do_not_fit_are_named_and_the_others_hold(path: Path) -> Non
     path.parent.mkdir()
     wrong = {"theme": "pink\x1b[31m", "refresh_seconds": 1e9, "bell": 1, "pins": "x", "keys": {"a": 1}}
     path.write_text(json.dumps({**wrong, "title": True}))
-    found, trouble = kept.load(path)
+    found, problem = kept.load(path)
     assert found == Settings(title=True)
-    assert trouble is not None and "\x1b" not in trouble
-    assert all(name in trouble for name in wrong)
+    assert problem is not None and "\x1b" not in problem
+    assert all(name in problem for name in wrong)
 
 
 def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +156,8 @@ async def test_charts_order_and_fold_begin_as_they_were_left(filler: Filler, wor
         await pilot.pause()
         charts = app.chart_memory.usual
     assert app.save_settings() is None
-    found, trouble = kept.load(workspace.settings)
-    assert trouble is None
+    found, problem = kept.load(workspace.settings)
+    assert problem is None
     assert found.fold and found.sort == "newest" and found.chart_smoothing and found.pins
     again = make(workspace, found)
     async with again.run_test(size=(120, 36)) as pilot:

@@ -20,7 +20,7 @@ COPY_SECONDS = 600.0
 # second has its code.
 MARKED = 'mark=$1; shift; echo "$mark"; echo "$mark" >&2; "$@"; echo "$mark$?"'
 # bash reads a pipe byte by byte, so that all that follows the mark is left for cat.
-UNGREETED = 'mark=$1; shift; "$@" | { while read -r line && [[ $line != *"$mark" ]]; do :; done; cat; }'
+SKIP_BANNER = 'mark=$1; shift; "$@" | { while read -r line && [[ $line != *"$mark" ]]; do :; done; cat; }'
 
 # rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection
 # to the daemon; and ssh's own failures.
@@ -54,7 +54,7 @@ class SshShell(TargetShell):
         """Copy a folder's content into a folder there. ``files`` are the names to copy, separated
         by NUL; None copies all of it. Raises UnreachableError."""
         mark = f"gputui-{secrets.token_hex(8)}:"
-        client = shlex.join(["bash", "-o", "pipefail", "-c", UNGREETED, "bash", mark, *_ssh_words(self.target)])
+        client = shlex.join(["bash", "-o", "pipefail", "-c", SKIP_BANNER, "bash", mark, *_ssh_words(self.target)])
         # --force: a file may take the place of a folder.
         words = ["rsync", "--archive", "--force", "--no-owner", "--no-group", "-e", client]
         words.append(f"--rsync-path=echo {mark}; exec rsync")

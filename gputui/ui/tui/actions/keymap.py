@@ -21,7 +21,7 @@ Place = tuple[str, str]
 
 
 class Keys(Struct, frozen=True):
-    """The keys that differ from the table's; ``refused`` says which wishes cannot be met."""
+    """The keys that differ from the table's; ``refused`` says which settings cannot be met."""
 
     changed: Mapping[Place, tuple[str, ...]] = msgspec.field(default_factory=dict)
     refused: tuple[str, ...] = ()
@@ -54,13 +54,13 @@ class Keys(Struct, frozen=True):
 
 
 def resolve(wanted: Mapping[str, str]) -> Keys:
-    """The keys for the wishes of a settings file, by action or ``page.action``."""
+    """The keys of a settings file, by action or ``page.action``."""
     refused: list[str] = []
     changed: dict[Place, tuple[str, ...]] = {}
-    # A wish for one page overrides one for all.
+    # A setting for one page overrides one for all.
     for name, words in sorted(wanted.items(), key=lambda item: "." in item[0]):
-        page, _, wished = name.rpartition(".")
-        places = [scope for one in ACTIONS if one.name == wished for scope in one.scopes if page in ("", scope)]
+        page, _, action = name.rpartition(".")
+        places = [scope for one in ACTIONS if one.name == action for scope in one.scopes if page in ("", scope)]
         keys = [key_name(word) for word in words.split()]
         is_text = any(key is not None and "+" not in key and key not in NAMED for key in keys)
         usable = [scope for scope in places if not is_text or scope not in TYPING]
@@ -70,7 +70,7 @@ def resolve(wanted: Mapping[str, str]) -> Keys:
             refused.append(f"keys: {name} cannot have {words or 'no key'}: there is no such key.")
         elif not usable:
             refused.append(f"keys: {name} cannot have {words}: that is text there.")
-        changed |= {(scope, wished): tuple(key for key in keys if key) for scope in usable if keys and None not in keys}
+        changed |= {(scope, action): tuple(key for key in keys if key) for scope in usable if keys and None not in keys}
     while (clash := _clash(changed)) is not None:
         (page, name), key, other = clash
         del changed[page, name]

@@ -36,7 +36,7 @@ class LedgerFact(Struct, frozen=True):
     is_contested: bool = False
 
 
-class CheckpointWish(NamedTuple):
+class CheckpointQuery(NamedTuple):
     """A request for a list of checkpoints. ``to_check`` names a checkpoint to check whatever its
     size; ``facts`` are those of the ledger, by path."""
 
@@ -51,22 +51,22 @@ class CheckpointReader:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._wish: CheckpointWish | None = None
+        self._query: CheckpointQuery | None = None
         self._listed_at = float("-inf")
         self._found: tuple[Path | None, CheckpointList] = (None, CheckpointList())
         self._checked: dict[FoundCheckpoint, tuple[bool | None, str]] = {}
         self._thread: threading.Thread | None = None
 
-    def read(self, wish: CheckpointWish) -> CheckpointList:
+    def read(self, query: CheckpointQuery) -> CheckpointList:
         """The known checkpoints, newest first."""
         now = self._clock()
         is_busy = self._thread is not None and self._thread.is_alive()
-        if not is_busy and (wish != self._wish or now - self._listed_at >= LIST_SECONDS):
-            self._wish, self._listed_at = wish, now
-            self._thread = threading.Thread(target=self._look, args=(wish,), name="checkpoints", daemon=True)
+        if not is_busy and (query != self._query or now - self._listed_at >= LIST_SECONDS):
+            self._query, self._listed_at = query, now
+            self._thread = threading.Thread(target=self._look, args=(query,), name="checkpoints", daemon=True)
             self._thread.start()
         folder, found = self._found
-        if folder == wish.folder:
+        if folder == query.folder:
             return found
         return CheckpointList()
 
@@ -76,43 +76,43 @@ class CheckpointReader:
 
     # --- the thread
 
-    def _look(self, wish: CheckpointWish) -> None:
+    def _look(self, query: CheckpointQuery) -> None:
         # Imported on first use: the archive and hash libraries would slow the start.
         from gputui.runs.checkpoint_files import list_checkpoints, measured
         from gputui.runs.checkpoint_formats import validate
         from gputui.runs.learned_checkpoints import LEARNED
 
         lying: list[FoundCheckpoint] = []
-        if wish.pattern == LEARNED:
-            lying = [file for path in wish.facts if (file := measured(Path(path))) is not None]
+        if query.pattern == LEARNED:
+            lying = [file for path in query.facts if (file := measured(Path(path))) is not None]
         else:
             with suppress(OSError):
-                lying = list_checkpoints(wish.folder, wish.pattern)
-        lying.sort(key=lambda one: facts.seen if (facts := wish.facts.get(one.path)) else 1 << 62, reverse=True)
-        self._show(wish, lying)
-        written = (one for one in lying if (facts := wish.facts.get(one.path)) and facts.attempt is not None)
+                lying = list_checkpoints(query.folder, query.pattern)
+        lying.sort(key=lambda one: facts.seen if (facts := query.facts.get(one.path)) else 1 << 62, reverse=True)
+        self._show(query, lying)
+        written = (one for one in lying if (facts := query.facts.get(one.path)) and facts.attempt is not None)
         newest = next(written, None)
         for one in lying[:MOST_LISTED]:
             is_small = one.size_bytes is not None and one.size_bytes <= CHECKED_UNASKED_BYTES
-            is_wanted = Path(one.path).name == wish.to_check or (one is newest and is_small)
+            is_wanted = Path(one.path).name == query.to_check or (one is newest and is_small)
             if is_wanted and one not in self._checked:
                 info = validate(Path(one.path))
                 is_valid = None if info.is_unreadable else info.valid
                 self._checked[one] = (is_valid, clean(info.why))
-                self._show(wish, lying)
+                self._show(query, lying)
 
-    def _show(self, wish: CheckpointWish, lying: list[FoundCheckpoint]) -> None:
+    def _show(self, query: CheckpointQuery, lying: list[FoundCheckpoint]) -> None:
         from gputui.runs.checkpoint_names import step_in_name
 
         listed = []
         for one in lying[:MOST_LISTED]:
             path, checked = Path(one.path), self._checked.get(one, (None, ""))
-            step = step_in_name(path, wish.folder)
+            step = step_in_name(path, query.folder)
             found = Checkpoint(clean(path.name), step, one.size_bytes, one.modified_ns / 1e9, *checked)
-            if (fact := wish.facts.get(one.path)) is not None:
+            if (fact := query.facts.get(one.path)) is not None:
                 found = found._replace(
                     step=fact.step, attempt=fact.attempt, refused=clean(fact.refused), is_contested=fact.is_contested
                 )
             listed.append(found)
         # A single assignment, because the feed's thread reads it at any time.
-        self._found = (wish.folder, CheckpointList(tuple(listed), len(lying), is_known=True))
+        self._found = (query.folder, CheckpointList(tuple(listed), len(lying), is_known=True))

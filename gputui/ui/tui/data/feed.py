@@ -76,7 +76,7 @@ class Feed:
         self._interest_read = Interest()
         self._watched: set[int] = set()
         self._newest = Snapshot(at=wall())
-        self._trouble: str | None = None
+        self._problem: str | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._has_looked = threading.Event()
@@ -151,7 +151,7 @@ class Feed:
         try:
             connection = self._open(clock)
             if connection is None:
-                return self._pass_time(now, clock, self._trouble)
+                return self._pass_time(now, clock, self._problem)
             self._answer(connection)
             version = data_version(connection)
             is_other = interest != self._interest_read
@@ -162,15 +162,15 @@ class Feed:
             if is_news and not self._is_due:
                 self._newest = self._reader.read(connection, now, interest)
                 self._version, self._interest_read, self._read_at = version, interest, clock
-                self._past_read_at, self._trouble = clock, None
+                self._past_read_at, self._problem = clock, None
                 return True
-            return self._pass_time(now, clock, self._trouble if is_news else None)
+            return self._pass_time(now, clock, self._problem if is_news else None)
         except StoreMissingError:
             self._close()
             return self._pass_time(now, clock, None)
         except (StoreError, sqlite3.Error, OSError) as error:
             self._close()
-            return self._pass_time(now, clock, _trouble(error))
+            return self._pass_time(now, clock, _problem(error))
         except Exception as error:
             # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
             self._close()
@@ -179,13 +179,13 @@ class Feed:
             words = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
             return self._pass_time(now, clock, words)
 
-    def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
-        """Update clock and ages of the old snapshot, once a second or if the trouble changed."""
-        if clock - self._read_at < CLOCK_SECONDS and trouble == self._trouble:
+    def _pass_time(self, now: float, clock: float, problem: str | None) -> bool:
+        """Update clock and ages of the old snapshot, once a second or if the problem changed."""
+        if clock - self._read_at < CLOCK_SECONDS and problem == self._problem:
             return False
-        self._read_at, self._trouble = clock, trouble
+        self._read_at, self._problem = clock, problem
         later = self._reader.later(self._newest, now, self._interest_read)
-        self._newest = replace(later, trouble=trouble) if trouble is not None else later
+        self._newest = replace(later, problem=problem) if problem is not None else later
         return True
 
     def _open(self, clock: float) -> sqlite3.Connection | None:
@@ -234,7 +234,7 @@ def _identity(workspace: Workspace) -> tuple[int, int, bool] | None:
     return status.st_dev, status.st_ino, is_fixed(workspace.database)
 
 
-def _trouble(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     """A sentence about what keeps the store from being read."""
     text = str(error).rstrip(".")
     if is_locked(error):

@@ -163,11 +163,11 @@ def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | N
 
 def unsent_words(connection: sqlite3.Connection) -> str | None:
     """A sentence if recipients of messages could not be reached; else None. Raises sqlite3.Error."""
-    owed = notices.owed(connection)
-    problems = {message.recipient: message.problem for message in owed if message.problem is not None}
+    pending = notices.pending(connection)
+    problems = {message.recipient: message.problem for message in pending if message.problem is not None}
     if not problems:
         return None
-    waiting = [message for message in owed if message.recipient in problems]
+    waiting = [message for message in pending if message.recipient in problems]
     count = count_of(len(waiting), "message")
     since = time.strftime("%a %H:%M", time.localtime(waiting[0].at))
     who = ", ".join(dict.fromkeys(message.label for message in waiting))

@@ -163,7 +163,7 @@ class SnapshotReader:
                 study_page=self._studies.page(connection, interest.study_id, runs, now, at)
                 if interest.studies
                 else None,
-                trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
+                problem=full_disk_words(self._workspace.state, agent, now) if at is None else None,
                 unsent=unsent_words(connection) if at is None else None,
                 past=past,
             )
@@ -174,13 +174,13 @@ class SnapshotReader:
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The snapshot at a later time: clock, ages, log and processes change without the store."""
         if snapshot.past is not None:
-            return replace(snapshot, past=snapshot.past._replace(now=now), trouble=None)
+            return replace(snapshot, past=snapshot.past._replace(now=now), problem=None)
         stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
         return replace(
             snapshot,
             at=now,
             gpus=tuple(aged(gpu, now, stale_after) for gpu in snapshot.gpus),
-            trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
+            problem=full_disk_words(self._workspace.state, snapshot.agent, now),
             processes=self.processes.read(snapshot.gpus) if interest.processes else None,
             page=None if snapshot.page is None else self.run_page.later(snapshot.page, interest),
         )

@@ -25,7 +25,7 @@ from gputui.store.events import read_data_events
 from gputui.store.metrics import intake
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
-from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
+from gputui.ui.tui.data.checkpoints import CheckpointQuery, CheckpointReader, LedgerFact
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, RunPage
 
@@ -107,7 +107,7 @@ class RunPageReader:
         if hides_checkpoints(spec):
             return CheckpointList(is_elsewhere=True)
         folder, pattern = watched_checkpoints(spec, self._workspace.run_dir(run.run_id))
-        return self.checkpoints.read(CheckpointWish(folder, pattern, interest.checkpoint_to_check, facts))
+        return self.checkpoints.read(CheckpointQuery(folder, pattern, interest.checkpoint_to_check, facts))
 
     def _tail(self, run: Run, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)

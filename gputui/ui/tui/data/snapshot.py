@@ -283,7 +283,7 @@ class Snapshot(Struct, frozen=True):
         idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
             idle GPU, by the GPU's UUID and the PID.
         studies: the active ones; ``study_states`` are those of all, by their ids.
-        trouble: a sentence if the database cannot be read; the other values are then the last ones read.
+        problem: a sentence if the database cannot be read; the other values are then the last ones read.
         unsent: a sentence if recipients of messages cannot be reached.
         past: set if ``at`` is not the present.
     """
@@ -306,7 +306,7 @@ class Snapshot(Struct, frozen=True):
     studies: tuple[StudyRow, ...] = ()
     study_states: Mapping[str, StudyState] = msgspec.field(default_factory=dict)
     study_page: StudyPage | None = None
-    trouble: str | None = None
+    problem: str | None = None
     unsent: str | None = None
     past: Past | None = None
 

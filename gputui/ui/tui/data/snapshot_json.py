@@ -16,9 +16,9 @@ from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
-    """``{at, is_past, gap, trouble, agent, gpu_problem, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts`
+    """``{at, is_past, gap, problem, agent, gpu_problem, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts`
     as those commands print them, runs with how far they had come; ``gap`` is the stretch without a recording in which
-    a past moment lies, ``trouble`` why the record could not be read, ``gpu_problem`` why the agent sees no GPUs.
+    a past moment lies, ``problem`` why the record could not be read, ``gpu_problem`` why the agent sees no GPUs.
     ``running``: whether an agent runs now."""
     gap = snapshot.past.gap if snapshot.past is not None else None
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
@@ -26,7 +26,7 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
         "at": iso(snapshot.at),
         "is_past": snapshot.past is not None,
         "gap": None if gap is None else {"start": iso(gap.start), "end": iso(gap.end)},
-        "trouble": snapshot.trouble,
+        "problem": snapshot.problem,
         "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
         "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
         "gpus": gpu_shapes(snapshot.gpus, ranks, snapshot.machine.quarantined, snapshot.machine.xids),

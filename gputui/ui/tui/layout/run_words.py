@@ -1,4 +1,4 @@
-"""A run in styled words: its outlook, placement, stop and start."""
+"""A run in styled words: its status line, placement, stop and start."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def state_sign(row: RunRow, now: float) -> Sign:
     return sign_of(row.run)._replace(word=run_state_text(row.run))
 
 
-def outlook(row: RunRow, now: float) -> Span:
+def status_line(row: RunRow, now: float) -> Span:
     """A run in a few words beside its `state_sign`: time left, what it waits for, or why it ended."""
     run, progress = row.run, row.progress
     if run.state == "queued":
@@ -78,7 +78,7 @@ def outlook(row: RunRow, now: float) -> Span:
         return (clean(run.waiting_for) if run.waiting_for else "next", "text")
     if run.state.is_over:
         ended = "" if run.ended_at is None else ago(now - run.ended_at)
-        reason = clean(run.told_reason or "")
+        reason = clean(run.reported_reason or "")
         if run.state == "succeeded" or not reason:
             took = "" if run.ended_seconds is None else f"took {duration(run.ended_seconds)}"
             bad = "" if run.unsound_since is None else f"loss not finite since step {count(run.unsound_since)}"

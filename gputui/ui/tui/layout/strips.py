@@ -93,13 +93,13 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
     """Problems on the way from the driver to the screen, one sentence each."""
-    notices = [text for text in (agent_notice, snapshot.trouble, snapshot.unsent) if text]
+    notices = [text for text in (agent_notice, snapshot.problem, snapshot.unsent) if text]
     notices += past_notices(snapshot)
     silent, agent = driver_silence(snapshot), snapshot.agent
     if agent is not None and agent.gpu_problem and snapshot.gpus and snapshot.past is None:
         notices.append(agent.gpu_problem)
         silent = None
-    is_explained = agent_notice or snapshot.trouble or (snapshot.past is not None and snapshot.past.gap is not None)
+    is_explained = agent_notice or snapshot.problem or (snapshot.past is not None and snapshot.past.gap is not None)
     if silent and not is_explained:
         notices.append(silent)
     return [line for text in notices for line in warning_lines(text, width)]

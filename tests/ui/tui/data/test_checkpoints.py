@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gputui.store import checkpoints
 from gputui.ui.tui.data import checkpoints as checkpoint_list
-from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
+from gputui.ui.tui.data.checkpoints import CheckpointQuery, CheckpointReader, LedgerFact
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
 from tests.ledgers import ledger_row
 from tests.ui.tui.filling import Filler
@@ -36,10 +36,10 @@ def write(folder: Path, step: int, *, damaged: bool = False) -> Path:
 def look(
     reader: CheckpointReader, folder: Path, to_check: str | None = None, facts: dict[str, LedgerFact] | None = None
 ) -> CheckpointList:
-    wish = CheckpointWish(folder, "step_*.pt", to_check, facts or {})
-    reader.read(wish)
+    query = CheckpointQuery(folder, "step_*.pt", to_check, facts or {})
+    reader.read(query)
     reader.wait(60.0)
-    return reader.read(wish)
+    return reader.read(query)
 
 
 def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
     write(tmp_path, 100)
     assert look(reader, tmp_path).count == 1
     write(tmp_path, 200)
-    assert reader.read(CheckpointWish(tmp_path, "step_*.pt")).count == 1  # listed a moment ago
+    assert reader.read(CheckpointQuery(tmp_path, "step_*.pt")).count == 1  # listed a moment ago
     clock.now = checkpoint_list.LIST_SECONDS
     assert look(reader, tmp_path).newest[0].step == 200
 

@@ -110,11 +110,11 @@ def test_a_store_without_a_live_run_is_looked_at_less_often(
 def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
     feed.start()
     empty = feed.first(60.0)
-    assert (empty.trouble, empty.agent, empty.runs) == (None, None, ())
+    assert (empty.problem, empty.agent, empty.runs) == (None, None, ())
     filler = Filler(workspace)
     try:
         filler.overnight()
-        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
     finally:
         filler.close()
 
@@ -124,13 +124,13 @@ def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
 ) -> None:
     workspace.database.write_bytes(b"this is no database" * 1000)
     feed.start()
-    told = listener.until(lambda snapshot: snapshot.trouble is not None)
-    assert told.trouble is not None and "is damaged" in told.trouble
+    told = listener.until(lambda snapshot: snapshot.problem is not None)
+    assert told.problem is not None and "is damaged" in told.problem
     set_aside(workspace.database, time.time())
     filler = Filler(workspace)
     try:
         filler.overnight()
-        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
     finally:
         filler.close()
 
@@ -142,9 +142,9 @@ def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
     with monkeypatch.context() as patched:
         patched.setattr("gputui.ui.tui.data.feed.data_version", lambda _connection: {}["nothing"])
         feed.start()
-        told = listener.until(lambda snapshot: snapshot.trouble is not None)
-        assert told.trouble is not None and "KeyError in test_feed.py, line" in told.trouble
-    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+        told = listener.until(lambda snapshot: snapshot.problem is not None)
+        assert told.problem is not None and "KeyError in test_feed.py, line" in told.problem
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
 
 
 def test_a_locked_database_holds_nothing_up(
@@ -157,11 +157,11 @@ def test_a_locked_database_holds_nothing_up(
     locker.execute("BEGIN EXCLUSIVE")
     feed.start()
     assert feed.first(0.2).agent is None
-    told = listener.until(lambda snapshot: snapshot.trouble is not None)
-    assert told.trouble is not None and "locked by another program" in told.trouble
+    told = listener.until(lambda snapshot: snapshot.problem is not None)
+    assert told.problem is not None and "locked by another program" in told.problem
     locker.execute("ROLLBACK")
     locker.close()
-    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
 
 
 def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:

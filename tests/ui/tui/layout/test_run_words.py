@@ -19,12 +19,12 @@ from gputui.ui.tui.data.snapshot import Interest, RunRow
 from gputui.ui.tui.layout.run_words import (
     MOST_NAMED,
     awaits_step,
-    outlook,
     placement_words,
     several_tag_words,
     several_words,
     silent_seconds,
     state_sign,
+    status_line,
     unsaved_words,
     waiting_words,
 )
@@ -49,13 +49,13 @@ def test_a_start_has_a_clock_and_what_the_last_one_took(filler: Filler, workspac
     filler.run("vit-1", "starting", name="vit", started_ago=14)
     filler.attempt("vit-1", 1, "starting", started_ago=14)
     filler.connection.execute("UPDATE attempts SET first_step_at = NULL")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
     filler.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
     filler.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
     filler.run("bert-0", "succeeded", name="bert", started_ago=300, ended_ago=200)
     filler.attempt("bert-0", 1, "succeeded", started_ago=300, ended_ago=200)
     filler.connection.execute("UPDATE attempts SET first_step_at = started_at + 77 WHERE run_id = 'bert-0'")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
     assert row_of(workspace, "vit-0").run.usual_start_seconds is None, "only what starts needs it"
 
 
@@ -68,13 +68,13 @@ def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(filler:
     filler.connection.execute("UPDATE attempts SET first_step_at = NULL WHERE number = 2")
     row = row_of(workspace, "vit-1")
     assert awaits_step(row)
-    assert outlook(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
+    assert status_line(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
     filler.connection.execute("UPDATE attempts SET resumed_step = 40 WHERE number = 2")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
     filler.metrics("vit-1", 2, [{"step": 41, "time": NOW - 1, "loss": 1.0}])
     filler.connection.execute("UPDATE attempts SET first_step_at = ? WHERE number = 2", (NOW - 1,))
     row = row_of(workspace, "vit-1")
-    assert not awaits_step(row) and "no step" not in outlook(row, NOW)[0] and row.run.usual_start_seconds is None
+    assert not awaits_step(row) and "no step" not in status_line(row, NOW)[0] and row.run.usual_start_seconds is None
 
 
 @table("metrics, words", [
@@ -85,7 +85,7 @@ def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec
     spec = RunSpec("a", "torchrun", ("a.py",), "/srv", python="/bin/python", metrics=tuple(metrics))
     row = RunRow(replace(RUN, spec_json=json.dumps(spec.to_json())), Progress())
     assert awaits_step(row) == (words is not None)
-    assert (words or "") in outlook(row, NOW)[0]
+    assert (words or "") in status_line(row, NOW)[0]
 
 
 def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_was_ever_read(
@@ -95,13 +95,13 @@ def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_w
     filler.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
     filler.attempt("vit-1", 2, started_ago=20)
     filler.connection.execute("UPDATE attempts SET first_step_at = NULL")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
     text = "it has printed 200 lines, but nothing looks like metrics"
     query = "INSERT INTO observations (run_id, attempt, at, kind, text) VALUES ('vit-1', ?, ?, 'no_metrics', ?)"
     filler.connection.execute(query, (1, NOW - 200, text))
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
     filler.connection.execute(query, (2, NOW - 1, text))
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
     filler.metrics("vit-1", 1, [{"step": 41, "time": NOW - 150, "loss": 1.0}])
     assert row_of(workspace, "vit-1").run.no_metrics is None, "the attempt before was read"
 
@@ -116,7 +116,7 @@ def test_a_run_whose_command_has_exited_says_what_it_waits_for_and_its_time_stan
     state: RunState, waiting_for: str | None, words: str
 ) -> None:
     run = replace(RUN, state=state, attempt_exited_at=NOW - 30, waiting_for=waiting_for)
-    assert words == outlook(RunRow(run, Progress(step=7)), NOW)[0]
+    assert words == status_line(RunRow(run, Progress(step=7)), NOW)[0]
     assert run_state_text(run) == ("ending" if state is RunState.RUNNING else "stopping")
     assert silent_seconds(RunRow(run, Progress(step=7, newest_at=NOW - 90, steps_per_second=1.0)), NOW) is None
     assert run.trained_seconds(NOW) == run.trained_seconds(NOW + 60) == 60.0
@@ -132,18 +132,18 @@ def test_a_stop_says_since_when_what_for_and_until_when(filler: Filler, workspac
     )
     row = row_of(workspace, "vit-1")
     assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
-    words, style = outlook(row, NOW)
+    words, style = status_line(row, NOW)
     assert "12 s" in words and "killed in 23 s" in words and style == "text"
-    assert "being killed" in outlook(row, NOW + 30)[0]
+    assert "being killed" in status_line(row, NOW + 30)[0]
     filler.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
     assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, True)
 
 
 def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> None:
     run = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 20, 35.0))
-    words, style = outlook(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 26)), NOW)
+    words, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 26)), NOW)
     assert "no step for 26 s" in words and style == "warn"
-    words, style = outlook(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
+    words, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
     assert "no step" not in words and style == "text"
 
 
@@ -159,7 +159,7 @@ def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_o
     assert row.progress.steps_per_second == pytest.approx(2.5)
     assert silent_seconds(row, NOW + 60) is None
     assert silent_seconds(row, NOW + 200) == pytest.approx(240.0)
-    assert "usually 40 s" in outlook(row, NOW + 200)[0]
+    assert "usually 40 s" in status_line(row, NOW + 200)[0]
 
 
 def test_a_pause_within_the_last_minute_is_no_slower_pace(filler: Filler, workspace: Workspace) -> None:
@@ -197,17 +197,17 @@ def test_a_step_that_was_not_fetched_yet_is_not_missing(
 ) -> None:
     placed = PlacementView("running", contact_at=NOW - contact, poll_seconds=poll, problem=problem)
     progress = Progress(step=40, steps_per_second=10.0, newest_at=NOW - age)
-    found = outlook(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
+    found = status_line(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
     assert found.startswith(words) if words is not None else "usually" not in found
     stopping = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 9, 35.0), placement=placed)
-    assert ("no step" in outlook(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
+    assert ("no step" in status_line(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
 
 
 @table("is_kill, words", [(False, "gputui stop --now"), (True, "given up")])
 def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is_kill: bool, words: str) -> None:
     placed = PlacementView("running", contact_at=NOW - 300, problem="no route")
     run = replace(RUN, target="lab", state=RunState.STOPPING, placement=placed)
-    told = outlook(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
+    told = status_line(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
     assert "no route" in told and words in told
 
 
@@ -241,15 +241,15 @@ def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> 
     stop = row_of(workspace, "vit-1").run.stop
     assert stop is not None and stop.saved_step == 30
     assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
-    assert "it may save a checkpoint" in outlook(row_of(workspace, "vit-1"), NOW)[0]
+    assert "it may save a checkpoint" in status_line(row_of(workspace, "vit-1"), NOW)[0]
 
 
 def test_a_success_with_a_loss_that_is_no_number_says_so(filler: Filler, workspace: Workspace) -> None:
     filler.run("vit-1", "succeeded")
     filler.attempt("vit-1", 1)
-    assert outlook(row_of(workspace, "vit-1"), NOW)[1] == "dim"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[1] == "dim"
     filler.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
-    words, style = outlook(row_of(workspace, "vit-1"), NOW)
+    words, style = status_line(row_of(workspace, "vit-1"), NOW)
     assert mentions(words.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
 
 
@@ -284,9 +284,9 @@ def test_the_parameters_say_how_long_a_script_trains(filler: Filler, workspace: 
 
 def test_a_run_that_has_done_its_last_step_finishes() -> None:
     progress = Progress(step=60, total_steps=60, steps_per_second=6.0, newest_at=NOW - 14)
-    assert outlook(RunRow(RUN, progress), NOW) == ("finishing for 14 s", "text")
-    assert outlook(RunRow(RUN, progress), NOW + 600)[1] == "warn"
-    assert outlook(RunRow(RUN, replace(progress, step=59)), NOW)[0] == "usually 0.2 s"
+    assert status_line(RunRow(RUN, progress), NOW) == ("finishing for 14 s", "text")
+    assert status_line(RunRow(RUN, progress), NOW + 600)[1] == "warn"
+    assert status_line(RunRow(RUN, replace(progress, step=59)), NOW)[0] == "usually 0.2 s"
 
 
 @table("state, age, word, style", [

@@ -147,7 +147,7 @@ def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:
     if snapshot.past is not None:
         text = "No GPU was recorded at this moment."
     elif snapshot.agent is None:
-        text = "Waiting for the first sample…" if snapshot.trouble is None else ""
+        text = "Waiting for the first sample…" if snapshot.problem is None else ""
     elif snapshot.agent.gpu_problem:
         problem = clean(snapshot.agent.gpu_problem).rstrip()
         text = problem if "--demo" in problem else f"{problem.rstrip('.')}. `gputui --demo` simulates eight GPUs."

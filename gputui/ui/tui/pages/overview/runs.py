@@ -32,11 +32,11 @@ from gputui.ui.tui.layout.columns import (
 from gputui.ui.tui.layout.lists import ListState, order_named
 from gputui.ui.tui.layout.run_words import (
     awaits_step,
-    outlook,
     run_style,
     run_title,
     silent_seconds,
     state_sign,
+    status_line,
     tag_words,
 )
 from gputui.ui.tui.layout.sparklines import eased, spark
@@ -135,8 +135,8 @@ def _is_training(row: RunRow) -> bool:
 
 
 def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
-    """A run that does not train now: its first columns, then its outlook in the room of the others. What matters of a
-    failed one is the reason, which begins behind its state."""
+    """A run that does not train now: its first columns, then its status line in the room of the others. What matters of
+    a failed one is the reason, which begins behind its state."""
     run, progress = shown.row.run, shown.row.progress
     has_step = run.shown_state in ("succeeded", "ending", "stopping", "stopped") and progress.step is not None
     shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
@@ -144,7 +144,7 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
     tags, note = tag_words(run), clean(run.note or "")
-    words, style = outlook(shown.row, shown.snapshot.at)
+    words, style = status_line(shown.row, shown.snapshot.at)
     indices = _gpu_indices(shown) if run.holds_gpus else ""
     gpus = f" · GPU {indices}" if indices else ""
     more = gpus + cost + (f" · {note}" if note else "")
@@ -300,7 +300,7 @@ def _curve(shown: _Shown, width: int) -> list[Span]:
 
 
 def _time_left(shown: _Shown, width: int) -> list[Span]:
-    words, style = outlook(shown.row, shown.snapshot.at)
+    words, style = status_line(shown.row, shown.snapshot.at)
     return [(words.removesuffix(" left"), style)]
 
 

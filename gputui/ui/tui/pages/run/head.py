@@ -18,7 +18,7 @@ from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap_at_most
 from gputui.ui.tui.layout.moments import KeyWords, right_end
-from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, state_sign, tag_words
+from gputui.ui.tui.layout.run_words import placement_words, run_title, state_sign, status_line, tag_words
 
 LEAST_NAME = 12
 """Least cells of a run's name in the head."""
@@ -34,7 +34,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     sign = state_sign(row, now)
     tail = [(" ", "text"), *right_end(now, past, keys)]
     room = width - cells_in(tail)
-    told, style = outlook(row, now)
+    told, style = status_line(row, now)
     if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
         took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
@@ -121,7 +121,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
         return _barred(clean(run.waiting_for), "text", width, bar="warn")
     if run.state != "failed":
         return []
-    reason, decision = run.told_reason or "no cause is known", next(reversed(page.decisions), None)
+    reason, decision = run.reported_reason or "no cause is known", next(reversed(page.decisions), None)
     cause = causes_of(reason, decision)
     lines = _barred(clean(cause[:1].upper() + cause[1:]), "bad", width)
     if decision is not None and cause != reason:

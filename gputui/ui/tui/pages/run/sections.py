@@ -320,7 +320,7 @@ def timeline_lines(
     if run.ended_at is not None:
         sign = sign_of(run)
         # The reason of a failed run is in the banner.
-        reason = "" if run.state == "failed" else clean(run.told_reason or "")
+        reason = "" if run.state == "failed" else clean(run.reported_reason or "")
         entries.append(_Entry(run.ended_at, sign.style, f"{sign.glyph} {sign.word}{': ' if reason else ''}{reason}"))
     entries.sort(key=lambda entry: entry.at)
     stamps = [dated_clock(entry.at, now) for entry in entries]

@@ -169,7 +169,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def do_keep(self) -> None:
         assert self.current is not None
         trial = self.current.trial
-        is_kept = trial.wish == "keep"
+        is_kept = trial.request == "keep"
         words = f"Leave trial {trial.number} to the pruner" if is_kept else f"Keep trial {trial.number}"
         self._ask(words, "study_keep", trial=trial.number, keep=not is_kept)
 

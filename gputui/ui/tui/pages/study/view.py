@@ -191,7 +191,7 @@ def _reason(row: TrialRow, width: int) -> list[Span]:
     if trial.reason:
         # The state has its own column.
         return [(clean(trial.reason.removeprefix(f"{trial.state} at ")), "dim")]
-    parts = ["kept"] if trial.wish == "keep" and not trial.state.is_over else []
+    parts = ["kept"] if trial.request == "keep" and not trial.state.is_over else []
     if run is not None and row.sign.word == "queued":
         parts.append(clean(run.run.waiting_for or "next"))
     elif run is not None and trial.state is TrialState.RUNNING and run.progress.step is not None:
@@ -241,13 +241,13 @@ def study_title(page: StudyPage) -> list[Span]:
 
 def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
     """The head of a study: its method; trials, best value and cost; the study's reason and
-    trouble."""
+    problem."""
     study, row = page.study, next(one for one in page.known if one.study_id == page.study.study_id)
     lines = [fitting(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
     # That all its trials have ended, the first line says.
     is_told = study.state is StudyState.FINISHED and row.over == row.wanted
-    for text, style in (("" if is_told else study.reason, of_state), (study.trouble, "bad")):
+    for text, style in (("" if is_told else study.reason, of_state), (study.problem, "bad")):
         lines += paragraph((" ", style), clean(text or ""), style, width)[:2]
     return lines
 

@@ -159,8 +159,8 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     assert "Pareto front: 8" in head and " best " not in head
     head = " ".join(text_of(result_lines(found, {}, 170)))
     assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
-    study = msgspec.structs.replace(found.study, trouble="its process failed 3 times in a row: no room")
-    assert text_of(result_lines(found._replace(study=study), {}, 170))[-1].strip() == study.trouble
+    study = msgspec.structs.replace(found.study, problem="its process failed 3 times in a row: no room")
+    assert text_of(result_lines(found._replace(study=study), {}, 170))[-1].strip() == study.problem
     assert sum(row.is_best for row in trial_rows(page, TrialList(), {})) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
