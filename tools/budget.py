@@ -130,14 +130,19 @@ def shapes(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> Iterato
         yield Shape(name, counted["lines"], len(found), longest, sum(lengths) / len(lengths), once)
 
 
-def main(arguments: list[str]) -> int:
+def tracked_files() -> list[str]:
+    """The checkout's files that git does not ignore, new ones too."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=True,
     )
-    tracked = [file for file in listed.stdout.decode().split("\0") if (ROOT / file).is_file()]
+    return [file for file in listed.stdout.decode().split("\0") if (ROOT / file).is_file()]
+
+
+def main(arguments: list[str]) -> int:
+    tracked = tracked_files()
     rooms = load(BUDGET)
     if arguments == ["--lower"]:
         BUDGET.write_text(dump(lowered(rooms, tracked, ROOT)), "utf-8")

@@ -102,11 +102,11 @@ def test_samples_a_second_do_not_depend_on_the_samples_of_a_step() -> None:
 )
 def test_losses_fall_so_steadily_that_no_alert_says_otherwise(model: str, total: int, lr: float, begin: int) -> None:
     """For the first three hours of a demo: a mean of losses is a better one within each ten minutes."""
-    curve, curve = LossCurve.of(MODELS[model], total, lr, WEIGHT_DECAY), LossHistory()
+    curve, history = LossCurve.of(MODELS[model], total, lr, WEIGHT_DECAY), LossHistory()
     ten_minutes = int(600 / MODELS[model].usual_seconds)
     patience = RULES["no_improvement"].limits["steps"]
     for step in range(begin, begin + 18 * ten_minutes):
-        curve.add(curve.training(step), step, None, patience)
-        assert (curve.steps_since(step, patience) or 0) < ten_minutes
+        history.add(curve.training(step), step, None, patience)
+        assert (history.steps_since(step, patience) or 0) < ten_minutes
     means = [statistics.fmean(map(value, range(begin, begin + 1000))) for value in (curve.training, curve.validation)]
     assert means[0] < means[1] < 1.1 * means[0]

@@ -1,0 +1,91 @@
+"""Hold gputui and the trainer to two rules that ruff has not: ``python -m tools.style``, a part of ``make check``.
+
+Statements: a conditional expression stands in no other one, no comprehension and no argument of a call, and a room of
+``budget.toml`` has at most 15 of them in 1 000 lines. Words: no variable has a name that says nothing of what it holds.
+``python -m tools.style PATH ...`` names what breaks the rules in some files or folders; without a path, in all rooms.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tools.budget import BUDGET, ROOT, files_of, load, tracked_files
+
+PACKAGES = ("gputui/", "trainer/")
+MAX_CONDITIONALS = 15.0  # in 1 000 lines
+VAGUE_NAMES = frozenset(
+    "asked both due each found given held kept known left made named one other own seen shown such taken there told "
+    "until wanted words".split()
+)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each place where a module breaks a rule, with its line."""
+    yield from misplaced(tree, "")
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        if name in VAGUE_NAMES:
+            yield node.lineno, f"the name {name} does not say what it holds"
+
+
+def misplaced(node: ast.AST, place: str) -> Iterator[tuple[int, str]]:
+    """Conditional expressions inside of others, of comprehensions and of calls; ``place`` is what ``node`` stands in."""
+    if isinstance(node, ast.IfExp):
+        if place:
+            yield node.lineno, f"a conditional expression in {place}"
+        place = "another"
+    elif isinstance(node, COMPREHENSIONS):
+        place = "a comprehension"
+    elif isinstance(node, ast.Call):
+        yield from misplaced(node.func, place)
+        for argument in (*node.args, *node.keywords):
+            yield from misplaced(argument, "a call's argument")
+        return
+    elif isinstance(node, ast.stmt):
+        place = ""
+    for child in ast.iter_child_nodes(node):
+        yield from misplaced(child, place)
+
+
+def conditionals(tree: ast.AST) -> int:
+    return sum(isinstance(node, ast.IfExp) for node in ast.walk(tree))
+
+
+def too_dense(name: str, files: Sequence[str]) -> Iterator[str]:
+    """Say where a room has too many conditional expressions for its lines."""
+    texts = [(ROOT / file).read_text("utf-8") for file in files]
+    lines = sum(len(text.splitlines()) for text in texts)
+    count = sum(conditionals(ast.parse(text)) for text in texts)
+    if count > MAX_CONDITIONALS * lines / 1000:
+        density = 1000 * count / lines
+        yield f"{name}: {density:.1f} conditional expressions in 1 000 lines, more than {MAX_CONDITIONALS:.0f}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    tracked = tracked_files()
+    findings: list[str] = []
+    rooms = {name: files_of(room, tracked) for name, room in load(BUDGET).items() if "lines" in room.limits}
+    rooms = {name: files for name, files in rooms.items() if any(file.startswith(PACKAGES) for file in files)}
+    for name, files in rooms.items():
+        if arguments:
+            files = [file for file in files if any(Path(file).is_relative_to(argument) for argument in arguments)]
+        for file in files:
+            places = sorted(problems(ast.parse((ROOT / file).read_text("utf-8"))))
+            findings += [f"{file}:{line}: {text}" for line, text in places]
+        if files:
+            findings += too_dense(" ".join(arguments) or name, files)
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    return min(len(findings), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
