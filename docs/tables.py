@@ -124,7 +124,7 @@ def _incident_kinds() -> str:
             (
                 f"`{kind.name}`",
                 kind.help,
-                "never retried" if kind.deterministic else " → ".join(map(_rung, standard.ladder(kind.name)[:-1])),
+                "never retried" if kind.retry == "never" else " → ".join(map(_rung, standard.ladder(kind.name)[:-1])),
             )
             for kind in KINDS.values()
         ),

@@ -16,10 +16,10 @@ from tools.budget import BUDGET, ROOT, files_of, load, tracked_files
 
 PACKAGES = ("gputui/", "trainer/")
 MAX_CONDITIONALS = 15.0  # in 1 000 lines
-VAGUE_NAMES = frozenset(
-    "asked both due each found given held kept known left made named one other own seen shown such taken there told "
-    "until wanted words".split()
-)
+VAGUE_NAMES = {
+    "asked", "both", "due", "each", "found", "given", "held", "kept", "known", "left", "made", "named", "one", "other",
+    "own", "seen", "shown", "such", "taken", "there", "told", "until", "wanted", "words",
+}  # fmt: skip
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -27,17 +27,13 @@ def problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Each place where a module breaks a rule, with its line."""
     yield from misplaced(tree, "")
     for node in ast.walk(tree):
-        name = ""
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        elif isinstance(node, ast.arg):
-            name = node.arg
-        if name in VAGUE_NAMES:
-            yield node.lineno, f"the name {name} does not say what it holds"
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in VAGUE_NAMES:
+                yield node.lineno, f"the name {name} does not say what it holds"
 
 
 def misplaced(node: ast.AST, place: str) -> Iterator[tuple[int, str]]:
-    """Conditional expressions inside of others, of comprehensions and of calls; ``place`` is what ``node`` stands in."""
+    """Conditional expressions within others, comprehensions and calls; ``place`` is what ``node`` stands in."""
     if isinstance(node, ast.IfExp):
         if place:
             yield node.lineno, f"a conditional expression in {place}"

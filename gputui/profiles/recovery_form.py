@@ -69,7 +69,7 @@ def _stop_last(ladder: list[list[_Actions]]) -> list[list[_Actions]]:
 
 
 def _retried_kind(given: object) -> object:
-    if isinstance(given, str) and given in KINDS and KINDS[given].deterministic:
+    if isinstance(given, str) and given in KINDS and KINDS[given].retry == "never":
         raise problem(f"{given} is never retried, because another attempt would fail in the same way")
     return given
 

@@ -30,9 +30,6 @@ MAX_LINE_CHARACTERS = 2000
 
 # With less free space, a log cannot grow by its next buffer on a file system with large blocks.
 FULL_BYTES = 1 << 20
-_SAYS_NOTHING = ("nonzero_exit", "unknown")
-_SHOWS_LAST_LINE = (*_SAYS_NOTHING, "killed", "segfault", "shim_lost")
-_OF_THE_RUN = (*("hang", "nan_loss", "memory_leak", "stopped_outside"), *("preempted", "time_limit", "node_fail"))
 
 Outcome = Literal["succeeded", "stopped", "failed"]
 
@@ -110,7 +107,9 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     if findings:
         primary = min(findings, key=lambda finding: _order(finding, roots))
     free = None if evidence.exit is None else evidence.exit.disk_free_bytes
-    if primary.kind in _SAYS_NOTHING and free is not None and free < FULL_BYTES:
+    kind = KINDS[primary.kind]
+    is_unexplained = kind.seen_in == "status" and kind.fault == "parameters"
+    if is_unexplained and free is not None and free < FULL_BYTES:
         # The disk of the logs was full, which explains the lack of a message.
         text = f"{bytes_text(free)} were left on the disk of its logs when it ended"
         tier, rank = Tier.CAUSE, primary.rank
@@ -229,12 +228,13 @@ def _without_findings(evidence: Evidence) -> Finding:
 def _who(finding: Finding, evidence: Evidence) -> str:
     if finding.rank is not None:
         return f"rank {finding.rank}"
-    if finding.kind == "unkillable":
-        return "a process of the run"
-    is_of_run = finding.kind in _OF_THE_RUN
-    if is_of_run:
-        return "the run"
-    return LAUNCHERS[evidence.launcher].title or "the run"
+    match KINDS[finding.kind].subject:
+        case "process":
+            return "a process of the run"
+        case "run":
+            return "the run"
+        case "launcher":
+            return LAUNCHERS[evidence.launcher].title or "the run"
 
 
 def _detail(finding: Finding, evidence: Evidence) -> str | None:
@@ -288,7 +288,7 @@ def _evidence(
             yield "finding", f"{_who(other, evidence)}{said}"
     if evidence.last_step is not None:
         yield "context", f"metrics: the last step was {evidence.last_step}"
-    if primary.kind in _SHOWS_LAST_LINE and (message := last_message(evidence, primary.rank)):
+    if KINDS[primary.kind].seen_in == "status" and (message := last_message(evidence, primary.rank)):
         yield "context", f"last line of its log: {message}"
     for problem in evidence.problems:
         yield "context", f"not readable: {problem}"

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from gputui.core.units import count, duration
 from gputui.recovery.actions import ACTIONS, action_title, tuned_by_study
 from gputui.recovery.batches import SHRINK
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.recovery.classify import detail_of, names_request
 from gputui.recovery.effects import (
     NO_EFFECT,
@@ -34,8 +33,6 @@ from gputui.recovery.kinds import KINDS, kind_title
 from gputui.recovery.plans import UNDO, Because, FailedAttempt, PastDecision, RecoveryPlan, ResumePoint
 from gputui.recovery.policies import RESTART, Rung
 
-# Incidents of a script that refuses its parameters.
-REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
 # A GPU's UUID in an error message of a script, or the part of it before its first dash.
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{4}|'(?:GPU|MIG)'")
 MOST_GENTLE = 2  # smaller batches in a row; then it is halved
@@ -134,9 +131,10 @@ class _Decision:
         made, fruitless = len(self.retries) + 1, self._fruitless()
         if not policy.enabled:
             return "off", "recovery is off for this run"
-        if kind.deterministic and self.refused is None and not self._is_asked():
+        may_give_up = self.refused is None and not self._is_asked()
+        if kind.retry == "never" and may_give_up:
             return "deterministic", f"{kind.title}: another attempt would fail in the same way{self._advice()}"
-        if kind.needs_step and self.refused is None and not self._has_worked() and not self._is_asked():
+        if kind.retry == "after_first_step" and may_give_up and not self._has_worked():
             text = f"{kind.title} before the first step: looks like a set-up error; not retried{self._advice()}"
             return "before_first_step", text
         if made >= policy.max_attempts:
@@ -156,7 +154,7 @@ class _Decision:
                 f"gputui resume {run_id} --from PATH chooses one, gputui restart {run_id} begins "
                 "without them"
             )
-        if failed.reach.resumption == "later" and kind.name in NUMERIC_INCIDENTS:
+        if failed.reach.resumption == "later" and kind.fault == "training":
             return "not_resumed", (
                 f"{kind.title}: the script does not load the checkpoint that it is given, but a later "
                 "one from after the trouble; pass it {checkpoint} or $GPUTUI_CHECKPOINT, or move the "
@@ -167,7 +165,7 @@ class _Decision:
     def _advice(self) -> str:
         """What repairs a script that cannot parse the UUIDs of its GPUs; "" for any other one."""
         failed = self.failed
-        is_of_script = failed.incident.kind in REFUSALS and not self._has_worked()
+        is_of_script = KINDS[failed.incident.kind].fault == "parameters" and not self._has_worked()
         if failed.spec.visible == "index" or not is_of_script or not _UUID.search(failed.incident.summary):
             return ""
         return "; CUDA_VISIBLE_DEVICES holds UUIDs, and visible: index in the profile makes them numbers"
@@ -353,7 +351,7 @@ class _Decision:
             return None
         kind = self.failed.incident.kind
         # Without an exclusion's change, the parameters do not fit the remaining GPUs.
-        is_other = kind in REFUSALS and kind != last.kind
+        is_other = KINDS[kind].fault == "parameters" and kind != last.kind
         if is_other and "exclude_gpu" not in last.actions:
             return last
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -17,147 +18,357 @@ class Tier(IntEnum):
     CONSEQUENCE = 2  # a process failed because another one ended
 
 
-class Kind(Struct, frozen=True):
-    """One kind of incident, named as in profiles, the database and JSON.
+Fault = Literal["memory", "parameters", "training", "setup", "person", "machine"]
+"""What a kind is the fault of: too little memory for the run; parameters that the script refuses; a loss that diverges;
+an environment in which it cannot start; a person or a program that ended it; anything else of the machine."""
 
-    ``title`` is for headings, ``says`` a sentence in which ``{who}`` is "rank 1" or "the run",
-    ``help`` one for the documentation. ``deterministic``: never retried, because it would fail in
-    the same way. ``needs_step``: never retried before the first step, as it then suggests a wrong
-    setup.
+
+class Kind(Struct, frozen=True):
+    """One kind of incident. No field has a default: whoever adds a kind answers each question.
+
+    Attributes:
+        name: as in profiles, the database and JSON.
+        title: for headings.
+        says: a sentence in which ``{who}`` is "rank 1", or the ``subject`` where no rank is known.
+        help: the meaning, for the documentation.
+        tier: how far its messages are from the cause.
+        fault: what causes it. A study's point is at fault unless the machine is.
+        retry: whether recovery may start the run again: never where it would fail in the same way, and only after
+            a first step where an earlier one suggests a wrong setup.
+        subject: who does it where no rank is known: the launcher, the run or a process of it.
+        seen_in: whether a message tells it, or only an exit status, beside which the last line of the log is shown.
+        may_be_checkpoint: whether a checkpoint may cause it, so that one is doubted if its attempt ends by it before
+            the first step.
     """
 
     name: str
     title: str
     says: str
     help: str
-    tier: Tier = Tier.CAUSE
-    deterministic: bool = False
-    needs_step: bool = False
+    tier: Tier
+    fault: Fault
+    retry: Literal["always", "after_first_step", "never"]
+    subject: Literal["launcher", "run", "process"]
+    seen_in: Literal["message", "status"]
+    may_be_checkpoint: bool
 
 
 _KINDS = (
     # memory
-    Kind("cuda_oom", "out of GPU memory", "{who} ran out of GPU memory",
-         "GPU memory could not be allocated."),
-    Kind(SHARED_OOM, "out of the memory of a shared GPU",
-         "{who} ran out of GPU memory while other runs were on the GPU",
-         "The same in a run that shares its GPU."),
-    Kind("host_oom", "out of host memory", "{who} ran out of memory on the host",
-         "The OOM killer struck, or memory could not be allocated."),
-    Kind("memory_leak", "host memory leak",
-         "{who} held more and more of the host's memory until it was nearly used up",
-         "Memory grew steadily until it was nearly used up."),
-    Kind("shm_full", "shared memory full", "{who} found no room in shared memory (/dev/shm)",
-         "Data loader workers or NCCL got no shared memory."),
+    Kind(
+        "cuda_oom", title="out of GPU memory", says="{who} ran out of GPU memory",
+        help="GPU memory could not be allocated.",
+        tier=Tier.CAUSE, fault="memory", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        SHARED_OOM, title="out of the memory of a shared GPU",
+        says="{who} ran out of GPU memory while other runs were on the GPU",
+        help="The same in a run that shares its GPU.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "host_oom", title="out of host memory", says="{who} ran out of memory on the host",
+        help="The OOM killer struck, or memory could not be allocated.",
+        tier=Tier.CAUSE, fault="memory", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "memory_leak", title="host memory leak",
+        says="{who} held more and more of the host's memory until it was nearly used up",
+        help="Memory grew steadily until it was nearly used up.",
+        tier=Tier.CAUSE, fault="memory", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "shm_full", title="shared memory full", says="{who} found no room in shared memory (/dev/shm)",
+        help="Data loader workers or NCCL got no shared memory.",
+        tier=Tier.CAUSE, fault="memory", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
     # communication
-    Kind("nccl_timeout", "collective timed out",
-         "{who} waited in vain for the other ranks in a collective operation",
-         "NCCL's watchdog or gloo gave up waiting for a rank.", tier=Tier.SYMPTOM),
-    Kind("nccl_error", "NCCL error", "{who} met an NCCL error",
-         "NCCL reported an error of no other kind.", tier=Tier.SYMPTOM),
-    Kind("peer_lost", "lost another rank",
-         "{who} lost the connection to another rank, and nothing says why that one ended",
-         "A connection broke, mostly because another rank ended.", tier=Tier.CONSEQUENCE),
-    Kind("rank_left_early", "a rank ended early",
-         "{who} ended without an error while the other ranks went on",
-         "A rank exited with code 0 while others went on."),
-    Kind("port_in_use", "port in use", "{who} found its network port already in use",
-         "A port that ranks need was taken."),
-    Kind("rendezvous", "ranks did not meet", "{who} could not join the other ranks at the start",
-         "The ranks did not find each other in time."),
-    Kind("hang", "no progress", "{who} made no progress any more",
-         "No new step for longer than the run's history explains.", tier=Tier.SYMPTOM),
+    Kind(
+        "nccl_timeout", title="collective timed out",
+        says="{who} waited in vain for the other ranks in a collective operation",
+        help="NCCL's watchdog or gloo gave up waiting for a rank.",
+        tier=Tier.SYMPTOM, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "nccl_error", title="NCCL error", says="{who} met an NCCL error",
+        help="NCCL reported an error of no other kind.",
+        tier=Tier.SYMPTOM, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "peer_lost", title="lost another rank",
+        says="{who} lost the connection to another rank, and nothing says why that one ended",
+        help="A connection broke, mostly because another rank ended.",
+        tier=Tier.CONSEQUENCE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "rank_left_early", title="a rank ended early",
+        says="{who} ended without an error while the other ranks went on",
+        help="A rank exited with code 0 while others went on.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "port_in_use", title="port in use", says="{who} found its network port already in use",
+        help="A port that ranks need was taken.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "rendezvous", title="ranks did not meet", says="{who} could not join the other ranks at the start",
+        help="The ranks did not find each other in time.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "hang", title="no progress", says="{who} made no progress any more",
+        help="No new step for longer than the run's history explains.",
+        tier=Tier.SYMPTOM, fault="machine", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=True,
+    ),
     # ends of processes
-    Kind("killed", "killed from outside", "{who} was killed from outside",
-         "SIGKILL or the like, not from gputui or the OOM killer."),
-    Kind("segfault", "crash in native code", "{who} crashed in native code",
-         "SIGSEGV, SIGBUS, SIGILL, SIGFPE or SIGABRT."),
-    Kind("user_exception", "exception in the script", "{who} raised an exception",
-         "A Python exception of no other kind.", needs_step=True),
-    Kind("nonzero_exit", "ended with an error code", "{who} ended with an error code",
-         "An exit code other than 0 without a traceback.", needs_step=True),
-    Kind("stopped_outside", "stopped from outside",
-         "{who} was asked to stop, but not through gputui",
-         "SIGTERM, SIGINT or SIGHUP from outside."),
-    Kind("interrupted", "machine rebooted",
-         "the machine was rebooted or lost power during the attempt",
-         "The machine rebooted during the attempt."),
-    Kind("shim_lost", "supervisor process lost",
-         "the process that watched over the attempt vanished, so that how it ended is not known",
-         "The attempt's shim was killed and left no exit record."),
-    Kind("unkillable", "process cannot be killed", "{who} does not react to SIGKILL",
-         "SIGKILL has no effect: it hangs in a driver, or is another user's.", deterministic=True),
+    Kind(
+        "killed", title="killed from outside", says="{who} was killed from outside",
+        help="SIGKILL or the like, not from gputui or the OOM killer.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="status", may_be_checkpoint=False,
+    ),
+    Kind(
+        "segfault", title="crash in native code", says="{who} crashed in native code",
+        help="SIGSEGV, SIGBUS, SIGILL, SIGFPE or SIGABRT.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="status", may_be_checkpoint=True,
+    ),
+    Kind(
+        "user_exception", title="exception in the script", says="{who} raised an exception",
+        help="A Python exception of no other kind.",
+        tier=Tier.CAUSE, fault="parameters", retry="after_first_step",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "nonzero_exit", title="ended with an error code", says="{who} ended with an error code",
+        help="An exit code other than 0 without a traceback.",
+        tier=Tier.CAUSE, fault="parameters", retry="after_first_step",
+        subject="launcher", seen_in="status", may_be_checkpoint=True,
+    ),
+    Kind(
+        "stopped_outside", title="stopped from outside", says="{who} was asked to stop, but not through gputui",
+        help="SIGTERM, SIGINT or SIGHUP from outside.",
+        tier=Tier.CAUSE, fault="person", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "interrupted", title="machine rebooted", says="the machine was rebooted or lost power during the attempt",
+        help="The machine rebooted during the attempt.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "shim_lost", title="supervisor process lost",
+        says="the process that watched over the attempt vanished, so that how it ended is not known",
+        help="The attempt's shim was killed and left no exit record.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="status", may_be_checkpoint=False,
+    ),
+    Kind(
+        "unkillable", title="process cannot be killed", says="{who} does not react to SIGKILL",
+        help="SIGKILL has no effect: it hangs in a driver, or is another user's.",
+        tier=Tier.CAUSE, fault="machine", retry="never",
+        subject="process", seen_in="message", may_be_checkpoint=True,
+    ),
     # a scheduler elsewhere
-    Kind("preempted", "preempted", "{who} had to give way to another job on its target",
-         "The target's scheduler preempted the job."),
-    Kind("time_limit", "time limit reached", "{who} reached its time limit on its target",
-         "The target's scheduler ended the job at its limit."),
-    Kind("node_fail", "node failed", "the node of {who} failed",
-         "The target's node failed, or its job left no record."),
+    Kind(
+        "preempted", title="preempted", says="{who} had to give way to another job on its target",
+        help="The target's scheduler preempted the job.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "time_limit", title="time limit reached", says="{who} reached its time limit on its target",
+        help="The target's scheduler ended the job at its limit.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "node_fail", title="node failed", says="the node of {who} failed",
+        help="The target's node failed, or its job left no record.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=False,
+    ),
     # the set-up
-    Kind("import_error", "import failed", "{who} could not import a module",
-         "ImportError or ModuleNotFoundError.",
-         deterministic=True),
-    Kind("config_error", "wrong set-up", "{who} rejected its arguments or set-up",
-         "Wrong arguments, a missing script or a syntax error.", deterministic=True),
-    Kind("launch_failed", "could not be started", "the command could not be started",
-         "The program is missing or may not be executed.", deterministic=True),
-    Kind("lease_conflict", "GPU taken by another home",
-         "a GPU was taken meanwhile by a run of another gputui home",
-         "Another process had locked a GPU when the attempt began."),
-    Kind("incompatible_checkpoint", "checkpoint does not fit",
-         "{who} could not load the checkpoint into this model",
-         "The checkpoint's names or sizes are not those of the model.", deterministic=True),
-    Kind("corrupt_checkpoint", "damaged checkpoint", "{who} could not read the checkpoint",
-         "The checkpoint that it resumed from is damaged."),
+    Kind(
+        "import_error", title="import failed", says="{who} could not import a module",
+        help="ImportError or ModuleNotFoundError.",
+        tier=Tier.CAUSE, fault="setup", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "config_error", title="wrong set-up", says="{who} rejected its arguments or set-up",
+        help="Wrong arguments, a missing script or a syntax error.",
+        tier=Tier.CAUSE, fault="parameters", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "launch_failed", title="could not be started", says="the command could not be started",
+        help="The program is missing or may not be executed.",
+        tier=Tier.CAUSE, fault="setup", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "lease_conflict", title="GPU taken by another home",
+        says="a GPU was taken meanwhile by a run of another gputui home",
+        help="Another process had locked a GPU when the attempt began.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "incompatible_checkpoint", title="checkpoint does not fit",
+        says="{who} could not load the checkpoint into this model",
+        help="The checkpoint's names or sizes are not those of the model.",
+        tier=Tier.CAUSE, fault="parameters", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "corrupt_checkpoint", title="damaged checkpoint", says="{who} could not read the checkpoint",
+        help="The checkpoint that it resumed from is damaged.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
     # numbers
-    Kind("nan_loss", "loss is not a number", "{who} saw a loss or gradient that is not finite",
-         "The loss or gradient norm became NaN or infinite."),
-    Kind("loss_spike", "loss jumped", "the loss rose far above its recent values and stayed there",
-         "The loss stays far above its recent median."),
-    Kind("straggler", "slow rank", "{who} is much slower than the others",
-         "A rank is much slower than the others; only reported."),
+    Kind(
+        "nan_loss", title="loss is not a number", says="{who} saw a loss or gradient that is not finite",
+        help="The loss or gradient norm became NaN or infinite.",
+        tier=Tier.CAUSE, fault="training", retry="always",
+        subject="run", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "loss_spike", title="loss jumped", says="the loss rose far above its recent values and stayed there",
+        help="The loss stays far above its recent median.",
+        tier=Tier.CAUSE, fault="training", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "straggler", title="slow rank", says="{who} is much slower than the others",
+        help="A rank is much slower than the others; only reported.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
     # hardware and driver
-    Kind("illegal_access", "illegal GPU access", "{who} crashed in a GPU kernel",
-         "An illegal memory access, a device-side assertion or a failed launch."),
-    Kind("ecc", "GPU memory error", "{who} met an uncorrectable error in the GPU's memory",
-         "An uncorrectable error of the GPU's memory."),
-    Kind("nvlink_error", "NVLink error", "{who} met an NVLink error",
-         "An uncorrectable error of a link between GPUs."),
-    Kind("gpu_lost", "GPU lost", "{who} lost its GPU",
-         "The GPU fell off the bus or does not answer."),
-    Kind("gpu_busy", "GPU not available", "{who} found its GPU busy or unavailable",
-         "Another process has the GPU exclusively, or it needs a reset."),
-    Kind("overheating", "GPU too hot", "the GPU of {who} became so hot that it lowered its clocks",
-         "Heat lowers the GPU's clocks; only reported."),
-    Kind("driver_mismatch", "driver does not fit", "{who} could not use the NVIDIA driver",
-         "The driver was updated without a reboot, or is too old.",
-         deterministic=True),
-    Kind("cuda_init", "CUDA could not start", "{who} could not initialise CUDA",
-         "No CUDA device is visible, or the driver does not initialise.", deterministic=True),
+    Kind(
+        "illegal_access", title="illegal GPU access", says="{who} crashed in a GPU kernel",
+        help="An illegal memory access, a device-side assertion or a failed launch.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "ecc", title="GPU memory error", says="{who} met an uncorrectable error in the GPU's memory",
+        help="An uncorrectable error of the GPU's memory.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "nvlink_error", title="NVLink error", says="{who} met an NVLink error",
+        help="An uncorrectable error of a link between GPUs.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "gpu_lost", title="GPU lost", says="{who} lost its GPU",
+        help="The GPU fell off the bus or does not answer.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "gpu_busy", title="GPU not available", says="{who} found its GPU busy or unavailable",
+        help="Another process has the GPU exclusively, or it needs a reset.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "overheating", title="GPU too hot", says="the GPU of {who} became so hot that it lowered its clocks",
+        help="Heat lowers the GPU's clocks; only reported.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "driver_mismatch", title="driver does not fit", says="{who} could not use the NVIDIA driver",
+        help="The driver was updated without a reboot, or is too old.",
+        tier=Tier.CAUSE, fault="machine", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "cuda_init", title="CUDA could not start", says="{who} could not initialise CUDA",
+        help="No CUDA device is visible, or the driver does not initialise.",
+        tier=Tier.CAUSE, fault="machine", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
     # data and disks
-    Kind("dataloader_killed", "data loader worker died", "{who} lost a data loader worker",
-         "A data loader worker died."),
-    Kind("bad_sample", "data could not be loaded", "{who} could not load a sample",
-         "An exception in a data loader worker."),
-    Kind("dataloader_stall", "data loader timed out", "{who} waited in vain for its data loader",
-         "A data loader gave no batch within its timeout."),
-    Kind("resource_limit", "limit of files or processes reached",
-         "{who} reached a limit on open files, threads or processes",
-         "Too many open files, threads or processes."),
-    Kind("disk_full", "disk full", "{who} found no space left on the disk",
-         "No space or quota was left for a write."),
-    Kind("read_only_fs", "disk failed", "{who} met a file system that is read-only or failing",
-         "A file system became read-only or reported I/O errors.", deterministic=True),
+    Kind(
+        "dataloader_killed", title="data loader worker died", says="{who} lost a data loader worker",
+        help="A data loader worker died.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "bad_sample", title="data could not be loaded", says="{who} could not load a sample",
+        help="An exception in a data loader worker.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "dataloader_stall", title="data loader timed out", says="{who} waited in vain for its data loader",
+        help="A data loader gave no batch within its timeout.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "resource_limit", title="limit of files or processes reached",
+        says="{who} reached a limit on open files, threads or processes",
+        help="Too many open files, threads or processes.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "disk_full", title="disk full", says="{who} found no space left on the disk",
+        help="No space or quota was left for a write.",
+        tier=Tier.CAUSE, fault="machine", retry="always",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
+    Kind(
+        "read_only_fs", title="disk failed", says="{who} met a file system that is read-only or failing",
+        help="A file system became read-only or reported I/O errors.",
+        tier=Tier.CAUSE, fault="machine", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=False,
+    ),
     # gputui's own verdicts
-    Kind("crash_loop", "crash loop", "the same trouble came back again and again without progress",
-         "Several attempts in a row got no further.", deterministic=True),
-    Kind("unknown", "unknown cause", "the run ended for a reason that its logs do not tell",
-         "Exit status, error files and logs show no cause."),
+    Kind(
+        "crash_loop", title="crash loop", says="the same trouble came back again and again without progress",
+        help="Several attempts in a row got no further.",
+        tier=Tier.CAUSE, fault="machine", retry="never",
+        subject="launcher", seen_in="message", may_be_checkpoint=True,
+    ),
+    Kind(
+        "unknown", title="unknown cause", says="the run ended for a reason that its logs do not tell",
+        help="Exit status, error files and logs show no cause.",
+        tier=Tier.CAUSE, fault="parameters", retry="always",
+        subject="launcher", seen_in="status", may_be_checkpoint=True,
+    ),
 )  # fmt: skip
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 """Every kind by its name, in the order of the documentation."""
+
+
+def kind_of(name: str) -> Kind:
+    """The kind with a name; ``unknown`` for a name that another version stored."""
+    return KINDS.get(name, KINDS["unknown"])
 
 
 def kind_title(name: str) -> str:

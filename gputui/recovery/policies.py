@@ -213,7 +213,7 @@ POLICIES: dict[str, Policy] = {
 
 def kinds_with_ladders() -> list[str]:
     """The kinds that a ladder can be for: those that may be retried, and the default."""
-    return [name for name, kind in KINDS.items() if not kind.deterministic] + [DEFAULT]
+    return [name for name, kind in KINDS.items() if kind.retry != "never"] + [DEFAULT]
 
 
 class PolicyError(ValueError):

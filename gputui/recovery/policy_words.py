@@ -31,10 +31,10 @@ def action_words(action: PolicyAction) -> str:
 
 def kind_words(kind: str, policy: Policy) -> str:
     """The ladder for a kind of incident: ``restart → rollback 1 + tighter_clip 2 → stop``."""
-    if kind in KINDS and KINDS[kind].deterministic:
+    if kind in KINDS and KINDS[kind].retry == "never":
         return "never retried"
     rungs = (" + ".join(action_words(each) for each in rung) for rung in policy.ladder(kind))
-    when = " (not before the first step)" if kind in KINDS and KINDS[kind].needs_step else ""
+    when = " (not before the first step)" if kind in KINDS and KINDS[kind].retry == "after_first_step" else ""
     return " → ".join(rungs) + when
 
 
@@ -90,8 +90,8 @@ def policy_json(policy: Policy) -> dict[str, Any]:
             ]
             for kind in kinds_with_ladders()
         },
-        "never_retried": [name for name, kind in KINDS.items() if kind.deterministic],
-        "not_before_first_step": [name for name, kind in KINDS.items() if kind.needs_step],
+        "never_retried": [name for name, kind in KINDS.items() if kind.retry == "never"],
+        "not_before_first_step": [name for name, kind in KINDS.items() if kind.retry == "after_first_step"],
     }
 
 

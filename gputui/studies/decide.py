@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import bytes_text, count, duration, metric_value
+from gputui.recovery.kinds import KINDS, kind_of
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
@@ -20,20 +21,8 @@ from gputui.studies.spec import Budget, Constraints, Objective, StudySpec
 Verb = Literal["resume", "restart"]
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""
-REPEATED_ONCE = ("user_exception", "nonzero_exit", "unknown")
-"""Kinds of incident that the point most likely causes: its run is repeated once for them."""
 HEADROOM = 1.1
 """How much more GPU memory than the largest earlier trial a trial may use."""
-
-OUT_OF_MEMORY = frozenset({"cuda_oom", "host_oom", "memory_leak", "shm_full"})
-OF_THE_POINT = frozenset(
-    {
-        "nan_loss", "loss_spike", "user_exception", "nonzero_exit", "config_error", "import_error", "launch_failed",
-        "incompatible_checkpoint", "stopped_outside", "unknown",
-    }
-)  # fmt: skip
-"""Kinds of incident that the point causes, so that they would repeat. The machine causes all
-others."""
 
 
 # --- a trial's verdict ------------------------------------------------------------------------------------------------
@@ -81,9 +70,13 @@ def ruling(
         return Ruling(TrialState.STOPPED, trial.reason)
     if end.state is RunState.STOPPED:
         return Ruling(TrialState.STOPPED, end.reason or "stopped")
-    if end.incident in OUT_OF_MEMORY:
+    if end.incident is None:
+        return Ruling(TrialState.FAILED, end.reason)
+    fault = kind_of(end.incident).fault
+    if fault == "memory":
         return Ruling(TrialState.INFEASIBLE, end.reason)
-    if end.incident in OF_THE_POINT or end.incident is None:
+    if fault != "machine":
+        # The point would fail again.
         return Ruling(TrialState.FAILED, end.reason)
     if trial.starts >= MOST_STARTS:
         return Ruling(TrialState.FAILED, f"{end.reason or end.incident}; started {trial.starts} times")
@@ -281,7 +274,9 @@ def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, param
     that crashed once, unless the profile has ladders of its own for that."""
     recovery = dict(base.recovery)
     if recovery.get("policy") != "off":
-        once = {kind: ["restart"] for kind in REPEATED_ONCE}
+        # Most likely the point causes these, though another start may succeed.
+        uncertain = (kind for kind in KINDS.values() if kind.fault == "parameters" and kind.retry != "never")
+        once = {kind.name: ["restart"] for kind in uncertain}
         diverged = {"nan_loss": ["stop"], "loss_spike": ["stop"]}
         recovery["ladders"] = {**once, **(recovery.get("ladders") or {}), **diverged}
     share = 1 / spec.trials_per_gpu if spec.gpus_per_trial == 1 else 1.0

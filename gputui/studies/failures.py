@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.core.yaml_forms.problems import nearest
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
+from gputui.recovery.kinds import kind_of
 from gputui.store.metrics.queries import metric_names
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, StudyState, TrialRecord, TrialState
-from gputui.studies.decide import OUT_OF_MEMORY, RunEnd, living
+from gputui.studies.decide import RunEnd, living
 from gputui.studies.run_queries import ObjectiveReader, has_stepped, last_incident, objective_values
 from gputui.studies.spec import PrunerSpec, StudySpec
 
@@ -82,9 +82,10 @@ def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) 
     """The cause that failed a trial, or soon will, and may fail every other one; see `same_cause`."""
     kind, fingerprint = last_incident(connection, trial.run_id) or (None, None)
     values = _values(connection, spec, trial)
-    if kind in NUMERIC_INCIDENTS or any(value is not None and not math.isfinite(value) for value in values):
+    fault = None if kind is None else kind_of(kind).fault
+    if fault == "training" or any(value is not None and not math.isfinite(value) for value in values):
         return "diverged"
-    if kind in OUT_OF_MEMORY:
+    if fault == "memory":
         return "out_of_memory"
     if has_stepped(connection, trial.run_id):
         return None

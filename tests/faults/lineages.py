@@ -32,8 +32,8 @@ from gputui.core.config import Workspace, locate
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, for_person
-from gputui.recovery.checkpoints.ledger import EXTERNAL_INCIDENTS, NUMERIC_INCIDENTS
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed, unsound_loss_of
+from gputui.recovery.kinds import KINDS
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.repository import transaction
@@ -478,7 +478,7 @@ class History:
         """As the examination of an attempt does it."""
         self.now += 1.5
         number = run.attempts
-        if kind not in (None, *EXTERNAL_INCIDENTS) and base is not None and not run.has_worked:
+        if kind is not None and KINDS[kind].may_be_checkpoint and base is not None and not run.has_worked:
             if kind == "corrupt_checkpoint":
                 run.excluded.add(base)
             else:
@@ -491,7 +491,9 @@ class History:
         if kind == "nan_loss" and bad is None:
             kind = "killed"
         self.tell(f"{run.run_id} attempt {number} ends: {kind}, bad since {bad}")
-        unsound = unsound_loss_of(search, rows, number, bad) if kind in NUMERIC_INCIDENTS else None
+        unsound = None
+        if kind is not None and KINDS[kind].fault == "training":
+            unsound = unsound_loss_of(search, rows, number, bad)
         rows = ledger.attempt_ended(rows, search.attempts, number, kind, unsound)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
         with transaction(self.connection) as connection:

@@ -13,6 +13,7 @@ from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.ledger import UnsoundLoss
 from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.scans import FolderScan, after_scan
+from gputui.recovery.kinds import KINDS
 from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.store.checkpoints import CheckpointRow, Neighbour
@@ -253,7 +254,7 @@ def test_a_checkpoint_from_which_no_step_was_made_is_passed_over() -> None:
     assert usable(rows, [*both, span(3, "/c/step_30.pt", last=35)]) == ["step_30.pt"]
 
 
-@table("kind", sorted(ledger.EXTERNAL_INCIDENTS))
+@table("kind", [kind.name for kind in KINDS.values() if not kind.may_be_checkpoint])
 def test_what_never_came_to_its_checkpoint_does_not_count_against_it(kind: str) -> None:
     both = [*ONE, span(2, "/c/step_40.pt", last=None)]
     rows = ledger.attempt_begins([ledger_row("step_30.pt"), ledger_row("step_40.pt", 2)], ONE, 2, "/c/step_40.pt")

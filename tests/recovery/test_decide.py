@@ -277,7 +277,7 @@ def test_a_crash_restarts_unchanged_from_the_newest_checkpoint() -> None:
     assert "waiting 2 s before" in plan.reason
 
 
-@table("kind", [name for name, kind in KINDS.items() if kind.deterministic])
+@table("kind", [name for name, kind in KINDS.items() if kind.retry == "never"])
 @table("policy", ["restart-only", "standard", "aggressive"])
 def test_what_would_fail_again_is_never_retried(kind: str, policy: str) -> None:
     plan = plan_for(kind, policy=POLICIES[policy])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputui.recovery.classify import classify
 from gputui.recovery.evidence import AttemptGpus
-from gputui.recovery.kinds import KINDS
+from gputui.recovery.kinds import KINDS, Kind
 from gputui.recovery.signatures import EXCEPTIONS, LINES
 from tests.recovery.attempts import process_ended, rank_failed, traceback
 from tests.tables import table
@@ -312,3 +312,7 @@ def test_every_kind_has_a_sentence_and_every_signature_a_kind() -> None:
         sentence = kind.says.format(who="rank 1")
         assert sentence and not sentence.endswith(".") and "{" not in sentence
         assert kind.help.endswith(".") and kind.title
+
+
+def test_a_new_kind_of_incident_answers_every_question() -> None:
+    assert Kind.__struct_defaults__ == ()

@@ -29,10 +29,10 @@ from gputui.metrics.files import fixed_part
 from gputui.metrics.trackers import TRACKERS
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import attempt_spans
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
+from gputui.recovery.kinds import kind_of
 from gputui.runs.agent_process import read_identity
 from gputui.runs.command import watched_checkpoints
 from gputui.runs.learned_checkpoints import LEARNED
@@ -215,14 +215,14 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
         incident, until = incidents.get(span.number), None
         if was_ever_sound and (unsound := times.unsound_since(span.number)) is not None:
             until = unsound[1] - late
-        elif was_ever_sound and incident is not None and incident.kind in NUMERIC_INCIDENTS:
+        elif was_ever_sound and incident is not None and kind_of(incident.kind).fault == "training":
             # The last time at which its numbers were sound before they went wrong at a step.
             at = None
             if incident.step is not None:
                 at = times.done_at(span.number, incident.step)
                 at = times.last_at(span.number, incident.step - 1) if at is None else at
             until = span.begun_at if at is None else at - late
-        is_external = incident is None or incident.kind in ledger.EXTERNAL_INCIDENTS
+        is_external = incident is None or not kind_of(incident.kind).may_be_checkpoint
         plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
         # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.
         # It was named instead of all checkpoints written so far.

@@ -34,11 +34,12 @@ from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.core import units
 from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended
+from gputui.recovery.checkpoints.ledger import attempt_ended
 from gputui.recovery.checkpoints.resumable import candidates
 from gputui.recovery.checkpoints.search import CheckpointSearch, unmatched, unsound_loss_of
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
+from gputui.recovery.kinds import kind_of
 from gputui.runs import repository
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
@@ -464,7 +465,9 @@ def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Inci
         # The recorded checkpoints still exist, on a disk that does not answer now.
         unreadable = f"{search.folder}: {error.strerror or error}"
     # What it saved since its loss was no finite number is struck off already, whatever it ended by.
-    unsound_loss = unsound_loss_of(search, rows, number, step) if kind in NUMERIC_INCIDENTS else None
+    unsound_loss = None
+    if kind is not None and kind_of(kind).fault == "training":
+        unsound_loss = unsound_loss_of(search, rows, number, step)
     rows = attempt_ended(rows, search.attempts, number, kind, unsound_loss)
     if unreadable is not None:
         is_lost = bool(candidates(rows, search.attempts))

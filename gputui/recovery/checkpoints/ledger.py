@@ -15,20 +15,10 @@ from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows
+from gputui.recovery.kinds import kind_of
 from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.store.checkpoints import CheckpointRow
 
-NUMERIC_INCIDENTS = frozenset({"nan_loss", "loss_spike"})
-# Incidents that no checkpoint causes: a failure before the first step casts no doubt on it.
-EXTERNAL_INCIDENTS = frozenset(
-    [
-        *("launch_failed", "import_error", "config_error", "driver_mismatch", "cuda_init"),
-        *("cuda_oom", "host_oom", "shm_full", "resource_limit", "disk_full", "read_only_fs"),
-        *("port_in_use", "rendezvous", "nvlink_error", "ecc", "overheating", "gpu_lost"),
-        *("gpu_busy", "lease_conflict", "killed", "interrupted", "stopped_outside", "shim_lost"),
-        *("preempted", "time_limit", "node_fail"),
-    ]
-)
 # A line without a time gets the time when it is read, at most this much later.
 LINE_CLOCK_SECONDS = 1.0
 
@@ -129,7 +119,7 @@ def attempt_ended(
     has_saved = any(row.is_written and row.attempt == number for row in rows)
     if span.has_worked or (not has_steps and has_saved):
         return tuple(map(trusted, rows))
-    if kind is None or kind in EXTERNAL_INCIDENTS or span.resumed_from is None:
+    if kind is None or not kind_of(kind).may_be_checkpoint or span.resumed_from is None:
         return rows
     return tuple(map(doubted, rows))
 

@@ -40,7 +40,7 @@ def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
     text = said(machine.workspace, "policy", "show", "aggressive")
     for name, kind in KINDS.items():
         assert name in text
-        assert kind.deterministic == (name in text[text.index("never retried:") :])
+        assert (kind.retry == "never") == (name in text[text.index("never retried:") :])
     assert mentions(text, "rollback 1 + ", "tighter_clip 2")
     found = shape(machine.workspace, "policy", "show", "off")
     assert not found["enabled"] and found["max_attempts"] == 1 and found["backoff"] is None
