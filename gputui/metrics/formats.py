@@ -143,18 +143,19 @@ class MlflowLines(LineFormat):
 
 def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
     """The format of a name: ``jsonl``, ``csv``, ``mlflow``, or ``stdout`` with its patterns. Raises ValueError."""
-    if name == "jsonl":
-        return JsonLines(reading.step)
-    if name == "csv":
-        return CsvLines(reading.step)
-    if name == "mlflow":
-        return MlflowLines(reading.place)
-    if name == "stdout":
-        if not reading.patterns:
+    match name:
+        case "jsonl":
+            return JsonLines(reading.step)
+        case "csv":
+            return CsvLines(reading.step)
+        case "mlflow":
+            return MlflowLines(reading.place)
+        case "stdout" if reading.patterns:
+            return OutputPatterns(reading.patterns, reading.step, reading.units, reading.learned)
+        case "stdout":
             learned = msgspec.convert(reading.learned or {}, Learned, strict=False)
             return LearnedLines(learned, batch_size=reading.batch_size)
-        return OutputPatterns(reading.patterns, reading.step, reading.units, reading.learned)
-    raise ValueError(f"unknown metrics source {name!r}; known are jsonl, csv, stdout and hf")
+    raise ValueError(f"{name!r} is no format of lines")
 
 
 def _cells(line: bytes) -> list[str] | None:

@@ -11,6 +11,7 @@ from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.forms import Model, Name, problem
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.metrics.printed import OutputPatterns
+from gputui.metrics.trackers import TRACKERS
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection
 from gputui.profiles.params import Parameter, ParameterError
@@ -39,6 +40,7 @@ from gputui.profiles.values import (
 )
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
+from gputui.runs.spec import MetricsKind
 
 if TYPE_CHECKING:
     LauncherName = str
@@ -87,9 +89,7 @@ class Requires(Model):
 class Metrics(Model):
     """A source of the run's metrics."""
 
-    source: Literal["auto", "jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"] = Field(
-        description="the kind of source"
-    )
+    source: MetricsKind = Field(description="the kind of source")
     path: Text | None = Field(None, description="the file, folder or glob; may begin with {run_dir}")
     patterns: list[MetricPattern] | None = Field(None, min_length=1, description="regular expressions for output")
     step: Text | None = Field(None, description="the column or group that holds the step, such as epoch")
@@ -110,7 +110,7 @@ class Metrics(Model):
             raise problem("only sources stdout, stderr and output have patterns and units")
         elif self.source not in ("auto", "jsonl") and self.path is None:
             raise problem(f"source {self.source} needs a path")
-        elif self.source in ("hf", "tensorboard", "wandb") and self.step is not None:
+        elif self.source in ("hf", *TRACKERS) and self.step is not None:
             raise problem(f"source {self.source} has its own steps")
         return self
 

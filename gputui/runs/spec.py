@@ -23,6 +23,7 @@ from gputui.store.runs import Run
 Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
 MetricsKind = Literal["auto", "jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
+"""The kinds of sources of metrics, as in profiles."""
 
 # The parameters that recovery may change, and their usual names, for profiles that do not map the
 # role.

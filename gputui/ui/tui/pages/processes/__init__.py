@@ -1,1 +1,1 @@
-"""The page of processes: ``page`` is the screen, ``rows`` orders and groups, ``view`` draws."""
+"""The page of processes: ``page`` is the screen, ``view`` orders, groups and draws."""
