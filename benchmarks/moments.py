@@ -23,7 +23,7 @@ from gputui.core.config import locate
 from gputui.metrics.curves.model import ChartRequest
 from gputui.store.database import open_reader, open_writer
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment
+from gputui.ui.views.snapshot import Interest, Moment
 
 DAY_SECONDS = 86_400
 GPUS = 8

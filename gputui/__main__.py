@@ -7,7 +7,7 @@ def entry() -> None:
     """Run the command line."""
     # Imported modules are no garbage: to look for some among them takes a tenth of a start.
     gc.disable()
-    from gputui.ui.cli.main import entry as run
+    from gputui.ui.main import entry as run
 
     gc.enable()
     run()

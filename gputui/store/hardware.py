@@ -34,6 +34,7 @@ CLOCK_SLACK_SECONDS = 2.0
 LOST_SHOWN_SECONDS = 86_400.0
 # Events are rare; this bounds queries if a GPU comes and goes all day.
 _EVENTS_LOOKED_AT = 512
+XID_SECONDS = 86_400.0
 _PACE_SAMPLES = 5
 
 LOOK_BACK_SECONDS = 86_400.0
@@ -258,12 +259,12 @@ def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> i
     return min(ranks, default=None)
 
 
-def xid_counts(connection: sqlite3.Connection, since: float, until: float) -> dict[str, int]:
-    """Number of XIDs of each GPU in (since, until], by UUID, without zeros."""
+def xid_counts(connection: sqlite3.Connection, at: float) -> dict[str, int]:
+    """Number of XIDs of each GPU in the day before a time (UTC unix seconds), by UUID, without zeros."""
     rows = connection.execute(
         "SELECT uuid, count(*) FROM (SELECT uuid, at, event FROM gpu_events ORDER BY event_id DESC LIMIT ?) "
         "WHERE event = 'xid' AND at > ? AND at <= ? GROUP BY uuid",
-        (_EVENTS_LOOKED_AT, since, until),
+        (_EVENTS_LOOKED_AT, at - XID_SECONDS, at),
     )
     return dict(rows.fetchall())
 

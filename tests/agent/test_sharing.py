@@ -23,7 +23,7 @@ from gputui.runs.submission import SPEC_FILE
 from gputui.store.database import is_fixed, open_reader
 from gputui.store.events import read_events
 from gputui.store.rows import insert
-from gputui.ui.cli.main import is_anothers
+from gputui.ui.main import is_anothers
 from gputui.ui.tui.data.log_tail import LogReader
 from tests.agent.conftest import NOW, add_run
 from tests.stores import open_store

@@ -24,7 +24,7 @@ from gputui.store.run_history import read_transitions
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, terminal_columns, verb
-from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.views.words import dated_clock
 
 WIDTH = 100
 MAX_ALERTS = 8

@@ -20,8 +20,7 @@ from gputui.store.metrics import queries
 from gputui.store.runs import find_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, say, verb
-from gputui.ui.tui.data.machine import XID_SECONDS
-from gputui.ui.tui.data.snapshot_json import gpu_shapes
+from gputui.ui.views.snapshot_json import gpu_shapes
 
 FIRST_SAMPLE_SECONDS = 10.0
 
@@ -114,7 +113,7 @@ def shapes(connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str
     now, run_ids = time.time(), {gpu.run_id for gpu in gpus if gpu.run_id is not None}
     attempts = {run_id: find_run(connection, run_id).attempt for run_id in run_ids}
     ranks = {run_id: rank_rows(queries.ranks(connection, run_id, attempts[run_id])) for run_id in run_ids}
-    return gpu_shapes(gpus, ranks, failed, xid_counts(connection, now - XID_SECONDS, now))
+    return gpu_shapes(gpus, ranks, failed, xid_counts(connection, now))
 
 
 def wait_for_gpus(session: Session) -> tuple[list[GpuView], str | None]:

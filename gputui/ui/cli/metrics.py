@@ -23,7 +23,7 @@ from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json_list, print_table, say, verb
-from gputui.ui.tui.layout.panels import by_interest
+from gputui.ui.views.metric_words import by_interest
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80

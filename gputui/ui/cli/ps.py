@@ -20,10 +20,10 @@ from gputui.store.studies import read_studies
 from gputui.ui.cli.context import Session, is_wide, print_json, print_table, say, verb
 from gputui.ui.cli.queue import pause_line
 from gputui.ui.cli.selection import filter_options, sizes_of
-from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.data.snapshot_json import row_shape
-from gputui.ui.tui.layout.run_words import activity, awaits_step, placement_words, tag_words, time_left
-from gputui.ui.tui.layout.words import run_state_text
+from gputui.ui.views.run_words import activity, awaits_step, placement_words, tag_words, time_left
+from gputui.ui.views.snapshot import RunRow
+from gputui.ui.views.snapshot_json import row_shape
+from gputui.ui.views.words import run_state_text
 
 ORDERS = ("loss", "size", "started")
 _SPARE = ("SIZE", "TAGS", "PROFILE", "NAME", "GPUS", "ETA", "TIME")

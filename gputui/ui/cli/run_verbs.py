@@ -20,8 +20,8 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
 from gputui.ui.cli.selection import Answer, RunChoice, for_each, is_no_rehearsal, several_runs
-from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.run_words import stop_words
+from gputui.ui.views.run_words import stop_words
+from gputui.ui.views.snapshot import RunRow
 
 
 def answer_of(session: Session, verb: str, run: Run, **args: Any) -> Answer:

@@ -47,9 +47,9 @@ from gputui.ui.cli.context import (
     verb,
 )
 from gputui.ui.cli.selection import sizes_of
-from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.data.snapshot_json import row_shape
-from gputui.ui.tui.layout.run_words import placement_words, tag_words
+from gputui.ui.views.run_words import placement_words, tag_words
+from gputui.ui.views.snapshot import RunRow
+from gputui.ui.views.snapshot_json import row_shape
 
 MOST_NAMES, EXAMPLE_CHARACTERS = 6, 100
 

@@ -32,7 +32,7 @@ def study_row(
 def waiting_trials(connection: sqlite3.Connection, study_id: str, now: float) -> dict[str, str]:
     """What each run of a study that waits in a queue waits for, by its id."""
     # Lists of studies need no words of runs.
-    from gputui.ui.tui.layout.run_words import waiting_words
+    from gputui.ui.views.run_words import waiting_words
 
     runs = (run for run in read_runs(connection, active_only=True) if run.study_id == study_id)
     return {run.run_id: words for run in runs if (words := waiting_words(run, now))}

@@ -19,9 +19,9 @@ from gputui.store.run_history import read_incidents
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.cli.context import Exit, Session, print_json, say
-from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.run_words import activity, time_left
-from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, dated_clock
+from gputui.ui.views.run_words import activity, time_left
+from gputui.ui.views.snapshot import RunRow
+from gputui.ui.views.words import SEVERITY_GLYPHS, dated_clock
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5

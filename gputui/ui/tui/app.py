@@ -41,7 +41,6 @@ from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.context import OF_MARKED
 from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.data.feed import Feed
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.ui.tui.navigation import Navigation
 from gputui.ui.tui.pages.overview.page import OverviewScreen
@@ -50,6 +49,7 @@ from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.ui.tui.terminal.features import TerminalFeatures
 from gputui.ui.tui.terminal.frame_pace import Pace
 from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
+from gputui.ui.views.snapshot import Snapshot
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 5.0

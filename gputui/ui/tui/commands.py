@@ -31,10 +31,10 @@ from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.context import OF_MARKED
-from gputui.ui.tui.layout.run_words import several_words
-from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.views.run_words import several_words
+from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS
 
 if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec

@@ -21,11 +21,11 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.context import refusal
 from gputui.ui.tui.commands import Commands
-from gputui.ui.tui.data.snapshot import Moment, Snapshot
 from gputui.ui.tui.layout.moments import day_and_clock
-from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.views.snapshot import Moment, Snapshot
+from gputui.ui.views.words import dated_clock
 
 STEP_SECONDS = 10.0
 """One step in time: a bucket of the short histories."""

@@ -22,12 +22,12 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.feed import Feed
-from gputui.ui.tui.data.snapshot import Moment, Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartMemory
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
 from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.theme.colors import theme_for
+from gputui.ui.views.snapshot import Moment, Snapshot
 
 
 class Shell(DisplayLayer[int], inherit_bindings=False):

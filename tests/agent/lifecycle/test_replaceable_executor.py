@@ -27,7 +27,7 @@ from gputui.store.placements import UNKNOWN_AFTER_SECONDS, PlacementView
 from gputui.store.runs import read_runs
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.ps import command as ps
-from gputui.ui.tui.layout.run_words import placement_words
+from gputui.ui.views.run_words import placement_words
 from tests.agent import conftest as agent
 from tests.agent.conftest import add_run, attempt_of
 from tests.conftest import wait_until

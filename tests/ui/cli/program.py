@@ -10,7 +10,7 @@ from unittest.mock import patch
 from click.testing import CliRunner
 
 from gputui.core.config import Workspace
-from gputui.ui.cli.main import entry
+from gputui.ui.main import entry
 
 
 class Done(NamedTuple):

@@ -14,7 +14,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import read_identity
-from gputui.ui.cli.main import entry
+from gputui.ui.main import entry
 from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions
@@ -59,7 +59,7 @@ def test_only_a_home_that_nobody_named_is_told_beside_an_error(
     (tmp_path / "file").write_text("")
     home = tmp_path / "file" / "home"
     monkeypatch.delenv("GPUTUI_HOME", raising=False)
-    monkeypatch.setattr("gputui.ui.cli.main.own_checkout", lambda: home)
+    monkeypatch.setattr("gputui.ui.main.own_checkout", lambda: home)
     monkeypatch.setattr(sys, "argv", ["gputui", *(["--home", str(home)] if is_named else []), "--record"])
     with pytest.raises(SystemExit) as ended:
         entry()

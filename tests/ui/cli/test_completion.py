@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from gputui.core.config import Workspace
-from gputui.ui.cli.main import command
+from gputui.ui.main import command
 from tests.stores import open_store
 from tests.tables import table
 from tests.ui.cli.program import call, said

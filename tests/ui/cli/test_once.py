@@ -10,7 +10,7 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import read_identity, stop_agent
 from gputui.studies.spec import Objective
-from gputui.ui.cli.once import WIDTH_WITHOUT_TERMINAL
+from gputui.ui.once import WIDTH_WITHOUT_TERMINAL
 from tests.texts import mentions
 from tests.ui.cli.program import said, shape
 from tests.ui.tui.filling import Filler

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.ui.cli.context import Verb
-from gputui.ui.cli.main import command
+from gputui.ui.main import command
 from tests.texts import mentions
 from tests.ui.cli.program import call, refused
 from tests.ui.tui.filling import Filler

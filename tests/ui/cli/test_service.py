@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gputui.ui.cli.main import command
+from gputui.ui.main import command
 
 
 class Desk:

@@ -21,8 +21,8 @@ from gputui.store.database import open_reader
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Snapshot
 from gputui.ui.tui.shell import Shell
+from gputui.ui.views.snapshot import Interest, Snapshot
 from tests.ui.tui.filling import NOW, Filler
 
 IDLE_TURNS = 3

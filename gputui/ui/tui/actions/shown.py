@@ -16,7 +16,7 @@ from gputui.ui.tui.actions.context import Context, marked_count, refusal
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
 from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap, wrap_at_most
-from gputui.ui.tui.layout.words import SIGNS, Sign
+from gputui.ui.views.words import SIGNS, Sign
 
 _FILTERS = ("filter", "find")
 _LAST = ("palette", "help", "leave", "cancel")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from gputui.core.text import clean
-from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
+from gputui.ui.views.snapshot import Checkpoint, CheckpointList
 
 if TYPE_CHECKING:
     from gputui.runs.checkpoint_files import FoundCheckpoint

@@ -29,7 +29,7 @@ from gputui.store.database import (
     open_reader,
 )
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
+from gputui.ui.views.snapshot import Interest, Moment, Snapshot
 
 LOOK_SECONDS, QUIET_LOOK_SECONDS = 0.15, 0.4
 """How often the store is checked for commits; the latter while no run is active and no answer is awaited."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from gputui.core.text import clean
 from gputui.runs.log_lines import LevelReader
 from gputui.runs.logs import RankLog, last_state, printed_lines, read_window, shown_logs
-from gputui.ui.tui.data.snapshot import LogTail
+from gputui.ui.views.snapshot import LogTail
 
 TAIL_BYTES = 128 * 1024
 """How far back a log is read when its page opens."""

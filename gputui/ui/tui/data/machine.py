@@ -28,10 +28,7 @@ from gputui.store.hardware import (
 )
 from gputui.store.rollups import GpuHistory
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import AlertsState, GpuPage, MachineState, RunRow
-
-XID_SECONDS = 86_400.0
-"""How long XIDs are counted."""
+from gputui.ui.views.snapshot import AlertsState, GpuPage, MachineState, RunRow
 
 GPU_BUCKETS = 120
 
@@ -51,7 +48,7 @@ def machine_state(
         failed = {uuid: found for uuid, found in failed.items() if found.since <= at}
         pause = pause if pause is not None and pause.at <= at else None
     seen = now if at is None else at
-    xids = xid_counts(connection, seen - XID_SECONDS, seen)
+    xids = xid_counts(connection, seen)
     waiting = read_waiting_runs(connection, now) if at is None else WaitingRuns()
     situation = None
     if waiting.runs:

@@ -6,7 +6,7 @@ import sqlite3
 
 from gputui.runs.log_lines import lines_by
 from gputui.store import timeline
-from gputui.ui.tui.data.snapshot import LogTail, Moment, Past
+from gputui.ui.views.snapshot import LogTail, Moment, Past
 
 SPANS_SECONDS = (1200.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0, 31 * 86_400.0, 366 * 86_400.0)
 """Possible lengths of the time line: the shortest is taken that holds the moment within `HELD_WELL` of it."""

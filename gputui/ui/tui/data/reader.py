@@ -28,7 +28,7 @@ from gputui.ui.tui.data.machine import (
     read_alerts,
     unsent_words,
 )
-from gputui.ui.tui.data.snapshot import (
+from gputui.ui.views.snapshot import (
     HISTORY_BUCKETS,
     HISTORY_SECONDS,
     GpuPage,

@@ -27,10 +27,10 @@ from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.data.checkpoints import CheckpointQuery, CheckpointReader, LedgerFact
 from gputui.ui.tui.data.log_tail import LogReader
-from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, RunPage
+from gputui.ui.views.snapshot import Checkpoint, CheckpointList, LogTail, RunPage
 
 if TYPE_CHECKING:
-    from gputui.ui.tui.data.snapshot import Interest
+    from gputui.ui.views.snapshot import Interest
 
 
 class RunPageReader:

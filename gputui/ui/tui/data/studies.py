@@ -10,7 +10,7 @@ from gputui.store.runs import Run
 from gputui.store.studies import StudyRecord, StudyState, TrialState
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import study_spec
-from gputui.ui.tui.data.snapshot import StudyPage, StudyRow
+from gputui.ui.views.snapshot import StudyPage, StudyRow
 
 ROWS_KEPT = 2
 """Most studies on the overview."""

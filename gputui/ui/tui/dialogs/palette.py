@@ -17,10 +17,10 @@ from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import between
 from gputui.ui.tui.layout.gpu_words import gpu_row
 from gputui.ui.tui.layout.gpu_words import who as holder
-from gputui.ui.tui.layout.words import run_state_text
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
+from gputui.ui.views.words import run_state_text
 
 Thing = TypeVar("Thing")
 

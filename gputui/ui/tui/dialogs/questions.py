@@ -14,10 +14,10 @@ from gputui.runs.labels import LabelError, checked_labels, checked_tag
 from gputui.store.alerts import AlertView
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import wrap
-from gputui.ui.tui.layout.run_words import several_tag_words
-from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
+from gputui.ui.views.run_words import several_tag_words
+from gputui.ui.views.words import dated_clock
 
 Answer = TypeVar("Answer")
 

@@ -11,8 +11,8 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
 from gputui.ui.tui.actions.shown import help_lines
 from gputui.ui.tui.layout.columns import wrap
-from gputui.ui.tui.layout.words import Sign
 from gputui.ui.tui.widgets.dialog import Content, Dialog
+from gputui.ui.views.words import Sign
 from gputui.version import VERSION
 
 LABEL_CELLS = 13

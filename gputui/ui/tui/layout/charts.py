@@ -30,8 +30,9 @@ from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.columns import fit_line
-from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace, metric_words
-from gputui.ui.tui.layout.words import clock, dated_clock
+from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace
+from gputui.ui.views.metric_words import metric_words
+from gputui.ui.views.words import clock, dated_clock
 
 GUTTER = 6
 """Cells of the value labels of all charts, so that charts below each other match."""

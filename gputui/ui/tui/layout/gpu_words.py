@@ -13,10 +13,10 @@ from gputui.metrics.progress import RankRow
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
 from gputui.runs.process_words import process_words
 from gputui.store.hardware import GpuView, Quarantined
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import clip_words
-from gputui.ui.tui.layout.run_words import run_style, title_of
-from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.views.run_words import run_style, title_of
+from gputui.ui.views.snapshot import Snapshot
+from gputui.ui.views.words import dated_clock
 
 BOTH_ENDS_WIDTH = 24
 """Least width of a command that is cut in its middle; a shorter one ends at a word."""

@@ -9,9 +9,9 @@ from gputui.core.units import age, duration
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.timeline import Timeline
-from gputui.ui.tui.data.snapshot import Past, Snapshot
 from gputui.ui.tui.layout.columns import fit_line
-from gputui.ui.tui.layout.words import clock, dated_clock, day_name
+from gputui.ui.views.snapshot import Past, Snapshot
+from gputui.ui.views.words import clock, dated_clock, day_name
 
 KeyWords = Mapping[str, str]
 """Printed keys by their actions; none on a page that is printed, where no key can be pressed."""

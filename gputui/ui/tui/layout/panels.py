@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.core.text import clean
-from gputui.core.units import gibibytes, metric_value
 from gputui.metrics.curves.model import HardwareField
-from gputui.metrics.curves.names import filter_names, is_of_the_run, is_set
-from gputui.metrics.progress import THROUGHPUT
+from gputui.metrics.curves.names import filter_names, is_of_the_run
 from gputui.store.gpu_use import PEAK_METRIC
-from gputui.store.metrics.queries import is_of_events
-from gputui.store.metrics.roles import LOSS, NO_ROLES, VALIDATION_LOSS, MetricRoles, training_loss, validation_loss
+from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.settings import Layout
+from gputui.ui.views.metric_words import HARDWARE, by_interest, metric_heading
 
 LEAST_WIDTH, LEAST_HEIGHT = 31, 6
 """Least size of a useful chart."""
@@ -27,29 +24,6 @@ LEAST_NAMED_WIDTH = 56
 MOST_COLUMNS = 3
 FULL_HEIGHT = 10
 """Least height of a chart with words below its markers."""
-
-USUAL = (LOSS, VALIDATION_LOSS, "train_loss", "train/loss", "val_loss", "eval_loss", *THROUGHPUT, "lr", "grad_norm")
-"""The most common metrics, the most important first; requested before a run's names are known."""
-
-_FIRST = ("val/accuracy", "eval_accuracy", *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
-_TITLES = {
-    "lr": "learning rate",
-    "grad_norm": "gradient norm",
-    "step_time": "step time s",
-    "data_time": "data time s",
-    "comm_time": "communication time s",
-    PEAK_METRIC: "GPU memory peak",
-}
-HARDWARE: dict[str, tuple[HardwareField, str]] = {
-    "gpu/utilization": ("utilization", "GPU util %"),
-    "gpu/power": ("power", "GPU power W"),
-    "gpu/temperature": ("temperature", "GPU °C"),
-    "gpu/memory": ("memory", "GPU memory GiB"),
-    "gpu/sm_clock": ("sm_clock", "SM clock MHz"),
-    "host/cpu": ("host_cpu", "host CPU %"),
-    "host/memory": ("host_memory", "host memory GiB"),
-}
-"""Charts of the hardware by their names in filters and pins."""
 
 
 class Panel(Struct, frozen=True):
@@ -98,41 +72,6 @@ def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView, roles
     others = [key for key in found.names if key not in pinned and (is_filtered or not is_of_the_run(key))]
     chosen = tuple(every[key] for key in (*pinned, *others))
     return Panels(chosen, len(keys) if is_filtered else len(chosen), found.problem)
-
-
-def by_interest(keys: Sequence[str], roles: MetricRoles = NO_ROLES) -> list[str]:
-    """Sort names of metrics and of `HARDWARE`: the losses, by ``roles`` or by their names, and the most important for
-    any training, other metrics, hardware, values of events, and at last totals and counters."""
-    losses = (roles.loss or training_loss(keys), roles.validation or validation_loss(keys))
-    first = (*losses, roles.best, *_FIRST)
-
-    def weight(key: str) -> int:
-        if key in first or key in HARDWARE:
-            if key in first:
-                return first.index(key)
-            return len(first) + 1
-        return len(first) + (2 if is_of_events(key) else 3 if is_set(key) else 0)
-
-    return sorted(dict.fromkeys(keys), key=weight)
-
-
-def metric_title(name: str) -> str:
-    """The title of a metric: ``samples/s`` for ``samples_per_s``."""
-    return _TITLES.get(name, clean(name).replace("_per_s", "/s").replace("_", " "))
-
-
-def metric_heading(name: str) -> str:
-    """The title of a metric above values of `metric_words`, with their unit where that is another."""
-    if name == PEAK_METRIC:
-        return f"{metric_title(name)} GiB"
-    return metric_title(name)
-
-
-def metric_words(name: str, value: float | None) -> str:
-    """The value of a metric; bytes in GiB."""
-    if name == PEAK_METRIC:
-        return gibibytes(value)
-    return metric_value(value)
 
 
 def places(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelPlace]:

@@ -16,12 +16,12 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import NO_KEYS, KeyWords, past_notices, right_end
 from gputui.ui.tui.layout.sparklines import combined, spark
-from gputui.ui.tui.layout.words import SIGNS, clock, dated_clock, is_hot, run_sign
+from gputui.ui.views.snapshot import Snapshot
+from gputui.ui.views.words import SIGNS, clock, dated_clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
 """The demo names a moment by its time of day, so it must lie within the last day."""

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from gputui.store.events import EventView
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.terminal import sequences
+from gputui.ui.views.snapshot import Snapshot
 
 BELL_SECONDS = 5.0
 """Least time between two bells."""

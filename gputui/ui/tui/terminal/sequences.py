@@ -9,8 +9,8 @@ from typing import Final
 
 from gputui.core.text import clean, clip
 from gputui.metrics.draw.glyphs import ascii_line
-from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.words import RUN_SIGNS
+from gputui.ui.views.snapshot import Snapshot
+from gputui.ui.views.words import RUN_SIGNS
 
 # Presses, releases and the wheel, with coordinates as numbers (xterm: modes 1000 and 1006). Motion is not reported: it
 # would cost a packet for every cell that the pointer crosses, and a killed program would leave it on.

@@ -21,9 +21,10 @@ from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
 from gputui.ui.tui.layout.columns import as_panel, cells_in, clip_words, cut_line, fit_line, rule
 from gputui.ui.tui.layout.lists import after
-from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, USUAL, Panel, PanelPlace, Panels, panels, places
+from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
+from gputui.ui.views.metric_words import USUAL
 
 AT_CROSSHAIR: dict[HardwareField, tuple[str, str]] = {
     "utilization": ("util ", "%"),

@@ -13,13 +13,13 @@ from textual import events
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, order_named
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
+from gputui.ui.views.snapshot import Snapshot
 
 Id = TypeVar("Id")
 Row = TypeVar("Row")

@@ -21,14 +21,14 @@ from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
 from gputui.ui.tui.actions.shown import HeldKey, footer_action, footer_line, in_keys, key_spans, message_lines
-from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.layout.columns import LEAST_SIZE, fit_line, is_too_small, wrap
 from gputui.ui.tui.layout.moments import time_at, time_line
 from gputui.ui.tui.layout.strips import notice_lines, warning_lines
-from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import Pane
+from gputui.ui.views.snapshot import Interest, Moment, Snapshot
+from gputui.ui.views.words import dated_clock
 
 WHEEL_LINES = 3
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gputui.store import checkpoints
 from gputui.ui.tui.data import checkpoints as checkpoint_list
 from gputui.ui.tui.data.checkpoints import CheckpointQuery, CheckpointReader, LedgerFact
-from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
+from gputui.ui.views.snapshot import Checkpoint, CheckpointList
 from tests.ledgers import ledger_row
 from tests.ui.tui.filling import Filler
 

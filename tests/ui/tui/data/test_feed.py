@@ -20,8 +20,8 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
 from gputui.ui.tui.data.feed import LOOK_SECONDS, QUIET_LOOK_SECONDS, Feed, look_seconds
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
-from gputui.ui.tui.data.snapshot_json import snapshot_shape
+from gputui.ui.views.snapshot import Interest, Moment, Snapshot
+from gputui.ui.views.snapshot_json import snapshot_shape
 from tests.ui.tui.filling import NOW, Filler, an_hour_later
 
 DEADLINE_SECONDS = 60.0

@@ -8,7 +8,7 @@ from gputui.core.config import Workspace
 from gputui.store.database import open_reader
 from gputui.ui.tui.data.machine import COSTS_PER_READ
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment
+from gputui.ui.views.snapshot import Interest, Moment
 from tests.ui.tui.filling import NOW, Filler
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gputui.ui.tui.data.past import TIMELESS, TOO_LONG_AGO, UP_TO_THEN, past_tail
-from gputui.ui.tui.data.snapshot import LogTail
+from gputui.ui.views.snapshot import LogTail
 
 AT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 TIMED = LogTail("rank 0", ("rank 0",), ("2026-11-21T11:59:00Z a", "2026-11-21T12:01:00Z b"), levels=b"\0\2")

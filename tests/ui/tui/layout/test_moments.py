@@ -5,8 +5,8 @@ from __future__ import annotations
 from gputui.core.text import cell_width
 from gputui.metrics.draw.parts import Line
 from gputui.store.timeline import Span, Tick, Timeline
-from gputui.ui.tui.data.snapshot import Moment, Past
 from gputui.ui.tui.layout.moments import past_words, right_end, time_line
+from gputui.ui.views.snapshot import Moment, Past
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW
 

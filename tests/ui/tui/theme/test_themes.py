@@ -13,9 +13,9 @@ from rich.color import Color
 from gputui.core.config import Workspace
 from gputui.metrics.draw.glyphs import CELLS, ascii_char, ascii_line, block_char, characters_for, translator
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.layout.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.theme.colors import THEMES, Theme, styles_of, theme_for
+from gputui.ui.views.words import RUN_SIGNS, SEVERITY_GLYPHS
 from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.emulator import Terminal, repaint
 from tests.ui.tui.filling import Filler

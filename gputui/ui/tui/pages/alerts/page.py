@@ -14,14 +14,14 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.dialogs.questions import silence_form
 from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching
 from gputui.ui.tui.layout.strips import SEVEREST_FIRST, alert_words
-from gputui.ui.tui.layout.words import SIGNS, dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
+from gputui.ui.views.snapshot import Interest, Moment, Snapshot
+from gputui.ui.views.words import SIGNS, dated_clock
 
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 

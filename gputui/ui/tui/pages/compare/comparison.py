@@ -20,13 +20,13 @@ from gputui.metrics.draw.axes import time_text
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.data.run_details import launched_code, launched_params
-from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.layout.lists import Listing
-from gputui.ui.tui.layout.panels import metric_words
-from gputui.ui.tui.layout.run_words import run_title, state_sign
-from gputui.ui.tui.layout.words import Sign
+from gputui.ui.views.metric_words import metric_words
+from gputui.ui.views.run_words import run_title, state_sign
+from gputui.ui.views.snapshot import RunRow
+from gputui.ui.views.words import Sign
 
 MOST_CURVES = 6
 """Most runs with a curve: there are as many colours."""

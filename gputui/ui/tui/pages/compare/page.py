@@ -14,14 +14,11 @@ from gputui.core.units import count_of
 from gputui.metrics.curves.model import ChartData
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.actions import Scope
-from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.sheet import DiffScreen, SheetScreen
 from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import Listing, ListState, after
-from gputui.ui.tui.layout.panels import metric_heading
-from gputui.ui.tui.layout.run_words import run_colour, run_title
 from gputui.ui.tui.pages.compare.comparison import (
     MOST_CURVES,
     SORT_KEYS,
@@ -36,6 +33,9 @@ from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.pane import Pane
+from gputui.ui.views.metric_words import metric_heading
+from gputui.ui.views.run_words import run_colour, run_title
+from gputui.ui.views.snapshot import Interest
 
 LEAST_TABLE_ROWS = 4
 

@@ -19,15 +19,15 @@ from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.actions.keymap import Keys
-from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
 from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
-from gputui.ui.tui.layout.words import dated_clock, is_hot
 from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.page import ActionScreen, Copyable
 from gputui.ui.tui.widgets.pane import Pane
+from gputui.ui.views.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
+from gputui.ui.views.words import dated_clock, is_hot
 
 FACTS_WIDTH = 64
 """Most cells of a line of facts: longer ones are hard to read."""

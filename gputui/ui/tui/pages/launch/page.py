@@ -25,7 +25,6 @@ from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.run_details import launched_params
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import Column, clip_words, filled, fit_line, paragraph, rule
@@ -37,6 +36,7 @@ from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.views.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile, ProfileEntry

@@ -17,8 +17,8 @@ from gputui.runs.spec import RunSpec, SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.gpu_use import known_peaks
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, priority_of
+from gputui.ui.views.snapshot import Snapshot
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.

@@ -12,12 +12,12 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.checks import CheckResult
 from gputui.runs.gpu_conditions import condition_of
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.data.snapshot import MachineState
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
 from gputui.ui.tui.pages.launch.plan import Plan
+from gputui.ui.views.snapshot import MachineState
 
 _STYLES = {"fail": "bad", "warn": "warn", "pass": "good"}
 _ALL_OF_IT = " … ^d shows all"

@@ -12,12 +12,12 @@ from gputui.metrics.draw.parts import Curve, Line
 from gputui.metrics.draw.raster import Canvas, Span
 from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
-from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.tui.layout.columns import beside, box, cells_in, fit_line
 from gputui.ui.tui.layout.sparklines import History, combined, shares, time_bins
 from gputui.ui.tui.layout.strips import gpu_totals
-from gputui.ui.tui.layout.words import is_hot
 from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
+from gputui.ui.views.snapshot import HISTORY_SECONDS, Snapshot
+from gputui.ui.views.words import is_hot
 
 CHART_WIDTH, CHART_HEIGHT = 15, 2
 """Least cells of a chart, for its heading in a frame, and its least lines."""

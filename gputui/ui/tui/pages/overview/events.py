@@ -9,10 +9,10 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import fit_line, rule, selected, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
-from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
+from gputui.ui.views.snapshot import Snapshot
+from gputui.ui.views.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
 NAME_MOST = 20
 """Most cells of the column of names."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.layout.moments import time_line
 from gputui.ui.tui.layout.strips import alert_strip, head_line, notice_lines
@@ -14,6 +13,7 @@ from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import with_studies
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
+from gputui.ui.views.snapshot import RunRow, Snapshot
 
 OVER_SHOWN = 10
 """Ended runs and studies in a frame without a height, the newest."""

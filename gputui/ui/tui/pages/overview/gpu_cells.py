@@ -12,7 +12,7 @@ from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, bar_spans, cells_in
 from gputui.ui.tui.layout.gpu_words import GpuRow, faults, health, held_back, pcie_link, traffic, who
 from gputui.ui.tui.layout.sparklines import spark
-from gputui.ui.tui.layout.words import is_hot
+from gputui.ui.views.words import is_hot
 
 FULL_PERCENT = 95.0
 """Memory that is used more is marked: the next allocation may fail."""

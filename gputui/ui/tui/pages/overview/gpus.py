@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import (
     Placed,
     box,
@@ -23,8 +22,9 @@ from gputui.ui.tui.layout.columns import (
 )
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost, who
 from gputui.ui.tui.layout.strips import gpu_figures, host_figures
-from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.gpu_cells import SHORT_COLUMNS, columns
+from gputui.ui.views.snapshot import Snapshot
+from gputui.ui.views.words import dated_clock
 
 SHORT_ROW_WIDTH = 24
 """Least width of a short row; two columns of GPUs need twice this."""

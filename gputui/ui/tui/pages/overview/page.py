@@ -10,7 +10,6 @@ from textual import events
 from textual.widget import Widget
 
 from gputui.ui.tui.actions import Scope
-from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.columns import as_panel, is_boxed, rule
 from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import alert_strip, demo_line, gpu_figures, head_line
@@ -23,6 +22,7 @@ from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
 from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.pane import Area, Pane
+from gputui.ui.views.snapshot import RunRow
 
 DEMO_LINE_HEIGHT = 20
 """Least height of a page with the demo's hint."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gputui.ui.tui.data.snapshot import RunRow, StudyRow
 from gputui.ui.tui.layout.lists import RowOrder
-from gputui.ui.tui.layout.words import sign_of
+from gputui.ui.views.snapshot import RunRow, StudyRow
+from gputui.ui.views.words import sign_of
 
 
 def _loss(row: RunRow) -> float | None:

@@ -15,7 +15,6 @@ from gputui.core.units import ago, count, count_of, duration, index_ranges, metr
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words
-from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 from gputui.ui.tui.layout.columns import (
     Column,
     Placed,
@@ -30,7 +29,9 @@ from gputui.ui.tui.layout.columns import (
     telling,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
-from gputui.ui.tui.layout.run_words import (
+from gputui.ui.tui.layout.sparklines import eased, spark
+from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
+from gputui.ui.views.run_words import (
     awaits_step,
     run_style,
     run_title,
@@ -39,9 +40,8 @@ from gputui.ui.tui.layout.run_words import (
     status_line,
     tag_words,
 )
-from gputui.ui.tui.layout.sparklines import eased, spark
-from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, run_sign
-from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
+from gputui.ui.views.snapshot import RunRow, Snapshot
+from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, run_sign
 
 
 class RunsState(ListState, frozen=True):

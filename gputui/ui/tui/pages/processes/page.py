@@ -16,7 +16,6 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs import identity
 from gputui.runs.identity import environment_of, identify
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import is_boxed
@@ -24,6 +23,7 @@ from gputui.ui.tui.layout.lists import Listing, after
 from gputui.ui.tui.pages.processes import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
+from gputui.ui.views.snapshot import Interest
 
 SIGNALS = (
     ("t", "TERM", "asks it to end"),

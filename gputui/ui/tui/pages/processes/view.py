@@ -15,10 +15,10 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.process_words import script_words
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, filled, fitted, paragraph, rule, telling
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
-from gputui.ui.tui.layout.run_words import run_style
+from gputui.ui.views.run_words import run_style
+from gputui.ui.views.snapshot import Snapshot
 
 Grouping = Literal["", "gpu", "run"]
 GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")

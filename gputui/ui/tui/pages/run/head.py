@@ -15,10 +15,10 @@ from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.actions.shown import in_keys
-from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap_at_most
 from gputui.ui.tui.layout.moments import KeyWords, right_end
-from gputui.ui.tui.layout.run_words import placement_words, run_title, state_sign, status_line, tag_words
+from gputui.ui.views.run_words import placement_words, run_title, state_sign, status_line, tag_words
+from gputui.ui.views.snapshot import Past, RunPage, RunRow
 
 LEAST_NAME = 12
 """Least cells of a run's name in the head."""

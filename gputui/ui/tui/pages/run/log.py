@@ -18,9 +18,9 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.data.log_tail import OF_ATTEMPT
-from gputui.ui.tui.data.snapshot import LogTail
 from gputui.ui.tui.layout.columns import fit_line, rule, without_left
 from gputui.ui.tui.widgets.line_edit import LineEdit
+from gputui.ui.views.snapshot import LogTail
 
 EXPRESSION_MARK = "~"
 

@@ -20,11 +20,9 @@ from gputui.metrics.progress import Progress
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, as_panel, box, filled, fit_line, is_boxed, rule
-from gputui.ui.tui.layout.panels import HARDWARE
 from gputui.ui.tui.pages.run.chart_files import chart_drawing, file_name, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
@@ -33,6 +31,8 @@ from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
 from gputui.ui.tui.widgets.pane import Area, Pane
+from gputui.ui.views.metric_words import HARDWARE
+from gputui.ui.views.snapshot import Interest, Moment, RunPage
 
 WIDE = BOX_FROM_WIDTH
 """Least width of a page with all sections side by side."""

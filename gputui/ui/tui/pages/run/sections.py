@@ -22,11 +22,11 @@ from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
-from gputui.ui.tui.data.snapshot import Checkpoint, RunPage
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, paragraph, place, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
-from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, sign_of
 from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words
+from gputui.ui.views.snapshot import Checkpoint, RunPage
+from gputui.ui.views.words import SEVERITY_STYLES, dated_clock, sign_of
 
 EVIDENCE_SHOWN = 3
 _INDENT = 2

@@ -16,13 +16,13 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.command import assignments, format_value
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, RunRow, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.columns import beside
 from gputui.ui.tui.layout.lists import Listing, after
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
+from gputui.ui.views.snapshot import Interest, RunRow, StudyPage
 
 COMPARED = 8
 """Most trials in a comparison, the best ones."""

@@ -23,13 +23,13 @@ from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, by_objective, ranked
 from gputui.studies.spec import StudySpec
-from gputui.ui.tui.data.snapshot import RunRow, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
-from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.sparklines import places
-from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
+from gputui.ui.views.metric_words import metric_title
+from gputui.ui.views.snapshot import RunRow, StudyPage, StudyRow
+from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "curves", "front"]
 """What the charts show: values over trials and the importance of parameters; values over each parameter; the curves of

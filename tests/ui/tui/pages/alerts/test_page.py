@@ -9,11 +9,11 @@ from textual.pilot import Pilot
 
 from gputui.store import alerts
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data.snapshot import AlertsState, Snapshot
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.strips import alert_strip, alert_words
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.views.snapshot import AlertsState, Snapshot
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp, StillFeed
 from tests.ui.tui.filling import NOW, Filler, uuid

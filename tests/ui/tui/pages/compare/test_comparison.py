@@ -13,10 +13,9 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.progress import Progress
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, panel_curves, panel_lines
-from gputui.ui.tui.layout.panels import Panel, metric_words, panels
+from gputui.ui.tui.layout.panels import Panel, panels
 from gputui.ui.tui.pages.compare.comparison import (
     ComparedRun,
     Comparison,
@@ -27,6 +26,8 @@ from gputui.ui.tui.pages.compare.comparison import (
     param_texts,
     table_of,
 )
+from gputui.ui.views.metric_words import metric_words
+from gputui.ui.views.snapshot import RunRow
 
 
 def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:

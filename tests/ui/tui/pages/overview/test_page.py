@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from gputui.store import checkpoints, commands
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.gpu.page import GpuScreen
 from gputui.ui.tui.pages.overview.selection import Section
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
+from gputui.ui.views.snapshot import RunRow
 from tests.ledgers import ledger_row
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp

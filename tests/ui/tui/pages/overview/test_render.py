@@ -18,16 +18,16 @@ from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Snapshot
 from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import gpu_totals, head_line, host_figures, notice_lines
-from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
 from gputui.ui.tui.pages.overview.run_order import words_of
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
+from gputui.ui.views.snapshot import Interest, Snapshot
+from gputui.ui.views.words import dated_clock
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 

@@ -17,10 +17,10 @@ from gputui.metrics.draw.parts import Line
 from gputui.runs.process_words import script_of, script_words
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.questions import MenuScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
 from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
+from gputui.ui.views.snapshot import Snapshot
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import GIB, Filler

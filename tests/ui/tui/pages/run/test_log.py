@@ -11,8 +11,8 @@ from gputui.core.text import cell_width
 from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
-from gputui.ui.tui.data.snapshot import LogTail
 from gputui.ui.tui.pages.run.log import RunLog, Search
+from gputui.ui.views.snapshot import LogTail
 from tests.tables import table
 from tests.texts import mentions
 

@@ -19,11 +19,10 @@ from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import MetricRoles
 from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RunPage, Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, next_marker, panel_lines
 from gputui.ui.tui.layout.columns import wrap_at_most
-from gputui.ui.tui.layout.panels import HARDWARE, Panel, panels
+from gputui.ui.tui.layout.panels import Panel, panels
 from gputui.ui.tui.pages.run.chart_files import file_name
 from gputui.ui.tui.pages.run.sections import (
     SideSection,
@@ -38,6 +37,8 @@ from gputui.ui.tui.pages.run.sections import (
     timeline_lines,
 )
 from gputui.ui.tui.widgets.chart_pane import Charts, at_cursor
+from gputui.ui.views.metric_words import HARDWARE
+from gputui.ui.views.snapshot import Checkpoint, CheckpointList, Interest, RunPage, Snapshot
 from tests.tables import table
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler

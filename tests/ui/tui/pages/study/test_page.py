@@ -15,7 +15,6 @@ from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment, RunRow, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
@@ -31,6 +30,7 @@ from gputui.ui.tui.pages.study.view import (
     trial_listing,
     trial_rows,
 )
+from gputui.ui.views.snapshot import Interest, Moment, RunRow, StudyPage
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of

@@ -15,8 +15,9 @@ from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, RunRow
-from gputui.ui.tui.layout.run_words import (
+from gputui.ui.tui.pages.compare.comparison import Comparison, compare
+from gputui.ui.tui.pages.run.head import run_head
+from gputui.ui.views.run_words import (
     MOST_NAMED,
     awaits_step,
     placement_words,
@@ -28,9 +29,8 @@ from gputui.ui.tui.layout.run_words import (
     unsaved_words,
     waiting_words,
 )
-from gputui.ui.tui.layout.words import run_state_text
-from gputui.ui.tui.pages.compare.comparison import Comparison, compare
-from gputui.ui.tui.pages.run.head import run_head
+from gputui.ui.views.snapshot import Interest, RunRow
+from gputui.ui.views.words import run_state_text
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions

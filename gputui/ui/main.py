@@ -189,12 +189,12 @@ def command(
     if once:
         if demo:
             fail("--once and --demo do not go together: the demo needs a terminal", Exit.USAGE)
-        from gputui.ui.cli.once import once as print_once
+        from gputui.ui.once import once as print_once
 
         sys.exit(print_once(ctx.obj, at=at, as_json=as_json))
     if as_json:
         fail("--json goes with --record and --once", Exit.USAGE)
-    from gputui.ui.cli.interactive import open_screen
+    from gputui.ui.interactive import open_screen
 
     sys.exit(open_screen(ctx.obj, demo=demo, at=at))
 

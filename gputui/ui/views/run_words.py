@@ -11,8 +11,8 @@ from gputui.metrics.draw.raster import Span
 from gputui.metrics.progress import Progress
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
-from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.words import Sign, dated_clock, run_state_text, sign_of
+from gputui.ui.views.snapshot import RunRow
+from gputui.ui.views.words import Sign, dated_clock, run_state_text, sign_of
 
 SILENT_STEPS = 3
 """A run without a step for this many times its usual step time is shown as silent."""

@@ -22,10 +22,10 @@ from gputui.store.hardware import read_gpus, read_host
 from gputui.ui.cli.context import Exit, Session, fail, print_json, report_progress, typed_moment
 from gputui.ui.cli.gpus import FIRST_SAMPLE_SECONDS, has_samples
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
-from gputui.ui.tui.data.snapshot_json import snapshot_shape
 from gputui.ui.tui.pages.overview.frame import overview_frame
 from gputui.ui.tui.theme.sgr import as_text
+from gputui.ui.views.snapshot import Interest, Moment, Snapshot
+from gputui.ui.views.snapshot_json import snapshot_shape
 
 SECOND_SAMPLE_SECONDS = 2.0
 WIDTH_WITHOUT_TERMINAL = 100

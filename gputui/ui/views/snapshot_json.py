@@ -12,7 +12,7 @@ from gputui.metrics.progress import RankRow
 from gputui.store import json_shapes
 from gputui.store.hardware import GpuView, Quarantined
 from gputui.store.json_shapes import Shape, iso, number_or_word
-from gputui.ui.tui.data.snapshot import RunRow, Snapshot
+from gputui.ui.views.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:

@@ -39,7 +39,7 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float |
     # Imported modules are no garbage; collecting now would only delay the first frame.
     gc.disable()
     from gputui.ui.tui.data.feed import Feed
-    from gputui.ui.tui.data.snapshot import Moment
+    from gputui.ui.views.snapshot import Moment
 
     # The first snapshot is read while the screen is still being imported.
     feed = Feed(workspace)
