@@ -45,11 +45,11 @@ def main() -> int:
     os.nice(_NICE)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(_OOM_SCORE)
-    code, words = serve(Workspace(arguments.profiles, arguments.state), arguments.study)
-    if words:
+    code, error_text = serve(Workspace(arguments.profiles, arguments.state), arguments.study)
+    if error_text:
         # If the agent is gone, the next one gets the same error.
         with suppress(OSError):
-            os.write(arguments.tell, words.encode("utf-8", "replace")[:4096])
+            os.write(arguments.tell, error_text.encode("utf-8", "replace")[:4096])
     return code
 
 
@@ -76,12 +76,12 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
 def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProcess) -> None:
     """Serve until nothing is left to do, or the database was replaced: the next agent starts a
     process for that."""
-    version, turn_at, agent_at, own = -1, 0.0, time.monotonic(), workspace.database.stat()
+    version, turn_at, agent_at, database_stat = -1, 0.0, time.monotonic(), workspace.database.stat()
     while True:
         now = time.monotonic()
         if now - agent_at >= AGENT_SECONDS:
             agent_at = now
-            if not is_same_file(workspace.database, own):
+            if not is_same_file(workspace.database, database_stat):
                 return
             if read_identity(workspace) is None:
                 if workspace.agent_stopped.exists():

@@ -78,24 +78,24 @@ def by_objective(
 def best_so_far(trials: Sequence[TrialRecord], objective: Objective) -> list[tuple[int, float]]:
     """The best value after each trial that ended, with the number of trials until then."""
     usable = {trial.number for trial in complete(trials)}
-    found: list[tuple[int, float]] = []
+    steps: list[tuple[int, float]] = []
     best: float | None = None
     for place, trial in enumerate(in_order_of_ends(trials), 1):
         if trial.number in usable and (best is None or objective.is_better(trial.values[0], best)):
             best = trial.values[0]
         if best is not None:
-            found.append((place, best))
-    return found
+            steps.append((place, best))
+    return steps
 
 
 def pareto_front(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
     """The complete trials that no other trial beats in every objective, by the value of the first
     one."""
-    known = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
-    found = {trial.number: losses(trial, objectives) for trial in known}
+    candidates = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
+    losses_by_trial = {trial.number: losses(trial, objectives) for trial in candidates}
 
     def is_dominated(mine: tuple[float, ...]) -> bool:
-        return any(other != mine and all(map(operator.le, other, mine)) for other in found.values())
+        return any(rival != mine and all(map(operator.le, rival, mine)) for rival in losses_by_trial.values())
 
-    front = [trial for trial in known if not is_dominated(found[trial.number])]
-    return sorted(front, key=lambda trial: found[trial.number])
+    front = [trial for trial in candidates if not is_dominated(losses_by_trial[trial.number])]
+    return sorted(front, key=lambda trial: losses_by_trial[trial.number])

@@ -86,7 +86,9 @@ def ruling(
 def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec) -> Ruling:
     for value, objective in zip(values, spec.objectives, strict=True):
         if value is None:
-            beside = "" if spec.pruner.by == "step" else f" together with {spec.pruner.by}"
+            beside = ""
+            if spec.pruner.by != "step":
+                beside = f" together with {spec.pruner.by}"
             return Ruling(TrialState.FAILED, f"no line reports {objective.metric}{beside}")
         if not math.isfinite(value):
             return Ruling(TrialState.FAILED, f"{objective.metric} is {metric_value(value)}; its value is withheld")
@@ -98,14 +100,14 @@ def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ..
 
 def _broken_words(constraints: Sequence[float], limits: Constraints) -> str:
     """The constraints that a point breaks, and by how much."""
-    known: list[tuple[str, float, Callable[[float], str]]] = []
+    limited: list[tuple[str, float, Callable[[float], str]]] = []
     if limits.memory_bytes is not None:
-        known.append(("memory", limits.memory_bytes, bytes_text))
+        limited.append(("memory", limits.memory_bytes, bytes_text))
     if limits.step_seconds is not None:
-        known.append(("step_time", limits.step_seconds, lambda seconds: f"{metric_value(seconds)} s"))
+        limited.append(("step_time", limits.step_seconds, lambda seconds: f"{metric_value(seconds)} s"))
     broken = [
-        f"{name} {shown(limit * (1 + excess))}, at most {shown(limit)}"
-        for (name, limit, shown), excess in zip(known, constraints, strict=True)
+        f"{name} {text_of(limit * (1 + excess))}, at most {text_of(limit)}"
+        for (name, limit, text_of), excess in zip(limited, constraints, strict=True)
         if excess > 0
     ]
     return f"breaks a constraint: {' and '.join(broken)}"
@@ -116,10 +118,16 @@ def constraint_values(spec: StudySpec, peak_bytes: float | None, step_seconds: f
     limits = spec.constraints
     excesses = []
     if limits.memory_bytes is not None:
-        excesses.append(0.0 if peak_bytes is None else peak_bytes / limits.memory_bytes - 1)
+        excesses.append(_excess(peak_bytes, limits.memory_bytes))
     if limits.step_seconds is not None:
-        excesses.append(0.0 if step_seconds is None else step_seconds / limits.step_seconds - 1)
+        excesses.append(_excess(step_seconds, limits.step_seconds))
     return tuple(excesses)
+
+
+def _excess(value: float | None, limit: float) -> float:
+    if value is None:
+        return 0.0
+    return value / limit - 1
 
 
 # --- the study --------------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ def fruitless(trials: Sequence[TrialRecord], objectives: Sequence[Objective], si
     in_a_row = 0
     for trial in in_order_of_ends(trials):
         loss = losses(trial, objectives)
-        if trial.number in usable and not any(all(map(operator.le, other, loss)) for other in best):
+        if trial.number in usable and not any(all(map(operator.le, earlier, loss)) for earlier in best):
             best.append(loss)
             in_a_row = 0
         elif trial.origin != "warm" and trial.state is not TrialState.STOPPED and (trial.ended_at or 0.0) > since:
@@ -181,19 +189,23 @@ def next_move(
     """The next step of a running study. ``room`` is how many trials fit at a time; ``exhausted``:
     the sampler has no other point; ``reached`` is each trial's value at its last rung; ``since`` is
     when the study was begun, resumed or extended last (UTC unix seconds)."""
-    own = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
+    sampled = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
     active = living(trials)
     spent = spent_words(spec.budget, usage)
     if spent is not None:
-        return Next(stop_trials=spent if active else None, over=None if active else spent)
+        if active:
+            return Next(stop_trials=spent)
+        return Next(over=spent)
     waiting = any(trial.state is TrialState.ENQUEUED and trial.origin != OUTSIDE for trial in trials)
-    begun = len(own) - sum(trial.state is TrialState.ENQUEUED for trial in own)
-    limit = spec.budget.trials if spec.pbt is None else spec.pbt.members
+    begun = len(sampled) - sum(trial.state is TrialState.ENQUEUED for trial in sampled)
+    if spec.pbt is None:
+        limit = spec.budget.trials
+    else:
+        limit = spec.pbt.members
     is_full = limit is not None and begun >= limit
     is_stale = spec.stop_after is not None and fruitless(trials, spec.objectives, since) >= spec.stop_after
     if (is_full or exhausted or is_stale) and not waiting:
-        again = () if active else reruns(spec, trials, reached or {})
-        if again:
+        if not active and (again := reruns(spec, trials, reached or {})):
             return Next(rerun=again)
         if is_full:
             done = f"its {count(begun)} trials have ended"
@@ -201,7 +213,9 @@ def next_move(
             done = "every point of its grid is done"
         else:
             done = f"{count(spec.stop_after)} trials in a row brought nothing better"
-        return Next(over=None if active else done)
+        if active:
+            return Next()
+        return Next(over=done)
     # At most one trial is in the queue, so that its point is chosen just before it starts.
     queued = any(trial.state is TrialState.LAUNCHING for trial in active)
     # A pruned trial saves nothing and ends at once, so the next one is launched meanwhile.
@@ -255,8 +269,8 @@ def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, sh
 
 def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scalar] | None:
     """The first point of the grid that none of gputui's trials has; None if every point is taken."""
-    taken = {frozenset(trial.params.items()) for trial in trials if trial.origin != OUTSIDE}
-    return next((point for point in spec.grid() if frozenset(point.items()) not in taken), None)
+    used = {frozenset(trial.params.items()) for trial in trials if trial.origin != OUTSIDE}
+    return next((point for point in spec.grid() if frozenset(point.items()) not in used), None)
 
 
 def trials_on_gpu(limit: int, total_bytes: int | None, foreign_bytes: int | None, peak_bytes: int | None) -> int:
@@ -279,7 +293,9 @@ def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, param
         once = {kind.name: ["restart"] for kind in uncertain}
         diverged = {"nan_loss": ["stop"], "loss_spike": ["stop"]}
         recovery["ladders"] = {**once, **(recovery.get("ladders") or {}), **diverged}
-    share = 1 / spec.trials_per_gpu if spec.gpus_per_trial == 1 else 1.0
+    share = 1.0
+    if spec.gpus_per_trial == 1:
+        share = 1 / spec.trials_per_gpu
     return replace(
         base,
         params={**base.params, **params},

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import optuna
 import yaml
@@ -122,8 +123,17 @@ def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Sc
         data["python"] = base.python
     params = data["params"] = dict(data.get("params") or {})
     for key, value in fixed.items():
-        params[key] = {**params[key], "default": value} if isinstance(params.get(key), dict) else value
-    data["phases"] = [
-        {**({} if phase.until is None else {"until": phase.until}), "params": dict(phase.params)} for phase in phases
-    ]
+        if isinstance(params.get(key), dict):
+            params[key] = {**params[key], "default": value}
+        else:
+            params[key] = value
+    data["phases"] = [_phase_form(phase) for phase in phases]
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=150)
+
+
+def _phase_form(phase: Phase) -> dict[str, Any]:
+    """A phase as in a profile."""
+    form: dict[str, Any] = {"params": dict(phase.params)}
+    if phase.until is not None:
+        form = {"until": phase.until, **form}
+    return form

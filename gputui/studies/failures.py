@@ -44,8 +44,8 @@ def common_failure(
         metric = spec.objectives[values.index(None)].metric
         missing = _unreported(metric, spec.pruner, metric_names(connection, failed.run_id or ""))
         return StudyEnd(StudyState.PAUSED, f"no line of trial {failed.number} reports {missing}")
-    own = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
-    cause = _shared_cause(connection, spec, own)
+    launched = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
+    cause = _shared_cause(connection, spec, launched)
     if cause is None:
         return None
     if cause in OF_SPACE:
@@ -54,28 +54,32 @@ def common_failure(
     else:
         explain = f"gputui explain {failed.run_id}"
         reason = f"{SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
-    return StudyEnd(StudyState.STOPPING if living(own) else StudyState.FAILED, reason)
+    if living(launched):
+        return StudyEnd(StudyState.STOPPING, reason)
+    return StudyEnd(StudyState.FAILED, reason)
 
 
-def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, own: Sequence[TrialRecord]) -> str | None:
+def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, launched: Sequence[TrialRecord]) -> str | None:
     """The cause by which every trial fails; None while one works or may work."""
     # One that violates a constraint has its values.
-    if any(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or trial.values for trial in own):
+    if any(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or trial.values for trial in launched):
         return None
-    failures = (trial for trial in own if trial.state in (TrialState.FAILED, TrialState.INFEASIBLE))
+    failures = (trial for trial in launched if trial.state in (TrialState.FAILED, TrialState.INFEASIBLE))
     over = sorted(failures, key=lambda trial: trial.ended_at or 0.0)
     causes = [_cause(connection, spec, trial) for trial in over]
     if not same_cause(causes):
         return None
     # A trial that works takes longer than one that fails: those that have made a step must fail alike.
-    stepped = (trial for trial in own if trial not in over and has_stepped(connection, trial.run_id))
+    stepped = (trial for trial in launched if trial not in over and has_stepped(connection, trial.run_id))
     if all(_cause(connection, spec, trial) == causes[-1] for trial in stepped):
         return causes[-1]
     return None
 
 
 def _values(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> list[float | None]:
-    return objective_values(ObjectiveReader(connection).read(spec, trial) if trial.run_id is not None else {}, spec)
+    if trial.run_id is None:
+        return objective_values({}, spec)
+    return objective_values(ObjectiveReader(connection).read(spec, trial), spec)
 
 
 def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> str | None:
@@ -95,8 +99,8 @@ def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) 
 def same_cause(causes: Sequence[str | None]) -> bool:
     """Return whether every trial fails alike. ``causes`` are those of all that are over, in the
     order of their ends: one of OF_SPACE, the fingerprint of an incident before the first step, or None."""
-    wanted = SAME_OF_SPACE if causes[-1] in OF_SPACE else SAME_ERRORS
-    return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
+    needed = SAME_OF_SPACE if causes[-1] in OF_SPACE else SAME_ERRORS
+    return None not in causes and len(causes) >= needed and len(set(causes[-needed:])) == 1
 
 
 def _unreported(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
@@ -105,5 +109,8 @@ def _unreported(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
     if metric in names:
         return f"{metric} together with {pruner.by}, which the pruner counts by"
     meant = nearest(metric, names)
-    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(names) or 'none'}"
+    if meant:
+        hint = f"did you mean {meant}?"
+    else:
+        hint = f"there are {', '.join(names) or 'none'}"
     return f"{metric}; {hint}"

@@ -22,12 +22,12 @@ def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importan
     """The share of each tuned parameter in what makes the best trials of each objective differ from
     all, most important first; empty while too few are complete."""
     # Trials of other processes may have values outside the space.
-    own = (trial for trial in complete(trials) if trial.origin != OUTSIDE)
-    known = [trial for trial in own if len(trial.values) == len(spec.objectives)]
-    if len(known) < MIN_TRIALS:
+    launched = (trial for trial in complete(trials) if trial.origin != OUTSIDE)
+    measured = [trial for trial in launched if len(trial.values) == len(spec.objectives)]
+    if len(measured) < MIN_TRIALS:
         return []
-    evaluator, study = _evaluator_and_study(known, spec)
-    found: list[Importance] = []
+    evaluator, study = _evaluator_and_study(measured, spec)
+    shares: list[Importance] = []
     for place, objective in enumerate(spec.objectives):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -35,8 +35,8 @@ def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importan
                 study, target=lambda trial, at=place, sign=objective.sign: sign * trial.values[at]
             )
         total = math.fsum(weights.values()) or 1.0
-        found += [Importance(objective.metric, name, weight / total) for name, weight in weights.items()]
-    return found
+        shares += [Importance(objective.metric, name, weight / total) for name, weight in weights.items()]
+    return shares
 
 
 def _evaluator_and_study(trials: Sequence[TrialRecord], spec: StudySpec) -> tuple[Any, Any]:
@@ -51,9 +51,9 @@ def _evaluator_and_study(trials: Sequence[TrialRecord], spec: StudySpec) -> tupl
         from optuna.trial import create_trial
     logging.set_verbosity(logging.ERROR)
     distributions = {dimension.name: distribution(dimension) for dimension in spec.space}
-    study = create_study(directions=[one.direction for one in spec.objectives], sampler=RandomSampler())
+    study = create_study(directions=[objective.direction for objective in spec.objectives], sampler=RandomSampler())
     for trial in trials:
         params = {name: value for name, value in trial.params.items() if name in distributions}
-        own = {name: distributions[name] for name in params}
-        study.add_trial(create_trial(values=list(trial.values), params=params, distributions=own))
+        applying = {name: distributions[name] for name in params}
+        study.add_trial(create_trial(values=list(trial.values), params=params, distributions=applying))
     return PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE), study

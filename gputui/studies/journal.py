@@ -72,12 +72,12 @@ class StudyJournal:
     def own(self) -> dict[int, Mapping[str, Any]]:
         """gputui's notes about its own trials of this study, by number. All others belong to other
         processes, those that copied one of gputui's included."""
-        found: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        notes: dict[str, tuple[int, Mapping[str, Any]]] = {}
         for trial in self.trials():
             noted = trial.user_attrs.get(OWN)
             if isinstance(noted, dict) and noted.get("study") == self._study_id and "origin" in noted:
-                found.setdefault(str(noted.get("key")), (trial.number, noted))
-        return dict(found.values())
+                notes.setdefault(str(noted.get("key")), (trial.number, noted))
+        return dict(notes.values())
 
     def has_outside_value(self, number: int) -> bool:
         """Return whether another process has ended a trial."""
@@ -86,42 +86,46 @@ class StudyJournal:
 
     def add(
         self, params: Mapping[str, Scalar], origin: str, *, values: Sequence[float] = (), ended_at: float | None = None,
-        **own: Any,
+        **notes: Any,
     ) -> None:  # fmt: skip
         """Add a trial with a known point in one line: a complete one with ``values``, else one to
         run."""
         state = TrialState.COMPLETE if values else TrialState.RUNNING
-        trial = self._trial(params, state, {"origin": origin, **own}, values=list(values) or None)
+        trial = self._trial(params, state, {"origin": origin, **notes}, values=list(values) or None)
         if ended_at is not None:
             trial.datetime_complete = datetime.fromtimestamp(ended_at)
         self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)
 
     def _trial(
-        self, params: Mapping[str, Scalar], state: TrialState, own: Mapping[str, Any], **parts: Any
+        self, params: Mapping[str, Scalar], state: TrialState, notes: Mapping[str, Any], **parts: Any
     ) -> FrozenTrial:
         """A trial of gputui with the parameters that the space has."""
-        known = {name: value for name, value in params.items() if name in self._distributions}
-        user_attrs = {OWN: self._noted(**own), **parts.pop("user_attrs", {})}
-        distributions = {name: self._distributions[name] for name in known}
-        return create_trial(state=state, params=known, distributions=distributions, user_attrs=user_attrs, **parts)
+        tuned = {name: value for name, value in params.items() if name in self._distributions}
+        user_attrs = {OWN: self._noted(**notes), **parts.pop("user_attrs", {})}
+        distributions = {name: self._distributions[name] for name in tuned}
+        return create_trial(state=state, params=tuned, distributions=distributions, user_attrs=user_attrs, **parts)
 
-    def _noted(self, **own: Any) -> dict[str, Any]:
-        return {"study": self._study_id, "key": uuid4().hex, **own}
+    def _noted(self, **notes: Any) -> dict[str, Any]:
+        return {"study": self._study_id, "key": uuid4().hex, **notes}
 
     def restore(self, rows: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
         """Add the trials of the table that the journal lost, or never had. The table of a living
         study is never ahead."""
         for row in rows[len(self.trials()) :]:
             state = _state(row.state, row.values)
-            verdict = _verdict(_ruling(row), row.ended_at or 0.0)
+            user_attrs, values = {}, None
+            if state is not TrialState.RUNNING:
+                user_attrs[VERDICT] = _verdict(_ruling(row), row.ended_at or 0.0)
+            if state is TrialState.COMPLETE:
+                values = list(row.values)
             trial = self._trial(
                 row.params,
                 state,
                 {"origin": row.origin, "parent": row.parent, "run": row.run_id},
-                user_attrs={} if state is TrialState.RUNNING else {VERDICT: verdict},
-                values=list(row.values) if state is TrialState.COMPLETE else None,
+                user_attrs=user_attrs,
+                values=values,
                 intermediate_values={
-                    one.rung: one.value for one in rungs if one.number == row.number and one.value is not None
+                    rung.rung: rung.value for rung in rungs if rung.number == row.number and rung.value is not None
                 },
                 constraints={f"constraint {index}": value for index, value in enumerate(row.constraints)},
             )
@@ -144,18 +148,18 @@ class StudyJournal:
         draft = _Draft(self.study._storage, trials, number=len(self.trials()))
         draft.trial.set_user_attr(OWN, self._noted(origin="sampled"))
         study = optuna.Study(self._study_id, draft, self._sampler(draft), self.study.pruner)  # type: ignore[arg-type]
-        asked, point = Trial(study, draft.trial._trial_id), draft.trial.params
+        new_trial, point = Trial(study, draft.trial._trial_id), draft.trial.params
         for dimension in self.spec.space:
             if dimension.applies(point):
-                asked._suggest(dimension.name, self._distributions[dimension.name])
+                new_trial._suggest(dimension.name, self._distributions[dimension.name])
         self.study._storage.create_new_trial(self.study._study_id, template_trial=draft.trial)
 
     def _learned_from(self) -> Iterator[FrozenTrial]:
         """The trials that samplers see. They need the same distribution of a parameter everywhere, so
         trials of other processes have the study's own, and count only with a point of the space."""
-        own = self.own()
+        notes = self.own()
         for trial in self.trials():
-            if trial.number in own:
+            if trial.number in notes:
                 yield trial
             elif self.spec.has_point(trial.params):
                 alike = copy(trial)
@@ -210,7 +214,9 @@ class StudyJournal:
             worst = self.spec.objectives[0].sign * math.inf
             for rung in trial.intermediate_values:
                 self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, worst)
-        self.study.tell(trial.number, values if state is TrialState.COMPLETE else None, state=state)
+        if state is not TrialState.COMPLETE:
+            values = None
+        self.study.tell(trial.number, values, state=state)
 
 
 class _Draft:

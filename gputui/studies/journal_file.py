@@ -41,7 +41,7 @@ def open_storage(folder: Path, report: Callable[[str], None] = lambda _: None) -
 def _move_broken_lines(file: Path, lock: _JournalLock) -> list[str]:
     """Move lines that Optuna cannot read, such as one that was cut and appended to, to another file;
     returns a sentence about each. No process could read on behind it."""
-    kept: list[bytes] = []
+    whole_lines: list[bytes] = []
     broken: dict[int, bytes] = {}
     beside, whole = file.with_suffix(".broken"), file.with_suffix(".new")
     lock.acquire()
@@ -51,13 +51,13 @@ def _move_broken_lines(file: Path, lock: _JournalLock) -> list[str]:
             for number, line in enumerate(lines, 1):
                 try:
                     replay.apply_logs([json.loads(line)])
-                    kept.append(line)
+                    whole_lines.append(line)
                 except Exception:
                     broken[number] = line
         if broken:
             with beside.open("ab") as moved:
                 moved.writelines(broken.values())
-            whole.write_bytes(b"".join(kept))
+            whole.write_bytes(b"".join(whole_lines))
             whole.replace(file)
     finally:
         lock.release()

@@ -39,7 +39,8 @@ def study_shape(
     has one trial, or the Pareto front of several objectives; ``sampler`` and ``pruner`` are null
     for a population."""
     trials = read_trials(connection, study.study_id, at)
-    hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
+    end_at = now if at is None else at
+    hours = study_gpu_hours(connection, study.study_id, end_at)
     return _study_shape(study, study_spec(study), trials, hours)
 
 
@@ -55,7 +56,8 @@ def show_shape(
     trials with their values at rungs; ``waiting`` says what runs that wait in a queue wait for, by their ids."""
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
-    hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
+    end_at = now if at is None else at
+    hours = study_gpu_hours(connection, study.study_id, end_at)
     rungs = rungs_by_trial(connection, study.study_id, at)
     return {
         **_study_shape(study, spec, trials, hours),
@@ -91,7 +93,7 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
         "best": best,
         "running_seconds": findings.running_seconds,
         "saved_share": saved_share(spec, trials),
-        "importances": [msgspec.structs.asdict(one) for one in importances(trials, spec)] or None,
+        "importances": [msgspec.structs.asdict(importance) for importance in importances(trials, spec)] or None,
         "not_complete": [
             _trial_shape(trial) for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE
         ],
@@ -118,9 +120,9 @@ def _study_shape(
         "pruner": None if spec.pbt is not None else spec.pruner.kind,
         "budget": asdict(spec.budget),
         "trials": {state.value: states[state] for state in TrialState},
-        "target": None if spec.target is None else spec.target["name"],
+        "target": spec.target_name,
         "gpu_hours": gpu_hours,
-        "best": [_trial_shape(one) for one in ranked(trials, objectives, most=1)],
+        "best": [_trial_shape(trial) for trial in ranked(trials, objectives, most=1)],
     }
 
 

@@ -46,19 +46,22 @@ class Section:
 
 def key(description: str, default: Any = MISSING, *, name: str | None = None, **limits: float | str) -> Any:
     """A field that is a key of the file, called ``name`` there; ``limits`` are those of pydantic."""
-    made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    defaults: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
     strict = {"strict": True} if limits else {}
-    return field(**made, metadata={"description": description, **({"alias": name} if name else {}), **strict, **limits})
+    metadata: dict[str, Any] = {"description": description, **strict, **limits}
+    if name:
+        metadata["alias"] = name
+    return field(**defaults, metadata=metadata)
 
 
 def _and_also(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
     """The JSON Schema of a type with further keywords."""
-    return lambda own: {**own, **schema}
+    return lambda base: {**base, **schema}
 
 
 def or_short(schema: JsonSchema) -> Callable[[JsonSchema], JsonSchema]:
     """The JSON Schema of a type that has a short form."""
-    return lambda own: {"anyOf": [schema, own]}
+    return lambda base: {"anyOf": [schema, base]}
 
 
 def _in_place(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
@@ -69,10 +72,10 @@ def _in_place(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
 def _checks(is_right: Callable[[Any], object], expected: str) -> Callable[[object], object]:
     """A check of a value; ``expected`` says in words what is right."""
 
-    def check(given: object) -> object:
-        if not is_right(given):
+    def check(value: object) -> object:
+        if not is_right(value):
             raise ExpectedError(expected)
-        return given
+        return value
 
     return check
 
@@ -80,33 +83,43 @@ def _checks(is_right: Callable[[Any], object], expected: str) -> Callable[[objec
 def _converts(convert: Callable[[str], float | None], expected: str) -> Callable[[object], object]:
     """A conversion of text to a number that is not 0."""
 
-    def read(given: object) -> object:
-        if not (value := convert(given) if isinstance(given, str) else None):
+    def read(text: object) -> object:
+        value = None
+        if isinstance(text, str):
+            value = convert(text)
+        if not value:
             raise ExpectedError(expected)
         return value
 
     return read
 
 
-def _is_positive(given: Any) -> bool:
-    return is_number(given) and given > 0
+def _is_positive(value: Any) -> bool:
+    return is_number(value) and value > 0
 
 
-def _value(given: object) -> object:
-    if isinstance(given, (dict, list)):
+def _value(value: object) -> object:
+    if isinstance(value, (dict, list)):
         raise ExpectedError("a single value: text, a number, true, false or null")
-    if isinstance(given, float) and not math.isfinite(given):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ExpectedError("a finite number (put it in quotes to pass it as text)")
-    return given
+    return value
 
 
-def _some(given: object) -> object:
+def _as_list(value: object) -> object:
+    """A single value as a list of one."""
+    if isinstance(value, list):
+        return value
+    return [value]
+
+
+def _some(value: object) -> object:
     """Check for a list that is not empty."""
-    if not isinstance(given, list):
+    if not isinstance(value, list):
         raise ExpectedError("a list")
-    if not given:
+    if not value:
         raise ExpectedError("at least 1 of them")
-    return given
+    return value
 
 
 _TEXT_WORDS = "text without NUL characters"
@@ -124,20 +137,20 @@ LIST: JsonSchema = {"type": "array", "minItems": 1, "items": {"type": ["string",
 
 Number = Annotated[float, Reads(_checks(is_number, "a number"))]
 Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"), _and_also(exclusiveMinimum=0))]
-Switch = Annotated[bool, Reads(_checks(lambda given: isinstance(given, bool), "true or false"))]
+Switch = Annotated[bool, Reads(_checks(lambda value: isinstance(value, bool), "true or false"))]
 Text = Annotated[
-    str, Reads(_checks(lambda given: "\0" not in str(given), _TEXT_WORDS), _and_also(pattern=r"^[^\x00]*$"))
+    str, Reads(_checks(lambda value: "\0" not in str(value), _TEXT_WORDS), _and_also(pattern=r"^[^\x00]*$"))
 ]
 Duration = Annotated[
     float, Reads(_converts(parse_duration, _DURATION_WORDS), _in_place(type="string", pattern=_DURATION_PATTERN))
 ]
 Size = Annotated[int, Reads(_converts(parse_size, _SIZE_WORDS), _in_place(type="string", pattern=_SIZE_PATTERN))]
 Over = Annotated[
-    str, Reads(_checks(lambda given: OVER.fullmatch(str(given)), _OVER_WORDS), _and_also(pattern=OVER.pattern))
+    str, Reads(_checks(lambda value: OVER.fullmatch(str(value)), _OVER_WORDS), _and_also(pattern=OVER.pattern))
 ]
 Length = Annotated[float, Reads(_checks(_is_positive, _LENGTH_WORDS), _in_place(anyOf=[A_NAME, _ABOVE_ZERO]))]
 Value = Annotated[Scalar, Reads(_value, _in_place(**LIST["items"]))]
 Values = Annotated[tuple[Value, ...], Reads(_some, _in_place(**LIST))]
 Choices = Annotated[tuple[Value, ...], Reads(_some, _in_place(**LIST, uniqueItems=True))]
 Factors = Annotated[tuple[Positive, ...], Reads(_some, _and_also(minItems=1))]
-Wanted = Annotated[Values, Reads(lambda given: given if isinstance(given, list) else [given], or_short(LIST["items"]))]
+OneOrMore = Annotated[Values, Reads(_as_list, or_short(LIST["items"]))]

@@ -39,16 +39,22 @@ def resolve_study(
     """
     if spec.target is not None:
         situation = None
-    inventory, excluded = (None, set()) if situation is None else (situation.facts, situation.excluded)
+    if situation is None:
+        inventory, excluded = (None, set())
+    else:
+        inventory, excluded = (situation.facts, situation.excluded)
     whole = sum(not gpu.mig_mode and gpu.uuid not in excluded for gpu in inventory or ())
     if inventory is not None and whole and spec.gpus_per_trial > whole:
         has = machine_has(inventory, excluded)
-        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, {has}; give {whole} at most"
-        raise ResolveError([asked], is_refusal=True)
+        problem = f"gpus_per_trial: {spec.gpus_per_trial} asked for, {has}; give {whole} at most"
+        raise ResolveError([problem], is_refusal=True)
+    gpus_override = None
+    if spec.gpus_per_trial != gpus_of(profile):
+        gpus_override = str(spec.gpus_per_trial)
     base = resolve(
         profile,
         overrides=dict(spec.params),
-        gpus_override=None if spec.gpus_per_trial == gpus_of(profile) else str(spec.gpus_per_trial),
+        gpus_override=gpus_override,
         inventory=inventory,
         excluded=excluded,
         target=spec.target,
@@ -77,15 +83,15 @@ def impossible_budget(spec: StudySpec, seconds: float | None) -> list[str]:
     if seconds is None:
         return []
     budget, hours = spec.budget, seconds * spec.gpus_per_trial / SECONDS_PER_HOUR
-    found = []
+    problems = []
     if budget.wall_seconds is not None and budget.wall_seconds < seconds:
-        took, given = units.duration(seconds), units.duration(budget.wall_seconds)
-        found.append(f"budget.wall: {given} is less than one run takes, {took} by earlier ones; give more")
+        run_time, budgeted = units.duration(seconds), units.duration(budget.wall_seconds)
+        problems.append(f"budget.wall: {budgeted} is less than one run takes, {run_time} by earlier ones; give more")
     if budget.gpu_hours is not None and budget.gpu_hours < hours:
-        found.append(
+        problems.append(
             f"budget.gpu_hours: {budget.gpu_hours:g} is less than one run takes, {hours:.2g} by earlier ones; give more"
         )
-    return found
+    return problems
 
 
 def check_first_trial(
@@ -158,7 +164,7 @@ def study_plan(connection: sqlite3.Connection, spec: StudySpec) -> dict[str, Any
         "gpus_per_trial": spec.gpus_per_trial,
         "trials_per_gpu": sharing,
         "parallel": room,
-        "target": None if spec.target is None else spec.target["name"],
+        "target": spec.target_name,
         "first_points": first_points(spec, SHOWN_POINTS),
         "expected_trial_seconds": seconds,
         "expected_wall_seconds": min(wall, limit) if wall is not None and limit is not None else wall,
@@ -168,9 +174,14 @@ def study_plan(connection: sqlite3.Connection, spec: StudySpec) -> dict[str, Any
 
 def plan_head(plan: Mapping[str, Any]) -> str:
     """``vit-lr: 24 trials of vit-b16, 2 GPUs each, 4 at a time``."""
-    count = "an open number of trials" if plan["trials"] is None else units.count_of(plan["trials"], "trial")
+    if plan["trials"] is None:
+        count = "an open number of trials"
+    else:
+        count = units.count_of(plan["trials"], "trial")
     gpus = plan["gpus_per_trial"]
-    of = "" if plan["target"] is None else f" of {plan['target']}"
+    of = ""
+    if plan["target"] is not None:
+        of = f" of {plan['target']}"
     on = f", {units.count_of(gpus, 'GPU')}{of} each" if gpus else f" on the CPUs{of}"
     if plan["trials_per_gpu"] > 1:
         on = f", {plan['trials_per_gpu']} sharing a GPU"

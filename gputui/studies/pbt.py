@@ -81,7 +81,7 @@ def exploits(
     worst = [trial for trial in ranked[-share:] if trial not in (*ranked[:share], *best) and trial.trains]
     decided = []
     for member in worst:
-        donors = [other for other in best if loss(other) < loss(member)]
+        donors = [rival for rival in best if loss(rival) < loss(member)]
         if donors:
             donor = draw.choice(donors)
             decided.append(Exploit(member.number, donor.number, perturbed(donor.params, space, spec, draw)))
@@ -99,7 +99,9 @@ def perturbed(
         if value is None or draw.random() < spec.resample:
             result[dimension.name] = _draw(dimension, draw)
         elif dimension.kind == "choice":
-            index = dimension.choices.index(value) + draw.choice((-1, 1)) if value in dimension.choices else 0
+            index = 0
+            if value in dimension.choices:
+                index = dimension.choices.index(value) + draw.choice((-1, 1))
             result[dimension.name] = dimension.choices[min(max(index, 0), len(dimension.choices) - 1)]
         else:
             result[dimension.name] = _clamp(dimension, float(value) * draw.choice(spec.factors))
@@ -120,7 +122,9 @@ def _clamp(dimension: Dimension, value: float) -> Scalar:
     """The nearest value that the dimension can take."""
     assert dimension.low is not None and dimension.high is not None
     value = min(max(value, dimension.low), dimension.high)
-    step = dimension.step if dimension.step is not None else 1.0 if dimension.kind == "int" else None
+    step = dimension.step
+    if step is None and dimension.kind == "int":
+        step = 1.0
     if step is not None:
         steps = min(round((value - dimension.low) / step), math.floor((dimension.high - dimension.low) / step + 1e-9))
         value = dimension.low + steps * step

@@ -40,10 +40,11 @@ def values_by_trial(
     places = ended_places(trials)
     pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: places.get(trial.number), dot_height)
     best = _finite(best_so_far(trials, objective))
+    best_value = best[-1][1] if best else None
     curves = [
         Curve(pruned, style="dim", label="pruned"),
         Curve(completed, label="done"),
-        Curve(_line(best), style="good", label="best so far", value=best[-1][1] if best else None),
+        Curve(_line(best), style="good", label="best so far", value=best_value),
     ]
     x_axis = XAxis("finished trials", 1.0, float(max(2, len(places))), "count")
     return Drawing(_with_bins(curves), clean(objective.metric), x_axis, axis)
@@ -58,7 +59,8 @@ def over_parameter(
     if dimension.kind == "choice":
         x_axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
     else:
-        x_axis = XAxis(name, dimension.low, dimension.high, scale="log" if dimension.log else "linear")
+        scale: AxisKind = "log" if dimension.log else "linear"
+        x_axis = XAxis(name, dimension.low, dimension.high, scale=scale)
     curves = [Curve(pruned, style="dim"), Curve(completed)]
     return Drawing(_with_bins(curves), f"{clean(objective.metric)} over {name}", x_axis, axis)
 
@@ -78,8 +80,8 @@ def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
 
 def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Drawing:
     """The second objective over the first, with the Pareto front highlighted and joined."""
-    known = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
-    points = _finite((trial.values[0], trial.values[1]) for trial in known)
+    measured = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
+    points = _finite((trial.values[0], trial.values[1]) for trial in measured)
     best = sorted(_finite((trial.values[0], trial.values[1]) for trial in pareto_front(trials, objectives)))
     (dots,) = _dots([points], "linear", dot_height)
     curves = [Curve(dots, label="trials"), Curve(_line(best), style="good", label="Pareto front")]
@@ -97,7 +99,7 @@ def curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Draw
     curves = [Curve(_line(points[number]), style="dim", is_shadow=True) for number in others]
     for place, number in enumerate(best):
         curves.append(Curve(_line(points[number]), style=f"series.{place}", label=f"trial {number}"))
-    axis = _value_axis([point for each in points.values() for point in each])
+    axis = _value_axis([point for curve_points in points.values() for point in curve_points])
     return Drawing(_with_bins(curves), clean(spec.objectives[0].metric), XAxis("steps"), axis)
 
 
@@ -115,8 +117,8 @@ def _dots_of_trials(
 
 def _finite(points: Iterable[tuple[float | None, float | None]]) -> list[_Point]:
     """The points with finite coordinates."""
-    known = ((x, value) for x, value in points if x is not None and value is not None)
-    return [(x, value) for x, value in known if math.isfinite(x) and math.isfinite(value)]
+    complete_points = ((x, value) for x, value in points if x is not None and value is not None)
+    return [(x, value) for x, value in complete_points if math.isfinite(x) and math.isfinite(value)]
 
 
 def _line(points: Iterable[_Point]) -> list[Bin]:
@@ -145,7 +147,8 @@ def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: f
         # Halves first: the difference of two finite numbers may not be finite.
         half = (most / 2 - least / 2) * height
         # An axis of values that cannot be negative begins at 0.
-        low, high = max(value - half, 0.0 if value >= 0 else -sys.float_info.max), value + half
+        least_low = 0.0 if value >= 0 else -sys.float_info.max
+        low, high = max(value - half, least_low), value + half
     return low, min(high, sys.float_info.max)
 
 
@@ -156,7 +159,10 @@ def _with_bins(curves: Iterable[Curve]) -> list[Curve]:
 def _axis_names(dimension: Dimension) -> tuple[str, ...]:
     """The choices as labels of an axis; a wide or long one is replaced by its index."""
     names = [clean(str(value))[:LONGEST_NAME] for value in dimension.choices]
-    return tuple(name if cell_width(name) == len(name) else f"#{place}" for place, name in enumerate(names))
+    for place, name in enumerate(names):
+        if cell_width(name) != len(name):
+            names[place] = f"#{place}"
+    return tuple(names)
 
 
 def _value_axis(points: Sequence[_Point]) -> YAxis:

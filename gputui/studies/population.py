@@ -77,23 +77,25 @@ class Population:
         objective = spec.objectives[0]
         curve = self._curves.read(spec, trial).get(objective.metric)
         after = trial.population.get("after", 0)
-        since = [point for point in curve.points if point.attempt > after] if curve is not None else []
+        since = []
+        if curve is not None:
+            since = [point for point in curve.points if point.attempt > after]
         if not since or "exploit" in trial.population:
             return
         passed = int(since[-1].position // population.every)
         if passed <= (trial.rung or 0):
             return
-        found = []
+        milestones = []
         for milestone in range((trial.rung or 0) + 1, passed + 1):
             points = [point for point in since if point.position <= milestone * population.every]
             value = objective_value(points, objective)
             if value is not None:
                 number = None if math.isnan(value) else value
-                found.append(PassedRung(milestone, points[-1].step, number, points[-1].attempt))
+                milestones.append(PassedRung(milestone, points[-1].step, number, points[-1].attempt))
                 if number is not None:
                     self._journal.report(trial.number, milestone, number)
         with transaction(self._writer.connection):
-            self._writer.set_rungs(trial.number, found)
+            self._writer.set_rungs(trial.number, milestones)
             self._writer.set_trial(trial, rung=passed)
 
     def exploit(
@@ -120,12 +122,10 @@ class Population:
         compared = [trial for trial in trials if trial in training or trial.state is TrialState.COMPLETE]
         # From a checkpoint of the last step nothing is left to train.
         last_useful = None if population.length is None else population.length - 1
-        donations = {
-            trial.number: donor_checkpoint(
-                connection, trial.run_id or "", now, last_useful if trial in training else milestone * population.every
-            )
-            for trial in compared
-        }
+        donations = {}
+        for trial in compared:
+            step = last_useful if trial in training else milestone * population.every
+            donations[trial.number] = donor_checkpoint(connection, trial.run_id or "", now, step)
         if not any(donation.checkpoint for donation in donations.values()):
             why = next((donation.why for donation in donations.values() if donation.why), "none was saved")
             return f"no member has a checkpoint that another could continue from after milestone {milestone} ({why})"
@@ -142,7 +142,9 @@ class Population:
         plans = []
         for exploit in exploits:
             checkpoint = donations[exploit.donor].checkpoint
-            pinned = None if checkpoint is None else pin(folder, exploit, milestone, Path(checkpoint.path))
+            pinned = None
+            if checkpoint is not None:
+                pinned = pin(folder, exploit, milestone, Path(checkpoint.path))
             # What was written over while it was copied may be a part of each.
             if checkpoint is not None and pinned is not None and is_unchanged(checkpoint):
                 plan = {
@@ -182,8 +184,8 @@ class Population:
         population = {"after": attempt, LINEAGE: [*trial.population.get(LINEAGE, ()), asdict(segment)]}
         self._journal.move(trial.number, plan["params"])
         with transaction(self._writer.connection):
-            words = {"from": plan["from"], "set": plan["params"]}
-            command_id = self._writer.ask("resume", trial.run_id, words)
+            arguments = {"from": plan["from"], "set": plan["params"]}
+            command_id = self._writer.ask("resume", trial.run_id, arguments)
             self._writer.set_trial(
                 trial, state=TrialState.LAUNCHING, command_id=command_id, params=json.dumps(plan["params"]),
                 parent=plan["donor"], generation=plan["milestone"], reason=None, ended_at=None,
@@ -235,17 +237,17 @@ def donor_checkpoint(
 
 def _step(checkpoint: CheckpointRow) -> int | None:
     """The step in a checkpoint's name, else the step that the script reports."""
-    named = explicit_step(checkpoint.name)
-    if named is None:
+    named_step = explicit_step(checkpoint.name)
+    if named_step is None:
         return checkpoint.step
-    return named
+    return named_step
 
 
 def _steps_before(checkpoint: CheckpointRow) -> int | None:
     """The number of steps before a checkpoint: scripts count steps from 0, names from 1."""
-    named = explicit_step(checkpoint.name)
-    if named is not None or checkpoint.step is None:
-        return named
+    named_step = explicit_step(checkpoint.name)
+    if named_step is not None or checkpoint.step is None:
+        return named_step
     return checkpoint.step + 1
 
 

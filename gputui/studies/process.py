@@ -48,7 +48,7 @@ from gputui.studies.run_queries import (
     trial_slots,
     warm_trials,
 )
-from gputui.studies.rungs import PassedRung, pruning_reason, rungs_passed
+from gputui.studies.rungs import ObjectiveCurve, PassedRung, pruning_reason, rungs_passed
 from gputui.studies.spec import PbtSpec, StudySpec, missing_library, study_spec
 from gputui.studies.view import TrialView
 
@@ -100,9 +100,9 @@ class StudyProcess:
         if study.state is StudyState.STOPPING:
             return self._stop(study, spec)
         trials = self._take_in(study, spec)
-        told = [trial for trial in decide.living(trials) if self.journal.has_outside_value(trial.number)]
-        if told:
-            self._stop_trials(told, "another process told its value", self._end)
+        ended_outside = [trial for trial in decide.living(trials) if self.journal.has_outside_value(trial.number)]
+        if ended_outside:
+            self._stop_trials(ended_outside, "another process told its value", self._end)
             trials = self.view.read()
         for trial in decide.living(trials):
             self._follow(study, spec, trial)
@@ -124,8 +124,9 @@ class StudyProcess:
             if end is not None:
                 # A person may have cut it short since it was read.
                 verdict = self._verdict(spec, self.view.read()[trial.number], end)
-                stopped = Ruling(TrialState.STOPPED, end.reason)
-                self.writer.end_open(trial, verdict if verdict.again is None else stopped)
+                if verdict.again is not None:
+                    verdict = Ruling(TrialState.STOPPED, end.reason)
+                self.writer.end_open(trial, verdict)
         living = decide.living(self.view.read())
         reason = study.reason or "the study was stopped"
         self._stop_trials(living, reason, self.writer.end_open)
@@ -150,12 +151,12 @@ class StudyProcess:
         """Put what was asked for into the journal, and bring the rows to what the journal has;
         returns them."""
         requests = rows.requested_trials(self.connection, self.study_id)
-        known = list(self.journal.own().values())
+        notes = list(self.journal.own().values())
         for request_id, params in requests:
-            if request_id not in [own.get("request") for own in known]:
+            if request_id not in [note.get("request") for note in notes]:
                 self.journal.add(params, "enqueued", request=request_id)
         if study.state is StudyState.RUNNING:
-            self._add_warm_trials(spec, known)
+            self._add_warm_trials(spec, notes)
             self.journal.follow(self.view.read(), with_stopped=True)
         trials = self.view.update(self.journal)
         if requests:
@@ -168,11 +169,11 @@ class StudyProcess:
             rows.set_importances(self.connection, self.study_id, importances(trials, spec))
         return trials
 
-    def _add_warm_trials(self, spec: StudySpec, known: Sequence[Mapping[str, Any]]) -> None:
-        """Add earlier runs until a first point has been drawn. ``known`` is what gputui noted with each
+    def _add_warm_trials(self, spec: StudySpec, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Add earlier runs until a first point has been drawn. ``notes`` is what gputui noted with each
         of its trials."""
-        warm = [own.get("run") for own in known if own["origin"] == "warm"]
-        if len(warm) >= spec.warm_start or any(own["origin"] == "sampled" for own in known):
+        warm = [note.get("run") for note in notes if note["origin"] == "warm"]
+        if len(warm) >= spec.warm_start or any(note["origin"] == "sampled" for note in notes):
             return
         for run_id, params, values, ended_at in warm_trials(self.connection, spec, self.study_id):
             if run_id not in warm:
@@ -246,7 +247,7 @@ class StudyProcess:
         if spec.pruner.kind == "none" or trial.state is not TrialState.RUNNING:
             return
         curve = curves.get(spec.objectives[0].metric)
-        points = () if curve is None else curve.points
+        points = [] if curve is None else curve.points
         passed: Sequence[PassedRung] = rungs_passed(points, spec.pruner, spec.objectives[0], behind=trial.rung or 0)
         if not passed:
             return
@@ -301,7 +302,10 @@ class StudyProcess:
                 self.writer.move(study, *common)
 
     def _verdict(self, spec: StudySpec, trial: TrialRecord, end: RunEnd) -> Ruling:
-        values = objective_values(self.curves.read(spec, trial) if trial.run_id is not None else {}, spec)
+        curves: dict[str, ObjectiveCurve] = {}
+        if trial.run_id is not None:
+            curves = self.curves.read(spec, trial)
+        values = objective_values(curves, spec)
         return decide.ruling(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
 
     def _end(self, trial: TrialRecord, verdict: Ruling) -> None:
@@ -334,8 +338,10 @@ class StudyProcess:
         )
         exhausted = spec.is_grid and decide.grid_point(spec, trials) is None
         # A later rung of a trial overrides its earlier ones.
-        passed = read_rungs(self.connection, self.study_id) if spec.rerun and not living else ()
-        reached = {rung.number: rung.value for rung in passed if rung.value is not None}
+        reached: dict[int, float] = {}
+        if spec.rerun and not living:
+            passed = read_rungs(self.connection, self.study_id)
+            reached = {rung.number: rung.value for rung in passed if rung.value is not None}
         assert self._base is not None
         slots = trial_slots(self.connection, spec, self.study_id, self._base)
         (since,) = self.connection.execute(
@@ -346,7 +352,9 @@ class StudyProcess:
             self._stop_trials(living, move.stop_trials, self._end)
         if move.over is not None:
             is_without_heirs = spec.pbt is not None and not any(trial.generation for trial in trials)
-            alone = "; no member has continued from another" if is_without_heirs else ""
+            alone = ""
+            if is_without_heirs:
+                alone = "; no member has continued from another"
             return not self.writer.move(study, StudyState.FINISHED, f"{move.over}{alone}")
         if move.rerun:
             for number in move.rerun:
@@ -386,9 +394,12 @@ class StudyProcess:
         """Ask for the run of a trial."""
         assert self._base is not None
         run = decide.trial_spec(self._base, spec, self.study_id, trial.number, trial.params)
-        words = {"ticket": write_ticket(self.workspace, run), "name": fitting_name(f"{self.study_id}-t{trial.number}")}
+        arguments = {
+            "ticket": write_ticket(self.workspace, run),
+            "name": fitting_name(f"{self.study_id}-t{trial.number}"),
+        }
         with transaction(self.connection):
-            command_id = self.writer.ask("run", None, words)
+            command_id = self.writer.ask("run", None, arguments)
             self.writer.set_trial(trial, state=TrialState.LAUNCHING, command_id=command_id, starts=starts)
         self.writer.ring()
 
@@ -440,4 +451,4 @@ class StudyProcess:
 
 def _waiting(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The first of gputui's trials that has not begun."""
-    return next((one for one in trials if one.state is TrialState.ENQUEUED and one.origin != OUTSIDE), None)
+    return next((trial for trial in trials if trial.state is TrialState.ENQUEUED and trial.origin != OUTSIDE), None)

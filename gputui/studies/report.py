@@ -83,31 +83,34 @@ def read_findings(
     connection: sqlite3.Connection, workspace: Workspace, study: StudyRecord, now: float, at: float | None = None
 ) -> StudyFindings:
     """The findings of a study, now or at a past time. Raises sqlite3.Error."""
-    study_id, spec, until = study.study_id, study_spec(study), now if at is None else at
+    study_id, spec, end_at = study.study_id, study_spec(study), now if at is None else at
     base: RunSpec | None = None
     with suppress(SpecError):
         base = read_spec(workspace.studies / study_id / SPEC_FILE)
+    typed = () if base is None else redact_argv(base.typed)
     return StudyFindings(
         study,
         spec,
         read_trials(connection, study_id, at),
         rungs_by_trial(connection, study_id, at),
-        study_gpu_hours(connection, study_id, until),
-        study_wall_seconds(connection, study_id, until),
-        until,
+        study_gpu_hours(connection, study_id, end_at),
+        study_wall_seconds(connection, study_id, end_at),
+        end_at,
         _run_words(workspace, base, spec),
-        () if base is None else redact_argv(base.typed),
+        typed,
     )
 
 
 def _run_words(workspace: Workspace, base: RunSpec | None, spec: StudySpec) -> list[str]:
     """The words of `gputui run` that name the study's profile, by its path where its name means none
     or another one here, its target, and the GPUs of a trial where they differ from the profile's."""
-    on = [] if spec.target is None else ["--on", str(spec.target["name"])]
+    on = []
+    if spec.target is not None:
+        on = ["--on", str(spec.target["name"])]
     if base is not None and base.typed:
         return [*on, "--gpus", str(spec.gpus_per_trial)]
     try:
-        path = Path("" if base is None else base.profile_path or "")
+        path = Path((base and base.profile_path) or "")
         profile = load(path)
     except ProfileError:
         return [spec.profile, *on]
@@ -115,8 +118,12 @@ def _run_words(workspace: Workspace, base: RunSpec | None, spec: StudySpec) -> l
         is_found = find(spec.profile, workspace, Path.cwd()).resolve() == path.resolve()
     except ProfileNotFoundError:
         is_found = False
-    gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
-    return [spec.profile if is_found else str(path), *on, *gpus]
+    gpus = []
+    if spec.gpus_per_trial != gpus_of(profile):
+        gpus = ["--gpus", str(spec.gpus_per_trial)]
+    if is_found:
+        return [spec.profile, *on, *gpus]
+    return [str(path), *on, *gpus]
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------
@@ -132,8 +139,8 @@ def markdown(findings: StudyFindings, *, with_pictures: bool = False) -> str:
 
 def page(findings: StudyFindings) -> str:
     """The report as one HTML page."""
-    made = datetime.fromtimestamp(findings.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return _render("study.html.j2", findings, _sections(findings), note=f"gputui, {made}", svg=_safe_svg)
+    written_at = datetime.fromtimestamp(findings.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return _render("study.html.j2", findings, _sections(findings), note=f"gputui, {written_at}", svg=_safe_svg)
 
 
 def contents(findings: StudyFindings) -> dict[str, bytes]:
@@ -147,28 +154,41 @@ def _render(template: str, findings: StudyFindings, sections: Sequence[_Section]
     study, spec = findings.study, findings.spec
     states = counted(findings.trials)
     counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
-    used = f", {gpu_hours(findings.gpu_hours)} GPU-hours" if findings.gpu_hours else ""
-    why = f" ({study.reason})" if study.reason else ""
-    sampler = spec.method if spec.pbt is not None else f"{spec.method} sampler"
-    pruner = "" if spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
+    used = ""
+    if findings.gpu_hours:
+        used = f", {gpu_hours(findings.gpu_hours)} GPU-hours"
+    why = ""
+    if study.reason:
+        why = f" ({study.reason})"
+    if spec.pbt is not None:
+        sampler = spec.method
+    else:
+        sampler = f"{spec.method} sampler"
+    pruner = ""
+    if spec.pruner.kind != "none":
+        pruner = f", {spec.pruner.kind} pruner"
     saved = saved_share(spec, findings.trials)
+    saved_text = None
+    if saved is not None:
+        saved_text = percent(saved * 100)
     return render(
         template,
         title=f"Study {study.study_id}",
         goals=spec.objectives,
         profile=spec.profile,
-        target=None if spec.target is None else spec.target["name"],
+        target=spec.target_name,
         method=f"{sampler}{pruner}, seed {spec.seed}",
         outcome=f"{study.state.capitalize()}{why} after {duration(findings.running_seconds)}{used}. "
         f"Trials: {counts or 'none'}.",
-        saved=None if saved is None else percent(saved * 100),
+        saved=saved_text,
         sections=sections,
         **more,
     )
 
 
 def _svg(section: _Section, name: str) -> str:
-    return svg_text(picture(section.drawings[name], *(_SIZE if len(section.drawings) == 1 else _HALF_SIZE)))
+    size = _SIZE if len(section.drawings) == 1 else _HALF_SIZE
+    return svg_text(picture(section.drawings[name], *size))
 
 
 def _safe_svg(section: _Section, name: str) -> Markup:
@@ -187,20 +207,23 @@ def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
         export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
         return f"{shlex.join(export)} && {shlex.join(['gputui', 'run', f'./{file}'])}"
     values = {**findings.spec.params, **trial.params}
-    words = [word for each in assignments(values) for word in ("--set", each)]
-    command = ["--", *findings.typed] if findings.typed else []
-    return shlex.join(["gputui", "run", *findings.run_words, *words, *command])
+    command = ["gputui", "run", *findings.run_words]
+    for assignment in assignments(values):
+        command += ["--set", assignment]
+    if findings.typed:
+        command += ["--", *findings.typed]
+    return shlex.join(command)
 
 
 def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:
     """The share of the rungs of full runs that pruning saved; None if no trial was pruned or a rung
     is unknown."""
-    own = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
-    pruned = [trial.rung for trial in own if trial.state is TrialState.PRUNED]
+    launched = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
+    pruned = [trial.rung for trial in launched if trial.state is TrialState.PRUNED]
     rungs = [rung for rung in pruned if rung is not None]
     if not rungs or len(rungs) < len(pruned):
         return None
-    over = len(pruned) + counted(own)[TrialState.COMPLETE]
+    over = len(pruned) + counted(launched)[TrialState.COMPLETE]
     return sum(1 - rung / spec.pruner.rungs for rung in rungs) / over
 
 
@@ -226,21 +249,25 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
         for trial in best
     ]
     commands = []
-    for place, trial in enumerate(best if is_front else best[:TRAINED_AGAIN]):
-        rank = "" if is_front else "the second best, " if place else "the best, "
-        which = f"{rank}trial {trial.number}{'' if is_front else ','}"
-        commands.append((f"Train {which} as a run of its own:", winner_command(findings, trial)))
+    ranks = ("the best, ", "the second best, ")
+    for place, trial in enumerate(best):
+        if is_front:
+            commands.append((f"Train trial {trial.number} as a run of its own:", winner_command(findings, trial)))
+        elif place < len(ranks):
+            title = f"Train {ranks[place]}trial {trial.number}, as a run of its own:"
+            commands.append((title, winner_command(findings, trial)))
     heads = ["trial", "run", *(objective.metric for objective in spec.objectives), *spec.tuned]
-    yield _Section("Pareto front" if is_front else "Best trials", heads, rows, commands)
+    title = "Pareto front" if is_front else "Best trials"
+    yield _Section(title, heads, rows, commands)
 
 
 def _curves(findings: StudyFindings) -> Iterator[_Section]:
     spec, trials, rungs = findings.spec, findings.trials, findings.rungs
     if not any(trial.ended_at is not None for trial in trials):
         return
-    for objective, own in by_objective(trials, spec.objectives):
+    for objective, ranked_trials in by_objective(trials, spec.objectives):
         title, name = _of_objective(spec, objective, "What was found when", "values")
-        yield _Section(title, drawings={name: pictures.values_by_trial(own, rungs, objective)})
+        yield _Section(title, drawings={name: pictures.values_by_trial(ranked_trials, rungs, objective)})
     if len(spec.objectives) > 1:
         yield _Section("One objective over the other", drawings={"front": pictures.front(trials, spec.objectives)})
     drawing = pictures.curves(trials, rungs, spec)
@@ -252,13 +279,13 @@ def _curves(findings: StudyFindings) -> Iterator[_Section]:
 def _importances(findings: StudyFindings) -> Iterator[_Section]:
     spec = findings.spec
     dimensions = {dimension.name: dimension for dimension in spec.space}
-    known = importances(findings.trials, spec)
+    by_importance = importances(findings.trials, spec)
     for objective, trials in by_objective(findings.trials, spec.objectives):
         rows, drawings = [], {}
-        for found in (one for one in known if one.objective == objective.metric):
-            title, name = _of_objective(spec, objective, "What mattered", f"over-{_file_name(found.name)}")
-            rows.append([found.name, percent(found.share * 100)])
-            drawings[name] = pictures.over_parameter(trials, findings.rungs, dimensions[found.name], objective)
+        for importance in (candidate for candidate in by_importance if candidate.objective == objective.metric):
+            title, name = _of_objective(spec, objective, "What mattered", f"over-{_file_name(importance.name)}")
+            rows.append([importance.name, percent(importance.share * 100)])
+            drawings[name] = pictures.over_parameter(trials, findings.rungs, dimensions[importance.name], objective)
         if rows:
             yield _Section(title, ["parameter", "importance"], rows, drawings=drawings)
 
@@ -278,13 +305,13 @@ def _lineage(findings: StudyFindings) -> Iterator[_Section]:
     tuned = findings.spec.tuned
     rows = [
         [
-            str(one.number),
-            f"trial {one.parent}",
-            str(one.generation),
-            *(parameter(one.params.get(name, UNKNOWN)) for name in tuned),
+            str(trial.number),
+            f"trial {trial.parent}",
+            str(trial.generation),
+            *(parameter(trial.params.get(name, UNKNOWN)) for name in tuned),
         ]
-        for one in findings.trials
-        if one.generation is not None and one.parent is not None
+        for trial in findings.trials
+        if trial.generation is not None and trial.parent is not None
     ]
     if rows:
         yield _Section("Who went on from whom", ["member", "continues from", "after milestone", *tuned], rows)

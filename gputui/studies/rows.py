@@ -61,9 +61,11 @@ def move_study(
     connection: sqlite3.Connection, study: StudyRecord, target: StudyState, *, cause: str, actor: str, now: float
 ) -> None:
     """Change the state of a study and record the cause."""
+    reason = None if target is StudyState.RUNNING else cause
+    ended_at = now if target.is_over else None
     connection.execute(
         "UPDATE studies SET state = ?, reason = ?, ended_at = ? WHERE study_id = ?",
-        (target, None if target is StudyState.RUNNING else cause, now if target.is_over else None, study.study_id),
+        (target, reason, ended_at, study.study_id),
     )
     _move(connection, study.study_id, study.state, target, cause, actor, now)
 
@@ -145,9 +147,9 @@ def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
     )
 
 
-def set_importances(connection: sqlite3.Connection, study_id: str, found: Sequence[Importance]) -> None:
+def set_importances(connection: sqlite3.Connection, study_id: str, shares: Sequence[Importance]) -> None:
     """Store what mattered for the objectives of a study."""
-    text = json.dumps([asdict(one) for one in found])
+    text = json.dumps([asdict(share) for share in shares])
     connection.execute("UPDATE studies SET importances = ? WHERE study_id = ?", (text, study_id))
 
 
@@ -179,9 +181,9 @@ class StudyWriter(Struct, frozen=True):
         """The author of its commands."""
         return _process_actor(self.study_id)
 
-    def ask(self, verb: str, run_id: str | None, words: Mapping[str, Any]) -> int:
+    def ask(self, verb: str, run_id: str | None, arguments: Mapping[str, Any]) -> int:
         """Write a command for the agent; returns its ID."""
-        return commands.submit(self.connection, verb, run_id, words, self.actor, now=self.now())
+        return commands.submit(self.connection, verb, run_id, arguments, self.actor, now=self.now())
 
     def ask_stop(self, trial: TrialRecord, reason: str) -> None:
         """Ask to stop a trial's run at once, without a last checkpoint."""
@@ -199,10 +201,10 @@ class StudyWriter(Struct, frozen=True):
 
     def set_rungs(self, number: int, passed: Iterable[PassedRung]) -> None:
         """Store the values of a trial at rungs; the first one of a rung stays."""
-        for one in passed:
+        for rung in passed:
             insert(
-                self.connection, "trial_rungs", "IGNORE", study_id=self.study_id, number=number, rung=one.rung,
-                step=one.step, value=one.value, attempt=one.attempt, at=self.now(),
+                self.connection, "trial_rungs", "IGNORE", study_id=self.study_id, number=number, rung=rung.rung,
+                step=rung.step, value=rung.value, attempt=rung.attempt, at=self.now(),
             )  # fmt: skip
 
     def end_open(self, trial: TrialRecord, ruling: Ruling) -> None:
@@ -236,7 +238,9 @@ class StudyWriter(Struct, frozen=True):
         )
 
     def is_refused(self, command_id: int | None) -> bool:
-        answer = None if command_id is None else commands.answer(self.connection, command_id)
+        answer = None
+        if command_id is not None:
+            answer = commands.answer(self.connection, command_id)
         return answer is not None and answer.state == "refused"
 
 
@@ -245,18 +249,20 @@ def note_end(connection: sqlite3.Connection, study_id: str, number: int, now: fl
     trial = get_trial(connection, study_id, number)
     study = get_study(connection, study_id)
     assert study is not None
-    words = trial.reason or trial.state.word
+    outcome = trial.reason or trial.state.word
     if trial.state is TrialState.PRUNED:
         (step,) = connection.execute(
             "SELECT max(step) FROM trial_rungs WHERE study_id = ? AND number = ?", (study_id, number)
         ).fetchone()
-        words = "pruned" if step is None else f"pruned at step {count(step)}"
-    elif not words.startswith(trial.state.word):
-        words = f"{trial.state}: {words}"
+        outcome = "pruned" if step is None else f"pruned at step {count(step)}"
+    elif not outcome.startswith(trial.state.word):
+        outcome = f"{trial.state}: {outcome}"
     if trial.shown_value is not None:
-        words += f", {study_spec(study).objectives[0].metric} {metric_value(trial.shown_value)}"
-    severity: Severity = "warning" if trial.state is TrialState.FAILED else "info"
-    text = f"trial {number} · {words}"
+        outcome += f", {study_spec(study).objectives[0].metric} {metric_value(trial.shown_value)}"
+    severity: Severity = "info"
+    if trial.state is TrialState.FAILED:
+        severity = "warning"
+    text = f"trial {number} · {outcome}"
     add_event(connection, "trial_ended", text, now=now, key=trial.state, severity=severity, subject=study_id)
 
 

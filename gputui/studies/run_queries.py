@@ -35,8 +35,11 @@ def run_end(connection: sqlite3.Connection, run_id: str | None) -> RunEnd | None
     state = RunState(row[0])
     if not state.is_over:
         return None
-    incident = None if state is RunState.SUCCEEDED else last_incident(connection, run_id)
-    return RunEnd(state, row[1], None if incident is None else incident[0], bool(row[2]), bool(row[3]))
+    incident = None
+    if state is not RunState.SUCCEEDED:
+        incident = last_incident(connection, run_id)
+    kind = None if incident is None else incident[0]
+    return RunEnd(state, row[1], kind, bool(row[2]), bool(row[3]))
 
 
 def last_incident(connection: sqlite3.Connection, run_id: str | None) -> tuple[str, str] | None:
@@ -108,7 +111,9 @@ def warm_trials(
         params = json.loads(text)
         is_alike = all(params.get(name) == value for name, value in spec.params.items())
         applying = spec.dimensions_of(params)
-        if not is_alike or not all(one.name in params and one.holds(params[one.name]) for one in applying):
+        if not is_alike or not all(
+            dimension.name in params and dimension.holds(params[dimension.name]) for dimension in applying
+        ):
             continue
         metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
         curves: dict[str, ObjectiveCurve] = {}
@@ -118,7 +123,9 @@ def warm_trials(
         values = objective_values(curves, spec)
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if len(finite) == len(values):
-            trials.append((run_id, {one.name: params[one.name] for one in applying}, finite, ended_at))
+            trials.append(
+                (run_id, {dimension.name: params[dimension.name] for dimension in applying}, finite, ended_at)
+            )
     return trials[::-1]
 
 
@@ -149,7 +156,10 @@ class ObjectiveReader:
         values, progress.cursor = reported_values(self._connection, trial.run_id, metrics, by, progress.cursor)
         for value in values:
             # Steps count from 0: step 9 is the tenth.
-            position = value.position if value.position is not None else value.step + 1.0
+            if value.position is not None:
+                position = value.position
+            else:
+                position = value.step + 1.0
             point = ObjectivePoint(position, value.step, value.value, value.attempt)
             progress.curves.setdefault(value.metric, ObjectiveCurve()).add(point)
         return progress.curves

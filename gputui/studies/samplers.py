@@ -39,20 +39,20 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 def pruner(spec: StudySpec) -> BasePruner:
     """The pruner, whose steps are rungs."""
-    pruners, given = optuna.pruners, spec.pruner
-    match given.kind:
+    pruners, chosen = optuna.pruners, spec.pruner
+    match chosen.kind:
         case "median":
-            return pruners.MedianPruner(n_startup_trials=given.startup, n_warmup_steps=given.warmup)
+            return pruners.MedianPruner(n_startup_trials=chosen.startup, n_warmup_steps=chosen.warmup)
         case "percentile":
             return pruners.PercentilePruner(
-                given.percentile, n_startup_trials=given.startup, n_warmup_steps=given.warmup
+                chosen.percentile, n_startup_trials=chosen.startup, n_warmup_steps=chosen.warmup
             )
         case "halving":
-            return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=given.eta)
+            return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=chosen.eta)
         case "hyperband":
-            return pruners.HyperbandPruner(min_resource=1, max_resource=given.rungs, reduction_factor=given.eta)
+            return pruners.HyperbandPruner(min_resource=1, max_resource=chosen.rungs, reduction_factor=chosen.eta)
         case "patient":
-            return pruners.PatientPruner(None, patience=given.patience)
+            return pruners.PatientPruner(None, patience=chosen.patience)
         case _:
             return pruners.NopPruner()
 
@@ -62,7 +62,9 @@ def sampler(spec: StudySpec, number: int) -> BaseSampler:
     draws the same point."""
     samplers, kind = optuna.samplers, spec.sampler.kind
     seed = _seed(spec, number)
-    startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
+    startup: dict[str, Any] = {}
+    if spec.sampler.startup is not None:
+        startup = {"n_startup_trials": spec.sampler.startup}
     match kind:
         case "tpe":
             return samplers.TPESampler(seed=seed, **startup)
@@ -89,7 +91,11 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     # Only its variants with margin use scipy.stats.
     with hidden("scipy.stats"):
         importlib.import_module("cmaes")
-    numbers = {one.name: distribution(one) for one in spec.space if one.kind != "choice" and not one.when}
+    numbers = {
+        dimension.name: distribution(dimension)
+        for dimension in spec.space
+        if dimension.kind != "choice" and not dimension.when
+    }
     solutions = [
         optuna.trial.create_trial(
             params={name: trial.params[name] for name in numbers}, distributions=numbers, value=trial.value
@@ -97,10 +103,13 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
         for trial in trials
         if trial.state is TrialState.COMPLETE and numbers.keys() <= trial.params.keys()
     ]
-    startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
-    made = _CmaEs(
+    startup: dict[str, Any] = {}
+    if spec.sampler.startup is not None:
+        startup["n_startup_trials"] = spec.sampler.startup
+    if len(solutions) >= _MIN_SOLUTIONS:
+        startup["source_trials"] = solutions
+    cmaes = _CmaEs(
         seed=_seed(spec, len(trials)),
-        source_trials=solutions if len(solutions) >= _MIN_SOLUTIONS else None,
         warn_independent_sampling=False,
         independent_sampler=optuna.samplers.RandomSampler(seed=spec.seed + len(trials)),
         **startup,
@@ -108,8 +117,8 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     # Optuna marks the trials of a generation with attributes of this prefix. Those that an earlier
     # process marked belong to an optimizer that is gone: counted with the new one's, they would end
     # its first generation early.
-    made._attr_prefix = f"cma{len(trials)}:"
-    return made
+    cmaes._attr_prefix = f"cma{len(trials)}:"
+    return cmaes
 
 
 class _CmaEs(CmaEsSampler):

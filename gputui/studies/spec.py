@@ -28,6 +28,7 @@ from gputui.studies.keys import (
     JsonSchema,
     Length,
     Number,
+    OneOrMore,
     Over,
     Positive,
     Reads,
@@ -36,7 +37,6 @@ from gputui.studies.keys import (
     Switch,
     Text,
     Value,
-    Wanted,
     key,
     or_short,
 )
@@ -56,42 +56,50 @@ NAME_KEY = "[key]"
 # --- short forms ------------------------------------------------------------------------------------------------------
 
 
-def _by_kind(given: object) -> object:
+def _by_kind(form: object) -> object:
     """Expand the short form ``pruner: median``; ``off`` is none."""
-    if isinstance(given, str):
-        return {"kind": given}
-    if given is False:
+    if isinstance(form, str):
+        return {"kind": form}
+    if form is False:
         return {"kind": "none"}
-    return given
+    return form
 
 
-def _dimensions(given: object) -> object:
+def _dimensions(space: object) -> object:
     """Give each dimension its name, and expand the short form ``lr: [0.1, 0.01]``."""
-    if not isinstance(given, dict):
+    if not isinstance(space, dict):
         raise ExpectedError("a mapping (name: value)")
-    if not given:
+    if not space:
         raise ExpectedError("at least 1 of them")
-    forms = {name: {"type": "choice", "values": one} if isinstance(one, list) else one for name, one in given.items()}
-    return [{**form, NAME_KEY: name} if isinstance(form, dict) else form for name, form in forms.items()]
+    return [_named_form(name, form) for name, form in space.items()]
 
 
-def _dimension(given: Any) -> object:
+def _named_form(name: str, form: object) -> object:
+    """The form of a dimension with its name; a form of another type is refused later."""
+    if isinstance(form, list):
+        return {"type": "choice", "values": form, NAME_KEY: name}
+    if isinstance(form, dict):
+        return {**form, NAME_KEY: name}
+    return form
+
+
+def _dimension(form: Any) -> object:
     """Refuse 1.0 for 1 before it becomes a float, as limits are stored."""
-    is_int = isinstance(given, dict) and given.get("type") == "int"
-    if is_int and any(isinstance(given.get(limit), float) for limit in _RANGE):
+    is_int = isinstance(form, dict) and form.get("type") == "int"
+    if is_int and any(isinstance(form.get(limit), float) for limit in _RANGE):
         raise ValueError("int has whole numbers only")
-    return given
+    return form
 
 
-def _objectives(given: object) -> object:
+def _objectives(form: object) -> object:
     """Expand a single objective to a list of one."""
-    if not isinstance(given, (dict, list)):
+    if not isinstance(form, (dict, list)):
         raise ExpectedError("a metric with its direction such as {metric: loss, direction: minimize}")
-    if isinstance(given, list) and not 1 <= len(given) <= MAX_OBJECTIVES:
+    if isinstance(form, list) and not 1 <= len(form) <= MAX_OBJECTIVES:
         raise ExpectedError(f"1 to {MAX_OBJECTIVES} of them")
-    if isinstance(given, dict):
-        return [given]
-    return given
+    if isinstance(form, dict):
+        return [form]
+    return form
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -108,10 +116,14 @@ class Dimension(Section):
     log: Switch = key("logarithmic scale", False)
     step: Positive | None = key("distance of values, from min on", None)
     choices: Choices = key("values of a choice; `NAME: [a, b]` is short for it", (), name="values")
-    when: Mapping[str, Wanted] = key("applies only with these values of parameters above it", {})
+    when: Mapping[str, OneOrMore] = key("applies only with these values of parameters above it", {})
 
     def __post_init__(self) -> None:
-        if problem := self._choice_problem() if self.kind == "choice" else self._range_problem():
+        if self.kind == "choice":
+            problem = self._choice_problem()
+        else:
+            problem = self._range_problem()
+        if problem:
             raise ValueError(problem)
 
     def _choice_problem(self) -> str | None:
@@ -164,14 +176,16 @@ class Dimension(Section):
 
     def applies(self, point: Mapping[str, Scalar]) -> bool:
         """Return whether a point with these earlier parameters has this one."""
-        return all(name in point and _is_among(point[name], wanted) for name, wanted in self.when.items())
+        return all(name in point and _is_among(point[name], choices) for name, choices in self.when.items())
 
     def grid(self) -> tuple[Scalar, ...] | None:
         """The values in order, at most one more than a grid may have; None if they cannot be
         counted."""
         if self.kind == "choice":
             return self.choices
-        step = self.step if self.step is not None else 1 if self.kind == "int" and not self.log else None
+        step = self.step
+        if step is None and self.kind == "int" and not self.log:
+            step = 1
         if step is None:
             return None
         low, high = self.bounds
@@ -184,7 +198,7 @@ class Dimension(Section):
 
 def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
     """Return whether ``values`` has a value; True is not 1."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
+    return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in values)
 
 
 @dataclass(frozen=True)
@@ -211,8 +225,8 @@ class Objective(Section):
             return 1
         return -1
 
-    def is_better(self, value: float, other: float) -> bool:
-        return self.sign * value < self.sign * other
+    def is_better(self, value: float, rival: float) -> bool:
+        return self.sign * value < self.sign * rival
 
 
 @dataclass(frozen=True)
@@ -300,18 +314,18 @@ _PRUNER_RULE = {
 }
 
 
-def _space_schema(own: JsonSchema) -> JsonSchema:
-    of_one = {"anyOf": [{**LIST, "uniqueItems": True}, {**own["items"], "allOf": _DIMENSION_RULES}]}
+def _space_schema(base: JsonSchema) -> JsonSchema:
+    of_one = {"anyOf": [{**LIST, "uniqueItems": True}, {**base["items"], "allOf": _DIMENSION_RULES}]}
     return {"type": "object", "minProperties": 1, "additionalProperties": of_one}
 
 
 _SPACE = Reads(_dimensions, _space_schema)
 _OBJECTIVES = Reads(
-    _objectives, lambda own: {"anyOf": [own["items"], {**own, "minItems": 1, "maxItems": MAX_OBJECTIVES}]}
+    _objectives, lambda base: {"anyOf": [base["items"], {**base, "minItems": 1, "maxItems": MAX_OBJECTIVES}]}
 )
 _SAMPLER = Reads(_by_kind, or_short({"enum": list(get_args(SamplerKind))}))
-_PRUNER = Reads(_by_kind, lambda own: {"anyOf": [{"enum": ["none", False]}, {**own, **_PRUNER_RULE}]})
-_TARGET = Reads(lambda given: given, lambda _: A_NAME)
+_PRUNER = Reads(_by_kind, lambda base: {"anyOf": [{"enum": ["none", False]}, {**base, **_PRUNER_RULE}]})
+_TARGET = Reads(lambda form: form, lambda _: A_NAME)
 
 
 @dataclass(frozen=True)
@@ -358,12 +372,21 @@ class StudySpec(Section):
         return "population-based training"
 
     @property
+    def target_name(self) -> str | None:
+        """The name of the target where its trials run; None for this machine."""
+        if self.target is None:
+            return None
+        return str(self.target["name"])
+
+    @property
     def wanted_trials(self) -> int | None:
         """The number of trials that the study will have; None if its budget counts something else."""
         if self.pbt is not None:
             return self.pbt.members
-        limits = [self.budget.trials, len(self.grid()) if self.is_grid else None]
-        return min((limit for limit in limits if limit is not None), default=None)
+        if not self.is_grid:
+            return self.budget.trials
+        points = len(self.grid())
+        return min(points, self.budget.trials or points)
 
     def dimensions_of(self, point: Mapping[str, Scalar]) -> list[Dimension]:
         """The parameters that a point has."""
@@ -373,8 +396,8 @@ class StudySpec(Section):
         """Return whether a point has the parameters that apply to it, with values of the space, and
         no others."""
         dimensions = self.dimensions_of(point)
-        return point.keys() == {one.name for one in dimensions} and all(
-            one.holds(point[one.name]) for one in dimensions
+        return point.keys() == {dimension.name for dimension in dimensions} and all(
+            dimension.holds(point[dimension.name]) for dimension in dimensions
         )
 
     def grid(self) -> list[dict[str, Scalar]]:
@@ -407,8 +430,9 @@ _NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
 def missing_library(spec: StudySpec) -> str | None:
     """The library that the study's sampler lacks, and the command that installs it, in one line;
     None if nothing is missing."""
-    needed = _NEEDS.get(spec.sampler.kind, ()) if spec.pbt is None else ()
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if spec.pbt is not None:
+        return None
+    missing = [name for name in _NEEDS.get(spec.sampler.kind, ()) if importlib.util.find_spec(name) is None]
     if missing:
         return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}"
     return None

@@ -75,12 +75,14 @@ def json_schema() -> dict[str, Any]:
 def list_study_files(workspace: Workspace, cwd: Path) -> list[Path]:
     """Every study file that has a name: those in ``./studies``, of the home, and the shipped ones.
     The first of each name wins."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in (cwd / "studies", workspace.study_files, shipped_studies()):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not folder.is_dir():
+            continue
+        for path in sorted(folder.iterdir()):
             if path.suffix in SUFFIXES and path.is_file():
-                found.setdefault(path.stem, path)
-    return list(found.values())
+                files.setdefault(path.stem, path)
+    return list(files.values())
 
 
 def find_study_file(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
@@ -90,10 +92,10 @@ def find_study_file(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
         if path.exists():
             return path
         raise StudyFileNotFoundError(f"{name_or_path}: no such file")
-    known = {path.stem: path for path in list_study_files(workspace, cwd)}
-    if name_or_path in known:
-        return known[name_or_path]
-    hint = did_you_mean(name_or_path, known) or f"there are {', '.join(sorted(known))}"
+    files = {path.stem: path for path in list_study_files(workspace, cwd)}
+    if name_or_path in files:
+        return files[name_or_path]
+    hint = did_you_mean(name_or_path, files) or f"there are {', '.join(sorted(files))}"
     raise StudyFileNotFoundError(f"no study file {name_or_path!r}; {hint}")
 
 
@@ -106,21 +108,21 @@ def load_study(path: Path, workspace: Workspace, cwd: Path, target: str | None =
 def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: str | None = None) -> StudyFile:
     """Parse a study's text from ``path``. Raises ProfileError."""
     document = parse_file(text, path)
-    given = document.data
-    if not isinstance(given, dict):
+    form = document.data
+    if not isinstance(form, dict):
         raise whole_file(path, "is no study; one is a mapping with at least profile, space and objective")
     if target is not None:
-        given["target"] = target
+        form["target"] = target
     problems = given_twice(path, document)
     profile, of_profile = _profile(document, path, workspace, cwd)
     problems += of_profile
     crossed: list[CrossFinding] = []
-    data = {key: value for key, value in given.items() if value is not None or key not in _MAY_BE_EMPTY}
+    data = {key: value for key, value in form.items() if value is not None or key not in _MAY_BE_EMPTY}
     data.setdefault("name", path.stem)
     if profile is not None:
         data["profile"] = profile.name
         # What is wrong about names is said beside what is wrong in the form.
-        crossed += _check_names(given, profile)
+        crossed += _check_names(form, profile)
     try:
         crossed += _resolve_lengths(data, profile)
         crossed += _resolve_target(data, profile, workspace)
@@ -137,7 +139,9 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: s
         rerun = 0 if spec.pruner.kind == "none" else spec.rerun
         spec = replace(spec, profile=profile.name, gpus_per_trial=gpus, rerun=rerun)
         crossed += _cross_check(spec, profile, data.keys())
-    problems += [problem_at(path, document, one.place, one.problem, nearest=one.nearest) for one in crossed]
+    problems += [
+        problem_at(path, document, finding.place, finding.problem, nearest=finding.nearest) for finding in crossed
+    ]
     if problems or spec is None or profile is None:
         raise ProfileError(problems)
     return StudyFile(path, text, spec, profile)
@@ -165,7 +169,9 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
         return None, []  # reported already
     is_path = "/" in name or name.endswith(SUFFIXES)
     try:
-        return load(find_profile(name, workspace, path.resolve().parent if is_path else cwd)), []
+        if is_path:
+            cwd = path.resolve().parent
+        return load(find_profile(name, workspace, cwd)), []
     except ProfileNotFoundError as error:
         return None, [problem_at(path, document, ("profile",), str(error))]
     except ProfileError as error:
@@ -179,9 +185,9 @@ def gpus_of(profile: Profile) -> int:
 
 def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     """A section; empty where it is missing or no mapping, which is reported elsewhere."""
-    found = data.get(key)
-    if isinstance(found, dict):
-        return found
+    section = data.get(key)
+    if isinstance(section, dict):
+        return section
     return {}
 
 
@@ -195,14 +201,16 @@ def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[
     usual = next((name for name in _STEPS_NAMES if name in parameters and name not in space), None)
     for key, usual_name in (("pruner", None), ("pbt", usual)):
         section = _mapping(data, key)
-        given = section.get("length")
-        name = usual_name if given is None else given
+        length = section.get("length")
+        name = usual_name if length is None else length
         if not section or not isinstance(name, str) or not name:
             continue
-        value = params.get(name, parameters[name].default if name in parameters else None)
+        value = params.get(name)
+        if name not in params and name in parameters:
+            value = parameters[name].default
         is_length = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
         problem = None
-        if profile is not None and given is not None and section.get("kind") != "none":
+        if profile is not None and length is not None and section.get("kind") != "none":
             if name not in parameters:
                 problem = f"{name} is not a parameter of {profile.name}"
             elif name in space:
@@ -210,7 +218,8 @@ def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[
             elif not is_length:
                 problem = f"{name} is no number greater than 0 in {profile.name}"
         if problem is not None:
-            yield CrossFinding((key, "length"), problem, None if name in parameters else nearest(name, parameters))
+            meant = None if name in parameters else nearest(name, parameters)
+            yield CrossFinding((key, "length"), problem, meant)
         # Where the study is refused, any length of a pruner does.
         unknown = 1.0 if key == "pruner" else None
         data[key] = {**section, "length": value if is_length and problem is None else unknown}
@@ -233,8 +242,8 @@ def _check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFin
     other mistake."""
     parameters = profile.parameters
     space, params = _mapping(data, "space"), _mapping(data, "params")
-    for section, given in (("space", space), ("params", params)):
-        for name in given:
+    for section, names in (("space", space), ("params", params)):
+        for name in names:
             if name not in parameters:
                 what = f"{unknown_parameter(str(name), parameters)}; the profile is {profile.name}"
                 yield CrossFinding((section, name), what)
@@ -254,13 +263,15 @@ def _changed_by_recovery(tuned: Collection[str], profile: Profile) -> Iterator[C
     """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do
     not change tuned values."""
     recovery, roles = profile.form.recovery, profile.form.roles
-    own = recovery.get("ladders") or {}
-    ladders = policy_from(recovery).ladders if own else {}
-    for kind in own:
+    own_ladders = recovery.get("ladders") or {}
+    ladders = policy_from(recovery).ladders if own_ladders else {}
+    for kind in own_ladders:
         for action in (action for rung in ladders.get(kind, ()) for action in rung):
             role = _ROLE_OF_ACTION.get(action.name)
-            named = () if role is None else (roles[role],) if role in roles else ROLE_NAMES[role]
-            for name in set(named) & set(tuned):
+            if role is None:
+                continue
+            parameters = (roles[role],) if role in roles else ROLE_NAMES[role]
+            for name in set(parameters) & set(tuned):
                 what = f"the profile's recovery changes it ({action.name} for {kind}); remove one of the two"
                 yield CrossFinding(("space", name), what)
 
@@ -277,8 +288,8 @@ def _unfit(parameter: Parameter, value: Scalar) -> str:
 # --- keys against each other ------------------------------------------------------------------------------------------
 
 
-def _cross_check(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterator[CrossFinding]:
-    """Check the keys of a study against each other, and its space against its profile. ``given``
+def _cross_check(spec: StudySpec, profile: Profile, keys: Collection[str]) -> Iterator[CrossFinding]:
+    """Check the keys of a study against each other, and its space against its profile. ``keys``
     are the keys of the file."""
     for number, dimension in enumerate(spec.space):
         place = ("space", dimension.name)
@@ -293,16 +304,16 @@ def _cross_check(spec: StudySpec, profile: Profile, given: Collection[str]) -> I
     for number, metric in enumerate(metrics):
         if metric in metrics[:number]:
             yield CrossFinding(("objective", number, "metric"), f"{metric} is an objective already")
-    for is_wrong, at, what in _rules(spec, profile, given):
+    for is_wrong, at, what in _rules(spec, profile, keys):
         if is_wrong:
             yield CrossFinding(at, what)
 
 
-def _rules(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterator[tuple[bool, KeyPath, str]]:
+def _rules(spec: StudySpec, profile: Profile, keys: Collection[str]) -> Iterator[tuple[bool, KeyPath, str]]:
     """Rules over several keys: whether one is broken, the key to name, and what to do."""
     kind, several, budget = spec.sampler.kind, len(spec.objectives) > 1, spec.budget
     has_end = spec.is_grid or spec.pbt is not None or budget != Budget() or spec.stop_after is not None
-    uses_gpus = not profile.form.gpus.is_none or "gpus_per_trial" in given
+    uses_gpus = not profile.form.gpus.is_none or "gpus_per_trial" in keys
     of_one_gpu, gpu_hours = ("trials_per_gpu",), ("budget", "gpu_hours")
 
     what = f"a budget is needed (trials, gpu_hours or wall), or stop_after: {kind} has no end"
@@ -331,7 +342,7 @@ def _rules(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterato
     else:
         length, every = spec.pbt.length, spec.pbt.every
         for key in ("sampler", "pruner", "stop_after", "warm_start"):
-            yield key in given, (key,), "pbt has its own way; remove the line"
+            yield key in keys, (key,), "pbt has its own way; remove the line"
         yield several, ("objective",), "pbt compares members by one objective"
         if length is not None:
             yield length <= every, ("pbt", "every"), f"nothing is ever compared: a full run has {length:g} steps"
@@ -347,11 +358,15 @@ def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[Cro
                 yield CrossFinding((*place, "values", number), why)
         return
     if dimension.kind == "float" and parameter.kind == "int":
-        why = parameter.by_example if parameter.is_whole_by_default else "the parameter takes whole numbers"
+        why = "the parameter takes whole numbers"
+        if parameter.is_whole_by_default:
+            why = parameter.by_example
         yield CrossFinding((*place, "type"), f"{why}; or write type: int here")
         return
     for key, bound in zip(("min", "max"), dimension.bounds, strict=True):
-        if why := _unfit(parameter, int(bound) if dimension.kind == "int" else bound):
+        if dimension.kind == "int":
+            bound = int(bound)
+        if why := _unfit(parameter, bound):
             yield CrossFinding((*place, key), why)
     multiple = parameter.multiple_of
     if multiple is not None and ((dimension.step or 1) % multiple or dimension.bounds[0] % multiple):
@@ -360,13 +375,14 @@ def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[Cro
 
 def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iterator[CrossFinding]:
     """Check that the values which a parameter depends on exist."""
-    known = {other.name: other for other in earlier}
+    by_name = {ancestor.name: ancestor for ancestor in earlier}
     for name, values in dimension.when.items():
         place = ("space", dimension.name, "when", name)
-        if name not in known:
-            yield CrossFinding(place, "no parameter above it in the space has this name", nearest(name, known))
-        for value in values if name in known else ():
-            if not known[name].holds(value):
+        if name not in by_name:
+            yield CrossFinding(place, "no parameter above it in the space has this name", nearest(name, by_name))
+            continue
+        for value in values:
+            if not by_name[name].holds(value):
                 yield CrossFinding(place, f"{name} is never {value}")
 
 

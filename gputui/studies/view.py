@@ -47,31 +47,33 @@ class TrialView:
     def restore(self, journal: StudyJournal) -> None:
         """Give a journal the trials that only the table has, and end what a killed process left
         half done."""
-        known = self.read()
-        if len(known) > len(journal.trials()):
-            journal.restore(known, read_rungs(self._connection, self._study_id))
-        journal.follow(known, with_stopped=False)
+        rows = self.read()
+        if len(rows) > len(journal.trials()):
+            journal.restore(rows, read_rungs(self._connection, self._study_id))
+        journal.follow(rows, with_stopped=False)
 
     def update(self, journal: StudyJournal, stopped: int | None = None) -> list[TrialRecord]:
         """Bring the rows to what the journal has; returns all. A trial that another process ended is
         over once its run is: the one that is ``stopped``."""
-        known, trials = self.read(), journal.trials()
-        own = journal.own() if len(trials) > len(known) else {}
+        rows, trials = self.read(), journal.trials()
+        notes = journal.own() if len(trials) > len(rows) else {}
         changes: dict[int, dict[str, Any]] = {}
         for trial in trials:
-            row = known[trial.number] if trial.number < len(known) else None
+            row = None
+            if trial.number < len(rows):
+                row = rows[trial.number]
             if row is None:
-                changes[trial.number] = self._new_row(journal, trial, own.get(trial.number))
+                changes[trial.number] = self._new_row(journal, trial, notes.get(trial.number))
             elif trial.number not in self._settled:
                 changes[trial.number] = self._changed(journal, trial, row, is_stopped=trial.number == stopped)
-        changes = {number: values for number, values in changes.items() if _differs(known, number, values)}
+        changes = {number: values for number, values in changes.items() if _differs(rows, number, values)}
         if not changes:
-            return known
+            return rows
         with transaction(self._connection):
             for number, values in changes.items():
-                if number < len(known):
+                if number < len(rows):
                     update(self._connection, "trials", {"study_id": self._study_id, "number": number}, **values)
-                    if not known[number].state.is_over and TrialState(values.get("state", "")).is_over:
+                    if not rows[number].state.is_over and TrialState(values.get("state", "")).is_over:
                         note_end(self._connection, self._study_id, number, self._now())
                 else:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
@@ -93,25 +95,28 @@ class TrialView:
             return {}
         return self._end(journal, trial)
 
-    def _new_row(self, journal: StudyJournal, trial: FrozenTrial, own: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _new_row(self, journal: StudyJournal, trial: FrozenTrial, note: Mapping[str, Any] | None) -> dict[str, Any]:
         """The row of a trial, with what gputui noted when it made it."""
-        if own is None:
+        if note is None:
             return self._outside_row(journal, trial)
         # The run of an earlier trial may have been removed since.
-        run = self._connection.execute("SELECT run_id FROM runs WHERE run_id = ?", (own.get("run"),)).fetchone()
-        ended = self._end(journal, trial) if trial.state.is_finished() else {"state": TrialState.ENQUEUED}
+        run = self._connection.execute("SELECT run_id FROM runs WHERE run_id = ?", (note.get("run"),)).fetchone()
+        if trial.state.is_finished():
+            ended = self._end(journal, trial)
+        else:
+            ended = {"state": TrialState.ENQUEUED}
         return {
-            "origin": own["origin"],
+            "origin": note["origin"],
             "params": json.dumps(trial.params),
             "run_id": None if run is None else run[0],
-            "parent": own.get("parent"),
+            "parent": note.get("parent"),
             "created_at": self._now(),
             **ended,
         }
 
     def _outside_row(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         started = trial.datetime_start
-        params = {name: value if _is_plain(value) else str(value) for name, value in trial.params.items()}
+        params = {name: _plain(value) for name, value in trial.params.items()}
         return {
             "origin": OUTSIDE,
             "params": json.dumps(params),
@@ -140,20 +145,25 @@ class TrialView:
         else:
             ruling = Ruling(TrialState.COMPLETE, None, values)
         complete = trial.datetime_complete
-        return verdict_columns(ruling, self._now() if complete is None else complete.timestamp())
+        ended_at = self._now() if complete is None else complete.timestamp()
+        return verdict_columns(ruling, ended_at)
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether JSON knows a value."""
-    return value is None or isinstance(value, str | bool) or is_number(value)
+def _plain(value: object) -> object:
+    """The value if JSON knows it, else as text."""
+    if value is None or isinstance(value, str | bool) or is_number(value):
+        return value
+    return str(value)
 
 
-def _differs(known: Sequence[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
+def _differs(rows: Sequence[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
     """Return whether a row would change. The row of a trial that another process runs is made at
     each turn."""
-    if number >= len(known) or not values:
+    if number >= len(rows) or not values:
         return bool(values)
-    row = known[number]
+    row = rows[number]
     was = {"state": row.state, "rung": row.rung, "params": dict(row.params)}
-    now = {**values, "params": json.loads(values["params"])} if "params" in values else values
+    now = values
+    if "params" in values:
+        now = {**values, "params": json.loads(values["params"])}
     return any(now.get(name, value) != value for name, value in was.items())
