@@ -159,7 +159,7 @@ def _keys() -> str:
     keys: dict[tuple[Row, str], list[str]] = {}
     for action in KEYS:
         if action.heading != "Move" and not {"overview", "run"}.isdisjoint(action.scopes):
-            keys.setdefault((action.scopes, action.help), []).extend(key_word(key) for key in action.keys[:1])
+            keys.setdefault((action.scopes, action.phrase), []).extend(key_word(key) for key in action.keys[:1])
     rows: dict[str, list[str]] = {}
     for (pages, phrase), names in keys.items():
         if names:

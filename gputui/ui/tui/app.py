@@ -38,8 +38,8 @@ from gputui.runs.agent_process import (
 )
 from gputui.runs.identity import is_stopped
 from gputui.ui.tui.actions import find
-from gputui.ui.tui.actions.context import OF_MARKED
 from gputui.ui.tui.actions.keymap import resolve
+from gputui.ui.tui.actions.marked import OF_MARKED
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.ui.tui.navigation import Navigation

@@ -30,7 +30,7 @@ from gputui.store.commands import (
 from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
-from gputui.ui.tui.actions.context import OF_MARKED
+from gputui.ui.tui.actions.marked import OF_MARKED
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.views.run_words import several_words

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.store import commands
-from gputui.ui.tui.actions.context import NO_RUN
+from gputui.ui.tui.actions.checks import NO_RUN
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
 from gputui.ui.tui.dialogs.questions import ConfirmScreen

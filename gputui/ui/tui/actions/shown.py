@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from gputui.core.text import cell_width, clean, fit
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.actions.context import Context, marked_count, refusal
+from gputui.ui.tui.actions.checks import can_change
+from gputui.ui.tui.actions.context import Context
 from gputui.ui.tui.actions.keys import key_word
+from gputui.ui.tui.actions.marked import marked_count
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
 from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap, wrap_at_most
 from gputui.ui.views.words import SIGNS, Sign
@@ -113,7 +115,7 @@ def _shown_actions(context: Context) -> list[Action]:
     here = [one for one in actions_in(context.scope) if one.keys_in(context) and one.is_shown(context)]
     if context.section == "log":
         here = [replace(one, label="search") if one.name == "find" else one for one in here]
-    refused = refusal("change", context)
+    refused = can_change(context)
     offered = [one for one in here if one.is_offered(context) and (refused is None or one.why_not(context) != refused)]
     shown = [
         replace(one, label=f"{one.label} {marked_count(one.name, context)}") if one.is_of_marked(context) else one
@@ -211,7 +213,7 @@ def _key_blocks(context: Context, width: int, keys_width: int) -> list[list[Line
     groups: dict[Heading, dict[str, list[Action]]] = {heading: {} for heading in get_args(Heading)}
     for action in actions_in(context.scope):
         if action.keys_in(context):
-            groups[action.heading].setdefault(re.split("[:;] ", action.help)[0], []).append(action)
+            groups[action.heading].setdefault(re.split("[:;] ", action.phrase)[0], []).append(action)
     blocks = []
     for heading, group in groups.items():
         lines = [fit_line([(heading, "title")], width)]

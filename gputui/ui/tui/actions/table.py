@@ -1,16 +1,47 @@
-"""Every action, declared once; keys, footer, help and palette are made from this table."""
+"""Every action, declared once; keys, footer, help and palette are made from this table.
+
+An action is carried out by the method ``do_<name>`` of its page, or of the app.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 from msgspec import Struct
 
-from gputui.ui.tui.actions.context import MARKED_ACTIONS, Context, marked_count, marked_refusal, refusal
+from gputui.ui.tui.actions.checks import (
+    Check,
+    can_change,
+    first_refusal,
+    has_alert,
+    has_gpu,
+    has_process,
+    has_quarantined_gpu,
+    has_row,
+    has_run,
+    has_run_of_alert,
+    has_run_or_marked,
+    has_startable_form,
+    has_study,
+    has_traceback,
+    is_active,
+    is_active_alert,
+    is_active_study,
+    is_idle,
+    is_in_past,
+    is_live_study,
+    is_not_ending,
+    is_queued,
+    is_resumable,
+    is_settled,
+    is_sound_gpu,
+    is_unacknowledged_alert,
+)
+from gputui.ui.tui.actions.context import Context, Scope
 from gputui.ui.tui.actions.keys import key_word
+from gputui.ui.tui.actions.marked import MARKED_ACTIONS, marked_count, marked_refusal
 
 Heading = Literal["Runs", "This page", "Go to", "Past", "Everywhere", "Move"]
 """A heading of the help. What is below Move, the palette leaves out."""
@@ -23,35 +54,45 @@ SHOWN_IF: Mapping[str, Callable[[Context], bool]] = {
     "clear_gpu": lambda context: context.gpu is not None and context.gpu.uuid in context.quarantined,
     "unmark": lambda context: bool(context.marked),
     # In the list of runs the cursor is always on one, if there is any.
-    **dict.fromkeys(
-        ("rerun", "stop"), lambda context: context.section != "runs" or refusal("row_run", context) is None
-    ),
+    **dict.fromkeys(("rerun", "stop"), lambda context: context.section != "runs" or has_row(context) is None),
 }
 """When the footer has an action that most screens have no use for."""
 
 
 class Action(Struct, frozen=True):
-    """One action, carried out by a method ``do_<name>``.
+    """One action on some pages, its ``scopes``.
 
-    ``label`` is a word for the footer, which has it for these ``sections`` of a run's page, or all; narrow footers
-    leave out what ``is_spare``. ``tooltip`` is a phrase for the palette, ``help`` one for the help, for several.
+    Attributes:
+        tooltip: a phrase for the palette.
+        label: a word for the footer, which has it for these ``sections`` of a run's page, or all; narrow footers leave
+            out what ``is_spare``. Without one, the footer does not have the action.
+        help: a phrase for the help, if several actions share it; else the tooltip.
+        checks: what may refuse it, in this order; on the row of a study, ``study_checks`` if there are any.
     """
 
     name: str
+    scopes: tuple[Scope, ...]
     keys: tuple[str, ...]
-    label: str
     tooltip: str
-    help: str
-    scopes: tuple[str, ...]
     heading: Heading
-    checks: str
-    sections: tuple[str, ...]
+    label: str = ""
+    help: str = ""
+    checks: tuple[Check, ...] = ()
+    study_checks: tuple[Check, ...] = ()
+    sections: tuple[str, ...] = ()
     is_spare: bool = False
+
+    @property
+    def phrase(self) -> str:
+        """The phrase for the help."""
+        return self.help or self.tooltip
 
     def why_not(self, context: Context) -> str | None:
         if self.is_of_marked(context):
             return marked_refusal(self.name, context)
-        return refusal(self.checks, context)
+        if self.study_checks and context.is_study_row:
+            return first_refusal(self.study_checks, context)
+        return first_refusal(self.checks, context)
 
     def is_of_marked(self, context: Context) -> bool:
         return bool(context.marked) and self.name in MARKED_ACTIONS
@@ -73,188 +114,233 @@ class Action(Struct, frozen=True):
         return bool(self.label) and is_here and SHOWN_IF.get(self.name, bool)(context)
 
 
-_PAGES = {
-    "charts": "run compare",
-    "tables": "overview processes alerts studies",
-    "watched": "overview processes compare run gpu",
-    "all": "overview processes alerts studies run gpu compare",
-    "lists": "profiles study_files",
-    "launching": "profiles study_files launch",
-}
-"""Words of the table for several pages."""
+Scopes = tuple[Scope, ...]
+RUN: Scopes = ("run",)
+OVERVIEW: Scopes = ("overview",)
+PROCESSES: Scopes = ("processes",)
+GPU: Scopes = ("gpu",)
+COMPARE: Scopes = ("compare",)
+ALERTS: Scopes = ("alerts",)
+STUDIES: Scopes = ("studies",)
+LAUNCH: Scopes = ("launch",)
+PROFILES: Scopes = ("profiles",)
+STUDY_FILES: Scopes = ("study_files",)
+CHARTS: Scopes = ("run", "compare")
+TABLES: Scopes = ("overview", "processes", "alerts", "studies")
+WATCHED: Scopes = ("overview", "processes", "compare", "run", "gpu")
+ALL: Scopes = ("overview", "processes", "alerts", "studies", "run", "gpu", "compare")
+LISTS: Scopes = ("profiles", "study_files")
+LAUNCHING: Scopes = ("profiles", "study_files", "launch")
 
-# Below each heading lines of pages, name, keys, footer label, words, checks, sections. Several names have keys for
-# each, and words for all: "Zoom {in|out}". The footer has the actions in this order, narrow ones without those whose
-# label begins with ~.
-_TABLE = """
-[This page]
-run | back | escape backspace | back | Back, also from crosshair or full page
-run | section_next section_previous | tab / shift+tab | section | {Next|Previous} section
-run | find | slash | filter | Filter the charts, or search the log
+on_page = partial(Action, heading="This page")
+moves = partial(Action, heading="Move")
+of_runs = partial(Action, heading="Runs")
+goes_to = partial(Action, heading="Go to")
+of_past = partial(Action, heading="Past")
+everywhere = partial(Action, heading="Everywhere")
 
-[Move]
-run | section_charts section_ranks section_log section_story section_params | 1 / 2 / 3 / 4 / 5 |  | \
-    {Charts|Ranks|Log|Timeline|Params}
-
-[Runs]
-overview | open | enter l right | open | Open the run or GPU | row
-overview | launch | n | new | Launch a profile | change
-run | launch | n | ~new | Launch a profile | change | charts
-overview run | rerun | r | rerun | Resume, restart or copy the run | change study|change run
-overview run | stop | s | stop | Stop the run after a checkpoint | change study study_active|change run active
-overview run | resume |  | resume | Resume from the newest checkpoint | change run ended resumable
-overview run | restart |  | restart | Restart the run from step 0 | change run settled
-overview run | clone |  | copy | Copy the run with changes | change run
-overview run | label | d |  | Labels: name, tags, note | change run
-overview run | remove | delete |  | Remove the run | change run not_ending idle
-overview | queue_toggle | P |  | Pause or resume the queue, or a study | change study study_live|change
-overview | queue_up queue_down | plus / minus |  | Move a waiting run {up|down} in the queue | change run queued
-overview | study_new | ctrl+n |  | Start a study from a file | change
-
-[This page]
-overview gpu | clear_gpu | C | clear | Clear the quarantine | change quarantine
-overview gpu | quarantine_gpu |  |  | Quarantine the GPU | change gpu sound
-charts | cursor_right cursor_left | right l / left h | crosshair | Crosshair {right|left}; a log sideways |  | charts
-charts | zoom_in zoom_out | plus / minus | zoom | Zoom {in|out} |  | charts
-charts | zoom_all | 0 |  | Zoom out to the whole run
-charts | pan_left pan_right | shift+left / shift+right |  | Pan {left|right}
-run | marker_previous marker_next | ctrl+left / ctrl+right |  | {Previous|Next} checkpoint or incident
-charts | smoothing_next | m | smooth | Smooth the curves, or not |  | charts
-run | maximise | enter | full | Section or chart on the full page
-charts | x_axis | x |  | X axis: steps, time, time trained, epochs
-charts | log_axis | y |  | Logarithmic y axis of the chart
-charts | smoothing_previous |  |  | Smooth the curves less
-charts | layout |  |  | Layout of the charts: a grid, or fewer at once
-charts | log_x_axis |  |  | Logarithmic x axis of all charts
-run | pin | asterisk |  | Pin the chart to the top
-run | export | E |  | Export the chart: SVG, CSV, PNG
-run | by_rank |  |  | The metric in focus per rank, or as one curve
-run | log_next log_previous | o / O | log | {Next|Previous} log |  | log
-run | hit_next hit_previous | full_stop / semicolon | match | {Next|Previous} match in the log |  | log
-run | grave_only | w | warnings | Only warnings and errors |  | log
-run | traceback | e | traceback | Traceback of the rank that failed | traceback | log
-run | check | V | check | Verify the newest checkpoint |  | params
-run | follow | f end G | follow | Follow the end |  | log story
-processes | process_detail | enter i | detail | Process details | process
-processes | signal | s | signal | Send a signal to the process | change process
-processes | environment | e | environment | Process environment | process
-processes | open | r l right | run | Open the run of the process | run
-processes | process_tree | v | tree | Processes as a tree, or a list
-processes | process_group | b | group | Group by GPU, by run, or not at all
-gpu | open_run | enter | run | Open the run on this GPU | run
-gpu | gpu_next gpu_previous | tab / shift+tab | next | {Next|Previous} GPU
-gpu | span_longer span_shorter | plus / minus | longer | {Longer|Shorter} time span
-compare | open | enter | open | Open the page of the run | run
-compare | metric_next metric_previous | tab full_stop / shift+tab semicolon | metric | {Next|Previous} metric
-compare | find | slash | filter | Filter the charts
-compare | cut | w | shortest | End the x axis with the shortest run, or the longest
-compare | hide | space | hide | Hide or show the curve of the run | run
-compare | leave_out | d delete |  | Take the run out | run
-compare | sort | o | sort | Sort by best, last, steps, time, a parameter, or as chosen
-compare | reverse | O |  | Reverse the sort order
-compare | params | i |  | The parameters that differ | run
-compare | code | e |  | How its code differs | run
-compare | group |  |  | Group the runs by a parameter that differs
-alerts | open | enter l right | run | Open the run of the alert | alert alert_run
-alerts | acknowledge | a space | ack | Acknowledge the alert | change alert alert_active alert_new
-alerts | acknowledge_all | A |  | Acknowledge all active alerts | change
-alerts | silence | z | silence | Silence its notifications for a while | change alert alert_active
-studies | open | enter l right | open | Open the run of the trial | run
-studies | study_new | ctrl+n | study | Start a study from a file | change
-studies | study_next study_previous | tab / shift+tab | next | {Next|Previous} study
-studies | study_view | v | view | The trials by value, parameters, curves, objectives
-studies | stop | s | stop | Stop the trial; its point counts as stopped | change run active
-studies | prune | x | prune | Cut the trial short, as the pruner does | change run active
-studies | keep | e | protect | Keep the pruner from cutting the trial short | change run active
-studies | enqueue | N | trial | Add a trial like this one | change study
-studies | rerun | r | extend | Resume the study, or extend it | change study
-studies | study_pause | P | pause | Pause or resume the study | change study study_live
-studies | study_stop | X |  | Stop the study and its trials | change study study_active
-studies | launch | n | ~new run | Launch a profile | change
-studies | compare | c | compare | Compare the curves of the best trials | run
-tables | filter | slash | filter | Filter the rows
-overview | fold | a | ~charts | Charts of all GPUs, or a row for each
-overview | mark | space | ~mark | Mark the run, to act on all marked | run
-overview | unmark | escape | unmark | Unmark all runs
-tables | sort | o | ~sort | Change the sort order
-compare | back | escape backspace | back | Leave the crosshair; then the page
-processes gpu alerts studies | back | escape backspace h left | back | Back
-profiles | choose | enter | choose | Open the form with this profile or command
-profiles | complete | tab | complete | Complete the path of a file in the command
-study_files | choose | enter | start | Start the study of this file, after a question
-launch | start | enter | launch | Launch the run with these values | form
-launch | preview | ctrl+d | dry run | Command, environment and checks, without a start
-launch | choose_gpus | ctrl+g | GPUs | Choose GPUs from a table of who is on them
-launch | ask_target | ctrl+t |  | The queue and free GPUs of the target
-launch | last_values | ctrl+r |  | The values of the newest run of this profile
-launching | cancel | escape ctrl+c | back | Back without launching
-
-[Go to]
-alerts | alert_moment | t | time | Go to when it was raised | alert
-watched alerts | studies | S | ~studies | Studies: trials and best values
-overview alerts studies charts gpu | processes | p | proc | Processes on the GPUs and of runs
-overview | gpu_detail | i | GPU | Everything about the GPU | gpu
-overview run | compare | c | compare | Compare with other runs | run_or_marked
-watched | alerts | exclamation_mark | alerts | Active and resolved alerts
-
-[Past]
-watched studies | time_type | t | time | Go to a time: 03:12, -20m, 2026-11-20
-all | time_back | less_than_sign | back 10 s | Go back 10 s
-all | time_forth | greater_than_sign | on 10 s | Go forward 10 s | past
-all | time_back_far |  |  | Go back 100 s
-all | time_forth_far |  |  | Go forward 100 s | past
-all | tick_previous | left_square_bracket |  | Previous event or alert
-all | tick_next | right_square_bracket |  | Next event or alert | past
-all | live | L | live | Return to the present | past
-
-[Move]
-run | beginning | home g |  | Go to the beginning
-overview | focus_next focus_previous | tab / shift+tab |  | {Next|Previous} of GPUs, runs, events
-launch | field_next field_previous | down tab / up shift+tab |  | {Next|Previous} field
-launch | value_next value_previous | right / left | change | \
-    {Next|Previous} choice of the field; {show|fold} the other parameters
-all | up down | up k / down j |  | {Up|Down} a row
-tables lists | page_up page_down | pageup / pagedown |  | {Up|Down} a page
-run gpu | page_up page_down | pageup / pagedown space |  | {Up|Down} a page
-lists | up down | up / down |  | {Up|Down} a row
-tables compare | first last | home g / end G |  | {First|Last}
-
-[Everywhere]
-all | palette | ctrl+p colon | find | Find runs, studies, pages
-all launching | help | question_mark f1 | help | Help
-all | copy | ctrl+y Y |  | Copy to your clipboard
-all | settings | comma f2 |  | Settings: theme, characters, mouse, bell
-launching | palette | ctrl+p | find | Find runs, studies, pages
-launching | settings | f2 |  | Settings: theme, characters, mouse, bell
-all launching | suspend | ctrl+z |  | Suspend to the shell; fg returns
-all | leave | q ctrl+c | quit | Quit the screen; runs continue
-"""
-
-
-def _actions(heading: Heading, row: str) -> Iterator[Action]:
-    """The actions of a line of the table."""
-    pages, names, all_keys, label, words, checks, sections = (*map(str.strip, row.split(" | ")), "", "")[:7]
-    scopes = tuple(scope for page in pages.split() for scope in _PAGES.get(page, page).split())
-    # The help has the words of all: "Zoom {in|out}" becomes "Zoom in, out".
-    phrase = re.sub(r"\|(\w)", lambda part: f", {part[1].lower()}", words).translate({123: "", 125: ""})
-    for place, (name, keys) in enumerate(zip(names.split(), all_keys.split("/"), strict=True)):
-        own = re.sub("{(.*?)}", partial(_word, place), words)
-        yield Action(name, tuple(keys.split()), "" if place else label.lstrip("~"), own, phrase, scopes, heading,
-                     checks, tuple(sections.split()), is_spare=label.startswith("~"))  # fmt: skip
-
-
-def _word(place: int, part: re.Match[str]) -> str:
-    return part[1].split("|")[place]
-
-
-def _read_table() -> Iterator[Action]:
-    for part in _TABLE.strip("\n[").split("\n["):
-        heading, _, rows = part.partition("]\n")
-        for row in rows.strip().splitlines():
-            yield from _actions(cast("Heading", heading), row)
-
-
-ACTIONS = tuple(_read_table())
+# The footer has the actions in this order.
+# fmt: off
+ACTIONS: tuple[Action, ...] = (
+    # --- This page
+    on_page("back", RUN, ("escape", "backspace"), "Back, also from crosshair or full page", label="back"),
+    on_page("section_next", RUN, ("tab",), "Next section", label="section", help="Next, previous section"),
+    on_page("section_previous", RUN, ("shift+tab",), "Previous section", help="Next, previous section"),
+    on_page("find", RUN, ("slash",), "Filter the charts, or search the log", label="filter"),
+    # --- Move
+    moves("section_charts", RUN, ("1",), "Charts", help="Charts, ranks, log, timeline, params"),
+    moves("section_ranks", RUN, ("2",), "Ranks", help="Charts, ranks, log, timeline, params"),
+    moves("section_log", RUN, ("3",), "Log", help="Charts, ranks, log, timeline, params"),
+    moves("section_story", RUN, ("4",), "Timeline", help="Charts, ranks, log, timeline, params"),
+    moves("section_params", RUN, ("5",), "Params", help="Charts, ranks, log, timeline, params"),
+    # --- Runs
+    of_runs("open", OVERVIEW, ("enter", "l", "right"), "Open the run or GPU", label="open", checks=(has_row,)),
+    of_runs("launch", OVERVIEW, ("n",), "Launch a profile", label="new", checks=(can_change,)),
+    of_runs("launch", RUN, ("n",), "Launch a profile",
+            label="new", checks=(can_change,), sections=("charts",), is_spare=True),
+    of_runs("rerun", ("overview", "run"), ("r",), "Resume, restart or copy the run",
+            label="rerun", checks=(can_change, has_run), study_checks=(can_change, has_study)),
+    of_runs("stop", ("overview", "run"), ("s",), "Stop the run after a checkpoint",
+            label="stop", checks=(can_change, has_run, is_active),
+            study_checks=(can_change, has_study, is_active_study)),
+    of_runs("resume", ("overview", "run"), (), "Resume from the newest checkpoint",
+            label="resume", checks=(can_change, has_run, is_resumable)),
+    of_runs("restart", ("overview", "run"), (), "Restart the run from step 0",
+            label="restart", checks=(can_change, has_run, is_settled)),
+    of_runs("clone", ("overview", "run"), (), "Copy the run with changes",
+            label="copy", checks=(can_change, has_run)),
+    of_runs("label", ("overview", "run"), ("d",), "Labels: name, tags, note", checks=(can_change, has_run)),
+    of_runs("remove", ("overview", "run"), ("delete",), "Remove the run",
+            checks=(can_change, has_run, is_not_ending, is_idle)),
+    of_runs("queue_toggle", OVERVIEW, ("P",), "Pause or resume the queue, or a study",
+            checks=(can_change,), study_checks=(can_change, has_study, is_live_study)),
+    of_runs("queue_up", OVERVIEW, ("plus",), "Move a waiting run up in the queue",
+            help="Move a waiting run up, down in the queue", checks=(can_change, has_run, is_queued)),
+    of_runs("queue_down", OVERVIEW, ("minus",), "Move a waiting run down in the queue",
+            help="Move a waiting run up, down in the queue", checks=(can_change, has_run, is_queued)),
+    of_runs("study_new", OVERVIEW, ("ctrl+n",), "Start a study from a file", checks=(can_change,)),
+    # --- This page
+    on_page("clear_gpu", ("overview", "gpu"), ("C",), "Clear the quarantine",
+            label="clear", checks=(can_change, has_quarantined_gpu)),
+    on_page("quarantine_gpu", ("overview", "gpu"), (), "Quarantine the GPU",
+            checks=(can_change, has_gpu, is_sound_gpu)),
+    on_page("cursor_right", CHARTS, ("right", "l"), "Crosshair right; a log sideways",
+            label="crosshair", help="Crosshair right, left; a log sideways", sections=("charts",)),
+    on_page("cursor_left", CHARTS, ("left", "h"), "Crosshair left; a log sideways",
+            help="Crosshair right, left; a log sideways", sections=("charts",)),
+    on_page("zoom_in", CHARTS, ("plus",), "Zoom in", label="zoom", help="Zoom in, out", sections=("charts",)),
+    on_page("zoom_out", CHARTS, ("minus",), "Zoom out", help="Zoom in, out", sections=("charts",)),
+    on_page("zoom_all", CHARTS, ("0",), "Zoom out to the whole run"),
+    on_page("pan_left", CHARTS, ("shift+left",), "Pan left", help="Pan left, right"),
+    on_page("pan_right", CHARTS, ("shift+right",), "Pan right", help="Pan left, right"),
+    on_page("marker_previous", RUN, ("ctrl+left",), "Previous checkpoint or incident",
+            help="Previous, next checkpoint or incident"),
+    on_page("marker_next", RUN, ("ctrl+right",), "Next checkpoint or incident",
+            help="Previous, next checkpoint or incident"),
+    on_page("smoothing_next", CHARTS, ("m",), "Smooth the curves, or not", label="smooth", sections=("charts",)),
+    on_page("maximise", RUN, ("enter",), "Section or chart on the full page", label="full"),
+    on_page("x_axis", CHARTS, ("x",), "X axis: steps, time, time trained, epochs"),
+    on_page("log_axis", CHARTS, ("y",), "Logarithmic y axis of the chart"),
+    on_page("smoothing_previous", CHARTS, (), "Smooth the curves less"),
+    on_page("layout", CHARTS, (), "Layout of the charts: a grid, or fewer at once"),
+    on_page("log_x_axis", CHARTS, (), "Logarithmic x axis of all charts"),
+    on_page("pin", RUN, ("asterisk",), "Pin the chart to the top"),
+    on_page("export", RUN, ("E",), "Export the chart: SVG, CSV, PNG"),
+    on_page("by_rank", RUN, (), "The metric in focus per rank, or as one curve"),
+    on_page("log_next", RUN, ("o",), "Next log", label="log", help="Next, previous log", sections=("log",)),
+    on_page("log_previous", RUN, ("O",), "Previous log", help="Next, previous log", sections=("log",)),
+    on_page("hit_next", RUN, ("full_stop",), "Next match in the log",
+            label="match", help="Next, previous match in the log", sections=("log",)),
+    on_page("hit_previous", RUN, ("semicolon",), "Previous match in the log",
+            help="Next, previous match in the log", sections=("log",)),
+    on_page("grave_only", RUN, ("w",), "Only warnings and errors", label="warnings", sections=("log",)),
+    on_page("traceback", RUN, ("e",), "Traceback of the rank that failed",
+            label="traceback", checks=(has_traceback,), sections=("log",)),
+    on_page("check", RUN, ("V",), "Verify the newest checkpoint", label="check", sections=("params",)),
+    on_page("follow", RUN, ("f", "end", "G"), "Follow the end", label="follow", sections=("log", "story")),
+    on_page("process_detail", PROCESSES, ("enter", "i"), "Process details", label="detail", checks=(has_process,)),
+    on_page("signal", PROCESSES, ("s",), "Send a signal to the process",
+            label="signal", checks=(can_change, has_process)),
+    on_page("environment", PROCESSES, ("e",), "Process environment", label="environment", checks=(has_process,)),
+    on_page("open", PROCESSES, ("r", "l", "right"), "Open the run of the process", label="run", checks=(has_run,)),
+    on_page("process_tree", PROCESSES, ("v",), "Processes as a tree, or a list", label="tree"),
+    on_page("process_group", PROCESSES, ("b",), "Group by GPU, by run, or not at all", label="group"),
+    on_page("open_run", GPU, ("enter",), "Open the run on this GPU", label="run", checks=(has_run,)),
+    on_page("gpu_next", GPU, ("tab",), "Next GPU", label="next", help="Next, previous GPU"),
+    on_page("gpu_previous", GPU, ("shift+tab",), "Previous GPU", help="Next, previous GPU"),
+    on_page("span_longer", GPU, ("plus",), "Longer time span", label="longer", help="Longer, shorter time span"),
+    on_page("span_shorter", GPU, ("minus",), "Shorter time span", help="Longer, shorter time span"),
+    on_page("open", COMPARE, ("enter",), "Open the page of the run", label="open", checks=(has_run,)),
+    on_page("metric_next", COMPARE, ("tab", "full_stop"), "Next metric",
+            label="metric", help="Next, previous metric"),
+    on_page("metric_previous", COMPARE, ("shift+tab", "semicolon"), "Previous metric", help="Next, previous metric"),
+    on_page("find", COMPARE, ("slash",), "Filter the charts", label="filter"),
+    on_page("cut", COMPARE, ("w",), "End the x axis with the shortest run, or the longest", label="shortest"),
+    on_page("hide", COMPARE, ("space",), "Hide or show the curve of the run", label="hide", checks=(has_run,)),
+    on_page("leave_out", COMPARE, ("d", "delete"), "Take the run out", checks=(has_run,)),
+    on_page("sort", COMPARE, ("o",), "Sort by best, last, steps, time, a parameter, or as chosen", label="sort"),
+    on_page("reverse", COMPARE, ("O",), "Reverse the sort order"),
+    on_page("params", COMPARE, ("i",), "The parameters that differ", checks=(has_run,)),
+    on_page("code", COMPARE, ("e",), "How its code differs", checks=(has_run,)),
+    on_page("group", COMPARE, (), "Group the runs by a parameter that differs"),
+    on_page("open", ALERTS, ("enter", "l", "right"), "Open the run of the alert",
+            label="run", checks=(has_alert, has_run_of_alert)),
+    on_page("acknowledge", ALERTS, ("a", "space"), "Acknowledge the alert",
+            label="ack", checks=(can_change, has_alert, is_active_alert, is_unacknowledged_alert)),
+    on_page("acknowledge_all", ALERTS, ("A",), "Acknowledge all active alerts", checks=(can_change,)),
+    on_page("silence", ALERTS, ("z",), "Silence its notifications for a while",
+            label="silence", checks=(can_change, has_alert, is_active_alert)),
+    on_page("open", STUDIES, ("enter", "l", "right"), "Open the run of the trial", label="open", checks=(has_run,)),
+    on_page("study_new", STUDIES, ("ctrl+n",), "Start a study from a file", label="study", checks=(can_change,)),
+    on_page("study_next", STUDIES, ("tab",), "Next study", label="next", help="Next, previous study"),
+    on_page("study_previous", STUDIES, ("shift+tab",), "Previous study", help="Next, previous study"),
+    on_page("study_view", STUDIES, ("v",), "The trials by value, parameters, curves, objectives", label="view"),
+    on_page("stop", STUDIES, ("s",), "Stop the trial; its point counts as stopped",
+            label="stop", checks=(can_change, has_run, is_active)),
+    on_page("prune", STUDIES, ("x",), "Cut the trial short, as the pruner does",
+            label="prune", checks=(can_change, has_run, is_active)),
+    on_page("keep", STUDIES, ("e",), "Keep the pruner from cutting the trial short",
+            label="protect", checks=(can_change, has_run, is_active)),
+    on_page("enqueue", STUDIES, ("N",), "Add a trial like this one", label="trial", checks=(can_change, has_study)),
+    on_page("rerun", STUDIES, ("r",), "Resume the study, or extend it",
+            label="extend", checks=(can_change, has_study)),
+    on_page("study_pause", STUDIES, ("P",), "Pause or resume the study",
+            label="pause", checks=(can_change, has_study, is_live_study)),
+    on_page("study_stop", STUDIES, ("X",), "Stop the study and its trials",
+            checks=(can_change, has_study, is_active_study)),
+    on_page("launch", STUDIES, ("n",), "Launch a profile", label="new run", checks=(can_change,), is_spare=True),
+    on_page("compare", STUDIES, ("c",), "Compare the curves of the best trials", label="compare", checks=(has_run,)),
+    on_page("filter", TABLES, ("slash",), "Filter the rows", label="filter"),
+    on_page("fold", OVERVIEW, ("a",), "Charts of all GPUs, or a row for each", label="charts", is_spare=True),
+    on_page("mark", OVERVIEW, ("space",), "Mark the run, to act on all marked",
+            label="mark", checks=(has_run,), is_spare=True),
+    on_page("unmark", OVERVIEW, ("escape",), "Unmark all runs", label="unmark"),
+    on_page("sort", TABLES, ("o",), "Change the sort order", label="sort", is_spare=True),
+    on_page("back", COMPARE, ("escape", "backspace"), "Leave the crosshair; then the page", label="back"),
+    on_page("back", ("processes", "gpu", "alerts", "studies"), ("escape", "backspace", "h", "left"), "Back",
+            label="back"),
+    on_page("choose", PROFILES, ("enter",), "Open the form with this profile or command", label="choose"),
+    on_page("complete", PROFILES, ("tab",), "Complete the path of a file in the command", label="complete"),
+    on_page("choose", STUDY_FILES, ("enter",), "Start the study of this file, after a question", label="start"),
+    on_page("start", LAUNCH, ("enter",), "Launch the run with these values",
+            label="launch", checks=(has_startable_form,)),
+    on_page("preview", LAUNCH, ("ctrl+d",), "Command, environment and checks, without a start", label="dry run"),
+    on_page("choose_gpus", LAUNCH, ("ctrl+g",), "Choose GPUs from a table of who is on them", label="GPUs"),
+    on_page("ask_target", LAUNCH, ("ctrl+t",), "The queue and free GPUs of the target"),
+    on_page("last_values", LAUNCH, ("ctrl+r",), "The values of the newest run of this profile"),
+    on_page("cancel", LAUNCHING, ("escape", "ctrl+c"), "Back without launching", label="back"),
+    # --- Go to
+    goes_to("alert_moment", ALERTS, ("t",), "Go to when it was raised", label="time", checks=(has_alert,)),
+    goes_to("studies", (*WATCHED, "alerts"), ("S",), "Studies: trials and best values",
+            label="studies", is_spare=True),
+    goes_to("processes", ("overview", "alerts", "studies", *CHARTS, "gpu"), ("p",),
+            "Processes on the GPUs and of runs", label="proc"),
+    goes_to("gpu_detail", OVERVIEW, ("i",), "Everything about the GPU", label="GPU", checks=(has_gpu,)),
+    goes_to("compare", ("overview", "run"), ("c",), "Compare with other runs",
+            label="compare", checks=(has_run_or_marked,)),
+    goes_to("alerts", WATCHED, ("exclamation_mark",), "Active and resolved alerts", label="alerts"),
+    # --- Past
+    of_past("time_type", (*WATCHED, "studies"), ("t",), "Go to a time: 03:12, -20m, 2026-11-20", label="time"),
+    of_past("time_back", ALL, ("less_than_sign",), "Go back 10 s", label="back 10 s"),
+    of_past("time_forth", ALL, ("greater_than_sign",), "Go forward 10 s", label="on 10 s", checks=(is_in_past,)),
+    of_past("time_back_far", ALL, (), "Go back 100 s"),
+    of_past("time_forth_far", ALL, (), "Go forward 100 s", checks=(is_in_past,)),
+    of_past("tick_previous", ALL, ("left_square_bracket",), "Previous event or alert"),
+    of_past("tick_next", ALL, ("right_square_bracket",), "Next event or alert", checks=(is_in_past,)),
+    of_past("live", ALL, ("L",), "Return to the present", label="live", checks=(is_in_past,)),
+    # --- Move
+    moves("beginning", RUN, ("home", "g"), "Go to the beginning"),
+    moves("focus_next", OVERVIEW, ("tab",), "Next of GPUs, runs, events",
+            help="Next, previous of GPUs, runs, events"),
+    moves("focus_previous", OVERVIEW, ("shift+tab",), "Previous of GPUs, runs, events",
+            help="Next, previous of GPUs, runs, events"),
+    moves("field_next", LAUNCH, ("down", "tab"), "Next field", help="Next, previous field"),
+    moves("field_previous", LAUNCH, ("up", "shift+tab"), "Previous field", help="Next, previous field"),
+    moves("value_next", LAUNCH, ("right",), "Next choice of the field; show the other parameters",
+            label="change", help="Next, previous choice of the field; show, fold the other parameters"),
+    moves("value_previous", LAUNCH, ("left",), "Previous choice of the field; fold the other parameters",
+            help="Next, previous choice of the field; show, fold the other parameters"),
+    moves("up", ALL, ("up", "k"), "Up a row", help="Up, down a row"),
+    moves("down", ALL, ("down", "j"), "Down a row", help="Up, down a row"),
+    moves("page_up", (*TABLES, *LISTS), ("pageup",), "Up a page", help="Up, down a page"),
+    moves("page_down", (*TABLES, *LISTS), ("pagedown",), "Down a page", help="Up, down a page"),
+    moves("page_up", ("run", "gpu"), ("pageup",), "Up a page", help="Up, down a page"),
+    moves("page_down", ("run", "gpu"), ("pagedown", "space"), "Down a page", help="Up, down a page"),
+    moves("up", LISTS, ("up",), "Up a row", help="Up, down a row"),
+    moves("down", LISTS, ("down",), "Down a row", help="Up, down a row"),
+    moves("first", (*TABLES, "compare"), ("home", "g"), "First", help="First, last"),
+    moves("last", (*TABLES, "compare"), ("end", "G"), "Last", help="First, last"),
+    # --- Everywhere
+    everywhere("palette", ALL, ("ctrl+p", "colon"), "Find runs, studies, pages", label="find"),
+    everywhere("help", (*ALL, *LAUNCHING), ("question_mark", "f1"), "Help", label="help"),
+    everywhere("copy", ALL, ("ctrl+y", "Y"), "Copy to your clipboard"),
+    everywhere("settings", ALL, ("comma", "f2"), "Settings: theme, characters, mouse, bell"),
+    everywhere("palette", LAUNCHING, ("ctrl+p",), "Find runs, studies, pages", label="find"),
+    everywhere("settings", LAUNCHING, ("f2",), "Settings: theme, characters, mouse, bell"),
+    everywhere("suspend", (*ALL, *LAUNCHING), ("ctrl+z",), "Suspend to the shell; fg returns"),
+    everywhere("leave", ALL, ("q", "ctrl+c"), "Quit the screen; runs continue", label="quit"),
+)
+# fmt: on
 
 
 def actions_in(scope: str) -> list[Action]:

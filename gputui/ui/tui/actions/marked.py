@@ -1,0 +1,58 @@
+"""Actions on all marked runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from gputui.runs.selection import REFUSALS
+from gputui.store.runs import Run
+from gputui.ui.tui.actions.checks import can_change
+from gputui.ui.tui.actions.context import Context
+
+
+class OfMarked(NamedTuple):
+    """What an action does with all marked runs: the agent's verb with its arguments, a word, and the effect as a
+    sentence. One without an effect asks for its arguments first."""
+
+    verb: str
+    word: str
+    effect: str
+    args: Mapping[str, object] = {}
+
+    def runs_of(self, marked: Iterable[Run]) -> list[Run]:
+        """Those of the marked runs that it can be done with."""
+        return [run for run in marked if REFUSALS[self.verb](run) is None]
+
+    def refused(self, marked: Iterable[Run]) -> dict[str, str]:
+        """Why it cannot be done with the others, by their ids."""
+        return {run.run_id: reason for run in marked if (reason := REFUSALS[self.verb](run)) is not None}
+
+
+OF_MARKED: Mapping[str, OfMarked] = {
+    "stop": OfMarked("stop", "Stop", "Processes get the time to write a checkpoint, then they end.", {"now": False}),
+    "resume": OfMarked("resume", "Resume", "Each goes on from its newest valid checkpoint.", {"set": {}}),
+    "restart": OfMarked("restart", "Restart", "Each begins at step 0, with the parameters of its launch."),
+    "remove": OfMarked("rm", "Remove", "Metrics, logs and checkpoints are removed, too. This cannot be undone."),
+    "label": OfMarked("label", "Label", ""),
+}
+"""The actions that act on the marked runs where there are any."""
+
+
+MARKED_ACTIONS = (*OF_MARKED, "rerun")
+"""Those, and the choice between resume and restart."""
+
+
+def marked_count(name: str, context: Context) -> int:
+    """The number of the marked runs that one of `MARKED_ACTIONS` can be done with."""
+    names = ("resume", "restart") if name == "rerun" else (name,)
+    return len({run.run_id for each in names for run in OF_MARKED[each].runs_of(context.marked)})
+
+
+def marked_refusal(name: str, context: Context) -> str | None:
+    """Why one of `MARKED_ACTIONS` is not possible with the marked runs."""
+    if (sentence := can_change(context)) is not None:
+        return sentence
+    if marked_count(name, context) > 0:
+        return None
+    return f"None of the marked runs can be acted on so ({len(context.marked)} marked; esc unmarks)."
