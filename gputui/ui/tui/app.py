@@ -41,7 +41,7 @@ from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.actions.marked import OF_MARKED
 from gputui.ui.tui.data.feed import Feed
-from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
+from gputui.ui.tui.layout.chart_settings import ChartMemory, from_settings, to_settings
 from gputui.ui.tui.navigation import Navigation
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Settings, load, save
@@ -113,7 +113,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.keys, self.pace = resolve(settings.keys), Pace()
         self._failed_drawings = set()
         self._due: Timer | None = None
-        self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.keep(**to_keep(usual)))
+        self.chart_memory = ChartMemory(from_settings(settings), lambda usual: self.keep(**to_settings(usual)))
         self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)
         self.copy = self.terminal_features.copy
         self.theme_name = theme_for(settings.theme, no_color=self.no_color, environ=os.environ).name

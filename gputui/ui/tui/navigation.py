@@ -290,8 +290,8 @@ class Navigation(Commands):
             return False
         if past is not None and self.moment is None:
             return False
-        if past is not None and past.asked == self.moment:
-            self._arrive(past.asked, snapshot)
+        if past is not None and past.request == self.moment:
+            self._arrive(past.request, snapshot)
         return True
 
     def _arrive(self, asked: Moment, snapshot: Snapshot) -> None:
@@ -313,7 +313,7 @@ class Navigation(Commands):
             return
         self.moment = moment
         self.feed.look_back(moment)
-        if self.snapshot.past is not None and self.snapshot.past.asked == moment:
+        if self.snapshot.past is not None and self.snapshot.past.request == moment:
             self._arrive(moment, self.snapshot)
 
     @property

@@ -262,10 +262,10 @@ class Interest(Struct, frozen=True):
 
 
 class Past(NamedTuple):
-    """The additions of a snapshot of a past moment. ``asked`` is the request; ``now`` is the
+    """The additions of a snapshot of a past moment. ``request`` is the moment asked for; ``now`` is the
     present, UTC unix seconds."""
 
-    asked: Moment
+    request: Moment
     now: float
     timeline: Timeline
     gap: Span | None = None

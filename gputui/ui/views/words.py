@@ -90,5 +90,9 @@ def dated_clock(at: float, now: float) -> str:
     if day_name(at) == day_name(now):
         return clock(at)
     days = abs(now - at) / 86_400
-    form = "%a" if days < 6 else "%d %b" if days < 300 else "%d %b %Y"
-    return time.strftime(f"{form} %H:%M", time.localtime(at))
+    day_format = "%d %b %Y"
+    if days < 6:
+        day_format = "%a"
+    elif days < 300:
+        day_format = "%d %b"
+    return time.strftime(f"{day_format} %H:%M", time.localtime(at))

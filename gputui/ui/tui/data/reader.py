@@ -193,7 +193,7 @@ class SnapshotReader:
         is_known = self._resolved is not None and self._resolved[0] == moment
         at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
         self._resolved = (moment, at)
-        return at, past._replace(asked=moment)
+        return at, past._replace(request=moment)
 
     def _histories(self, reading: _Reading) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
         """The short histories. Those of the present end with the last full bucket, and are kept until the next one."""

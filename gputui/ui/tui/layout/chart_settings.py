@@ -46,12 +46,12 @@ class ChartView(Struct, frozen=True):
         return replace(self, viewport=Viewport(), cursor=None, **changes)
 
 
-def from_kept(settings: Settings) -> ChartView:
+def from_settings(settings: Settings) -> ChartView:
     """The view of the settings file."""
     return ChartView(settings.chart_layout, settings.chart_axis, settings.chart_smoothing, settings.pins)
 
 
-def to_keep(view: ChartView) -> dict[str, Any]:
+def to_settings(view: ChartView) -> dict[str, Any]:
     """Settings to keep for the next start, by the names of `tui.settings.Settings`."""
     return {
         "chart_layout": view.layout,

@@ -24,6 +24,7 @@ from gputui.metrics.curves.model import (
     MarkerKind,
 )
 from gputui.metrics.curves.plot import value_at
+from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
@@ -125,8 +126,10 @@ def extent_of(look: ChartLook) -> Extent | None:
     if not ends:
         return None
     start = min(start for start, _ in ends)
-    newest = (min if look.view.is_cut else max)(end for _, end in ends)
-    extent = Extent(start, max(newest, start), 1e-3 if look.view.axis == "epoch" else 1.0)
+    last = min if look.view.is_cut else max
+    end = last(end for _, end in ends)
+    least = 1e-3 if look.view.axis == "epoch" else 1.0
+    extent = Extent(start, max(end, start), least)
     if look.view.is_log_x:
         return extent.logarithmic()
     return extent
@@ -149,10 +152,11 @@ def place_words(frame: Frame, x: float) -> str:
 
 def frame_clock(frame: Frame, at: float) -> str:
     """The time of day, with the date if it is not that of the newest point."""
-    newest = None if frame.end is None else frame.moment_at(frame.end)
-    if newest is None:
-        return clock(at)
-    return dated_clock(at, newest)
+    if frame.end is not None:
+        newest = frame.moment_at(frame.end)
+        if newest is not None:
+            return dated_clock(at, newest)
+    return clock(at)
 
 
 # --- charts
@@ -165,26 +169,30 @@ def grid_lines(
     lines: list[Line] = [[] for _ in range(height)]
     filled = [0] * height
     for panel, place in zip(panels, places, strict=False):
-        for y, line in enumerate(panel_lines(panel, look, place.width, place.height), place.top):
-            if place.left > filled[y]:
-                lines[y].append((" " * (place.left - filled[y]), "text"))
+        for y, line in enumerate(panel_lines(panel, look, place.width, place.height), place.y):
+            if place.x > filled[y]:
+                lines[y].append((" " * (place.x - filled[y]), "text"))
             lines[y] += line
-            filled[y] = place.left + place.width
+            filled[y] = place.x + place.width
     return [fit_line(line, width) for line in lines]
 
 
 def panel_lines(panel: Panel, look: ChartLook, width: int, height: int) -> list[Line]:
     data, view = look.data, look.view
-    title = f"{'▸' if panel.key == look.focus else ' '}{'*' if panel.is_pinned else ''}{panel.title}"
+    title = f"*{panel.title}" if panel.is_pinned else panel.title
+    title = f"▸{title}" if panel.key == look.focus else f" {title}"
     if look.is_by_rank(panel):
+        title += " by rank"
         ranked = data.ranked.get(panel.key)
-        title += " by rank, samples" if ranked is not None and ranked.is_sampled else " by rank"
+        if ranked is not None and ranked.is_sampled:
+            title += ", samples"
+    scale: AxisKind = "log" if view.is_log_x else "linear"
     return chart(
         panel_curves(panel, look, width, height),
         width=width,
         height=height,
         title=title,
-        x_axis=XAxis(AXIS_NAMES[view.axis], *look.window, AXIS_KINDS[view.axis], "log" if view.is_log_x else "linear"),
+        x_axis=XAxis(AXIS_NAMES[view.axis], *look.window, AXIS_KINDS[view.axis], scale),
         y_axis=y_axis(panel, look),
         markers=drawn_markers(look, width, height),
         cursor=view.cursor,
@@ -223,33 +231,37 @@ def panel_curves(panel: Panel, look: ChartLook, width: int, height: int) -> list
 def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[Curve]:
     """Give each curve of a large chart its newest value at its end. A single curve then needs none in the title."""
     is_alone = look.view.cursor is None and sum(bool(curve.label) or curve.value is not None for curve in curves) == 1
-    found = []
+    labelled = []
     for curve in curves:
         last = _end_value(curve.bins)
         if last is not None and not curve.is_shadow and curve.style != "shadow":
             if is_alone and curve.value in (None, last):
                 curve = replace(curve, label="", value=None)
             curve = replace(curve, end=_value_words(panel, last))
-        found.append(curve)
-    return found
+        labelled.append(curve)
+    return labelled
 
 
 def _end_value(bins: Sequence[Bin]) -> float | None:
     """The value at which a curve ends, which its chart may cut before the newest one."""
-    return next((each.last for each in reversed(bins) if each.last is not None), None)
+    return next((stretch.last for stretch in reversed(bins) if stretch.last is not None), None)
 
 
 def y_axis(panel: Panel, look: ChartLook) -> YAxis:
     """The value axis. Rates and times begin at 0: what hardly varies looks calm."""
     if panel.is_in_bytes:
         return YAxis(low=0.0, label=lambda value: short_number(value / 2**30), unit=2.0**30)
+    if panel.field == "temperature":
+        return YAxis(low=20.0)
+    if panel.field in ("utilization", "host_cpu"):
+        return YAxis(low=0.0, high=100.0)
     if panel.field is not None:
-        is_percent = panel.field in ("utilization", "host_cpu")
-        return YAxis(low=20.0 if panel.field == "temperature" else 0.0, high=100.0 if is_percent else None)
+        return YAxis(low=0.0)
     if panel.key in look.view.logs:
         return YAxis("log")
-    words = re.split(r"[^a-z]+", panel.key.lower())
-    return YAxis(low=0.0 if panel.key.endswith("_per_s") or not _TIMES.isdisjoint(words) else None)
+    if panel.key.endswith("_per_s") or not _TIMES.isdisjoint(re.split(r"[^a-z]+", panel.key.lower())):
+        return YAxis(low=0.0)
+    return YAxis()
 
 
 def _empty_text(panel: Panel, look: ChartLook) -> str:
@@ -266,7 +278,11 @@ def _empty_text(panel: Panel, look: ChartLook) -> str:
     problems = [curve.problem for curve in curves if curve is not None]
     if not problems:
         return "reading…"
-    return problems[0] or ("nothing measured above 0 here" if look.view.is_log_x else "nothing measured here")
+    if problems[0]:
+        return problems[0]
+    if look.view.is_log_x:
+        return "nothing measured above 0 here"
+    return "nothing measured here"
 
 
 def within(bins: Sequence[Bin], look: ChartLook) -> Sequence[Bin]:
@@ -274,23 +290,26 @@ def within(bins: Sequence[Bin], look: ChartLook) -> Sequence[Bin]:
     start, end = look.window
     if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
         return bins
-    return [each for each in bins if each.last_x >= start and each.first_x <= end]
+    return [stretch for stretch in bins if stretch.last_x >= start and stretch.first_x <= end]
 
 
 def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
-    found = look.data.curves.get(panel.key)
-    if found is None:
+    metric = look.data.curves.get(panel.key)
+    if metric is None:
         return []
-    bins, smooth = within(found.bins, look), within(found.smooth, look)
-    value, average = found.last, smooth[-1].last if smooth else None
     cursor = look.view.cursor
+    value = metric.last
     if cursor is not None:
-        value, average = value_at(found.bins, cursor), average_at(found.smooth, cursor)
+        value = value_at(metric.bins, cursor)
     style = f"series.{panel.colour}"
-    redone = Curve(within(found.redone, look), "shadow", is_shadow=True)
-    measured = Curve(bins, style, "", value, is_strong=True)
+    redone = Curve(within(metric.redone, look), "shadow", is_shadow=True)
+    measured = Curve(within(metric.bins, look), style, "", value, is_strong=True)
+    smooth = within(metric.smooth, look)
     if not smooth:
         return [redone, measured]
+    average = smooth[-1].last
+    if cursor is not None:
+        average = average_at(metric.smooth, cursor)
     raw = replace(measured, style="shadow", is_strong=False, is_shadow=True)
     return [redone, Curve(smooth, style, "~", average, is_strong=True), raw]
 
@@ -298,30 +317,30 @@ def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
 def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curve]:
     """The curve of each run with its name at its end; that of the run in front is on top."""
     cursor, end = look.view.cursor, look.window[1]
-    known = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
-    drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in known if curve and curve.bins]
+    metrics = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
+    drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in metrics if curve and curve.bins]
     # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
-    texts = [f"{'~' * bool(curve.smooth)}{_value_words(panel, _end_value(shown))}" for _, curve, shown in drawn]
+    texts = [f"{'~' * bool(curve.smooth)}{_value_words(panel, _end_value(bins))}" for _, curve, bins in drawn]
     # If they are too long, what all names (they are no paths) begin with is left out.
     common = commonprefix([run.name for run, *_ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
     is_long = any(
         cell_width(run.name) + len(text) + _SIGN_CELLS > end_cells for (run, *_), text in zip(drawn, texts, strict=True)
     )
     curves: list[Curve] = []
-    for (run, curve, shown), text in zip(drawn, texts, strict=True):
-        smooth = curve.smooth
-        if smooth:
+    for (run, curve, bins), text in zip(drawn, texts, strict=True):
+        if curve.smooth:
             curves.append(Curve(within(curve.bins, look), "shadow", is_shadow=True))
         sign, name = SHAPES[run.colour], run.name
         if is_long and name.startswith(common):
             name = f"…{name.removeprefix(common)}"
         if is_long:
             name = clip_middle(name, max(4, end_cells - len(text) - _SIGN_CELLS))
-        line = Curve(shown, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
-        if cursor is not None:
-            there = average_at(smooth, cursor) if smooth else value_at(shown, cursor)
-            line = replace(line, label=sign, value=there)
-        elif not shown or shown[-1].last_x < _REACHES_END * end:
+        line = Curve(bins, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
+        if cursor is not None and curve.smooth:
+            line = replace(line, label=sign, value=average_at(curve.smooth, cursor))
+        elif cursor is not None:
+            line = replace(line, label=sign, value=value_at(bins, cursor))
+        elif not bins or bins[-1].last_x < _REACHES_END * end:
             line = replace(line, shape=sign)
         curves.append(line)
     return curves
@@ -350,17 +369,17 @@ class _Device(NamedTuple):
 def _devices(panel: Panel, look: ChartLook) -> list[_Device] | None:
     """The devices of a chart, in order; None for a chart of the whole run."""
     if panel.field is not None:
-        found = [curve for curve in look.data.hardware if curve.field == panel.field]
-        found.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
-        return [_Device(device_index(curve, look), curve.bins, at_crosshair(curve, look)) for curve in found]
+        curves = [curve for curve in look.data.hardware if curve.field == panel.field]
+        curves.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+        return [_Device(device_index(curve, look), curve.bins, at_crosshair(curve, look)) for curve in curves]
     if not look.is_by_rank(panel) or panel.key not in look.data.ranked:
         return None
     ranks = look.data.ranked[panel.key].curves
     cursor = look.view.cursor
     if cursor is not None:
         # What was measured far from the crosshair does not count.
-        ranks = tuple(replace(each, last=value_at(each.bins, cursor, 3 * look.reach)) for each in ranks)
-    return [_Device(f"r{each.rank}", each.bins, each.last, each.rank in look.slow_ranks) for each in ranks]
+        ranks = tuple(replace(curve, last=value_at(curve.bins, cursor, 3 * look.reach)) for curve in ranks)
+    return [_Device(f"r{curve.rank}", curve.bins, curve.last, curve.rank in look.slow_ranks) for curve in ranks]
 
 
 def at_crosshair(curve: HardwareCurve, look: ChartLook) -> float | None:
@@ -376,27 +395,30 @@ def at_crosshair(curve: HardwareCurve, look: ChartLook) -> float | None:
 def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, room: int) -> list[Curve]:
     """A curve for each device; slow ranks are first in the legend and in front. Of many, only the lowest, the highest
     and slow ones have a name and a colour. If the names do not fit, the legend is the lowest and the highest value."""
-    values = [each.value for each in devices]
-    known = sorted((value, number) for number, value in enumerate(values) if value is not None)
-    are_many = len(devices) > MOST_DEVICES
-    notes = {known[-1][1]: " highest", known[0][1]: " lowest"} if known and are_many else {}
+    by_value = sorted((device.value, number) for number, device in enumerate(devices) if device.value is not None)
+    notes: dict[int, str] = {}
+    if by_value and len(devices) > MOST_DEVICES:
+        notes = {by_value[-1][1]: " highest", by_value[0][1]: " lowest"}
     labels: dict[int, str] = {}
-    for number, (each, value) in enumerate(zip(devices, values, strict=True)):
-        if not are_many or number in notes or each.is_slow:
-            name = f"{each.name}{' slow' if each.is_slow else ''}{notes.get(number, '')}: "
-            labels[number] = (name if len(devices) > 1 else "") + _value_words(panel, value)
-    named, legend = labels.keys(), []
+    for number, device in enumerate(devices):
+        label = _value_words(panel, device.value)
+        if len(devices) <= MOST_DEVICES or number in notes or device.is_slow:
+            name = f"{device.name} slow" if device.is_slow else device.name
+            labels[number] = f"{name}{notes.get(number, '')}: {label}"
+        if len(devices) == 1:
+            labels[number] = label
+    coloured, legend = labels.keys(), []
     if room < 2 + cell_width(panel.title) + sum(4 + cell_width(label) for label in labels.values()):
-        ends = [_value_words(panel, value) for value, _ in (*known[:1], *known[-1:])] or ["–"]
+        ends = [_value_words(panel, value) for value, _ in (*by_value[:1], *by_value[-1:])] or ["–"]
         legend = [Curve((), "text", "–".join(dict.fromkeys(ends)))]
         labels = {number: label for number, label in labels.items() if devices[number].is_slow}
     behind, curves, in_front = list[Curve](), list[Curve](), list[Curve]()
-    for number, each in enumerate(devices):
-        bins, label = within(each.bins, look), labels.get(number, "")
-        if each.is_slow:
+    for number, device in enumerate(devices):
+        bins, label = within(device.bins, look), labels.get(number, "")
+        if device.is_slow:
             legend.insert(0, Curve((), "warn", label))
             in_front.append(Curve(bins, "warn"))
-        elif number in named:
+        elif number in coloured:
             shape = SHAPES[len(curves)] if label and len(devices) > 1 else ""
             curves.append(Curve(bins, f"series.{(panel.colour + number) % MOST_DEVICES}", label, shape=shape))
         else:
@@ -405,10 +427,9 @@ def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, ro
 
 
 def device_index(curve: HardwareCurve, look: ChartLook) -> str:
-    found = look.gpus.get(curve.uuid or "")
-    if found is None:
-        return (curve.uuid or "")[:8]
-    return str(found)
+    """The index of a curve's GPU, or the start of its UUID if it is gone; empty for the host."""
+    uuid = curve.uuid or ""
+    return str(look.gpus.get(uuid, uuid[:8]))
 
 
 # --- what happened
@@ -427,7 +448,7 @@ def drawn_markers(look: ChartLook, width: int, height: int) -> list[Marker]:
     """The markers of a chart of this size, the gravest last."""
     hidden = ("start", "checkpoint") if counted_checkpoints(look, width) else ("start",)
     drawn = []
-    for marker in sorted(look.data.markers, key=lambda each: -GRAVITY.index(each.kind)):
+    for marker in sorted(look.data.markers, key=lambda marker: -GRAVITY.index(marker.kind)):
         if marker.kind not in hidden:
             is_line = marker.kind not in _NOTCHES
             word = marker.word if is_line and height >= FULL_HEIGHT else ""

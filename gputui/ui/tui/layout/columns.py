@@ -57,17 +57,15 @@ Placed = list[tuple[Column[Row], int]]
 def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
     """The columns that fit into ``width`` cells, in their order, with their widths."""
     chosen = [column for column in columns if column.importance == 0]
-    needed = _needed(chosen)
     for column in sorted((c for c in columns if c.importance > 0), key=lambda c: c.importance):
-        needed += column.width + (column.gap if chosen else 0)
-        if needed > width:
+        if _needed([*chosen, column]) > width:
             break
         chosen.append(column)
-    places = set(map(id, chosen))
-    shown = [column for column in columns if id(column) in places]
-    spare = max(0, width - _needed(shown))
-    widths = {id(column): column.width for column in shown}
-    growing = [column for column in shown if column.grow]
+    numbers = set(map(id, chosen))
+    chosen = [column for column in columns if id(column) in numbers]
+    spare = max(0, width - _needed(chosen))
+    widths = {id(column): column.width for column in chosen}
+    growing = [column for column in chosen if column.grow]
     while spare and growing:
         share = spare / sum(column.grow for column in growing)
         for column in list(growing):
@@ -76,7 +74,7 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
             spare -= extra
             if widths[id(column)] >= column.most:
                 growing.remove(column)
-    return [(column, widths[id(column)]) for column in shown]
+    return [(column, widths[id(column)]) for column in chosen]
 
 
 def telling(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
@@ -129,9 +127,12 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
 def fit_line(spans: Sequence[Span], width: int, align: str = "<") -> Line:
     """Spans in exactly ``width`` cells, padded on the right, or with ``>`` on the left."""
     line, room = cut_line(spans, width)
-    if room > 0:
-        line.insert(0 if align == ">" else len(line), (" " * room, "text"))
-    return line
+    if room <= 0:
+        return line
+    padding = (" " * room, "text")
+    if align == ">":
+        return [padding, *line]
+    return [*line, padding]
 
 
 def without_left(spans: Sequence[Span], cells: int) -> Line:
@@ -199,12 +200,12 @@ def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
     return fit_line(line, width)
 
 
-def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
-    """A line with spans at both ends; the left ones are cut if they do not fit."""
-    right_width = cells_in(right)
-    if right_width >= width:
-        return fit_line(right, width)
-    return [*fit_line(left, width - right_width), *right]
+def between(start: Sequence[Span], end: Sequence[Span], width: int) -> Line:
+    """A line with spans at both ends; those at the start are cut if they do not fit."""
+    end_width = cells_in(end)
+    if end_width >= width:
+        return fit_line(end, width)
+    return [*fit_line(start, width - end_width), *end]
 
 
 def rule(
@@ -213,7 +214,9 @@ def rule(
 ) -> Line:  # fmt: skip
     """A heading in a horizontal rule, with figures behind it or notes at its end: ``GPUS ─ util 36% ─── 3 of 12 ─``.
     What does not fit is left out, the last ones first."""
-    line: Line = [(clip(f" {title} ", width), style)] if title else []
+    line: Line = []
+    if title:
+        line = [(clip(f" {title} ", width), style)]
     room = width - cells_in(line)
     for figure in figures:
         room -= 3 + cells_in(figure)
@@ -279,12 +282,12 @@ def wrap(text: str, width: int) -> list[str]:
             lines.append(line)
             line, used = "", 0
         while used + size > width:
-            piece, taken = _cut(word, width - used)
+            piece, piece_width = _cut(word, width - used)
             if not piece:
                 break
             if piece.strip():
                 lines.append(line + piece)
-            word, size = word[len(piece) :], size - taken
+            word, size = word[len(piece) :], size - piece_width
             line, used = "", 0
         line += word
         used += size
@@ -311,14 +314,15 @@ def wrap_at_most(text: str, width: int, count: int) -> list[str]:
 
 def _cut(word: str, room: int) -> tuple[str, int]:
     """The longest prefix of a word in at most ``room`` cells, and its width."""
-    taken = 0
+    used = 0
     for place, char in enumerate(word):
         size = char_width(char)
-        if taken + size > room:
-            return word[:place], taken
-        taken += size
-    return word, taken
+        if used + size > room:
+            return word[:place], used
+        used += size
+    return word, used
 
 
 def _needed(columns: Sequence[Column[Row]]) -> int:
-    return sum(column.width + column.gap for column in columns) - (columns[0].gap if columns else 0)
+    """The cells that columns take at their least widths; the first has no gap before it."""
+    return sum(column.width for column in columns) + sum(column.gap for column in columns[1:])

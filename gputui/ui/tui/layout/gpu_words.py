@@ -12,7 +12,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.metrics.progress import RankRow
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
 from gputui.runs.process_words import process_words
-from gputui.store.hardware import GpuView, Quarantined
+from gputui.store.hardware import GpuView, ProcessView, Quarantined
 from gputui.ui.tui.layout.columns import clip_words
 from gputui.ui.views.run_words import run_style, title_of
 from gputui.ui.views.snapshot import Snapshot
@@ -57,14 +57,21 @@ class GpuRow(Struct, frozen=True):
 def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
     """The row of a GPU."""
     history = snapshot.gpu_history.get(gpu.uuid)
+    utilizations: tuple[float | None, ...] = ()
+    if history:
+        utilizations = history.utilization_percent
+    rank, style = None, "accent"
     row = next((row for row in snapshot.runs if row.run.run_id == gpu.run_id), None)
-    rank = None if row is None or gpu.rank is None or gpu.shared_with else row.progress.ranks.get(gpu.rank)
+    if row is not None:
+        style = run_style(row.run)
+        if gpu.rank is not None and not gpu.shared_with:
+            rank = row.progress.ranks.get(gpu.rank)
     machine = snapshot.machine
     return GpuRow(
         gpu,
         rank,
-        "accent" if row is None else run_style(row.run),
-        history.utilization_percent if history else (),
+        style,
+        utilizations,
         machine.quarantined.get(gpu.uuid),
         machine.xids.get(gpu.uuid, 0),
         _parked_seconds(snapshot, gpu),
@@ -73,13 +80,14 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
 
 
 def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
-    alert = next((one for one in snapshot.alerts.last if one.rule == PARKED and one.subject_id == gpu.uuid), None)
-    if alert is None:
-        return None
-    # Imported on first use: most screens show no alerts.
-    from gputui.recovery.watch.rules import RULES
+    """How long an alert says that idle processes hold the memory of a GPU."""
+    for alert in snapshot.alerts.last:
+        if alert.rule == PARKED and alert.subject_id == gpu.uuid:
+            # Imported on first use: most screens show no alerts.
+            from gputui.recovery.watch.rules import RULES
 
-    return snapshot.at - alert.raised_at + RULES[PARKED].for_seconds
+            return snapshot.at - alert.raised_at + RULES[PARKED].for_seconds
+    return None
 
 
 def who(row: GpuRow, width: int) -> list[Span]:
@@ -89,29 +97,25 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [("✗ lost", "bad")]
     if gpu.state == "error":
         return [("✗ unreadable", "bad")]
-    marks: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
-    marks += [(" ⊘", "warn")] if row.quarantined is not None else []
     if gpu.shared_with:
         return [(f"{len(gpu.run_ids)} runs", "accent")]
     if gpu.run_id is not None:
-        marks = [(f" {gpu.shares[gpu.run_id]:g}", "dim"), *marks] if gpu.shared_by == "" else marks
-        rank = f" r{gpu.rank}" if gpu.rank is not None else ""
-        name = title_of(gpu.run_id, gpu.run_name)
-        room = width - len(rank) - sum(len(text) for text, _ in marks)
-        if room < min(LEAST_NAME, cell_width(name)):
-            room, rank = room + len(rank), ""
-        shown = clip_middle(name, max(1, room))
-        return [(shown, row.style), (rank, "text"), *marks]
+        return _run_and_rank(row, gpu.run_id, width)
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
     condition = condition_of(gpu)
-    if condition.is_free and condition.processes and row.promised is None:
-        words = f"free, beside {users_of(condition.processes)}"
-        return [(words if cell_width(words) <= width else "free", "dim")]
+    if condition.is_free and row.promised is not None:
+        promised = f"promised to {clean(row.promised)}"
+        if cell_width(promised) > width:
+            promised = f"for {clean(row.promised)}"
+        return [(promised, "dim")]
     if condition.is_free:
-        promised = "" if row.promised is None else clean(row.promised)
-        fits = cell_width(f"promised to {promised}") <= width
-        return [(f"{'promised to' if fits else 'for'} {promised}" if promised else "free", "dim")]
+        text = "free"
+        if condition.processes:
+            text += f", beside {users_of(condition.processes)}"
+        if cell_width(text) > width:
+            text = "free"
+        return [(text, "dim")]
     if gpu.facts.get("mig_mode"):
         return [("MIG", "dim")]
     if gpu.locked_by is not None:
@@ -122,23 +126,47 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [(UNKNOWN, "dim")]
     if not gpu.processes:
         return [("no visible process", "warn")]
-    first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
-    more = "" if len(gpu.processes) == 1 else f" +{len(gpu.processes) - 1}"
-    words = process_words(first)
-    short = " ".join(words.split()[:3])
-    user = clean(first.user or "")
+    return _foreign_process(gpu.processes, row.parked_seconds, width)
+
+
+def _run_and_rank(row: GpuRow, run_id: str, width: int) -> list[Span]:
+    """A run with its rank on a GPU: ``resnet-3 r1 slow``."""
+    gpu = row.gpu
+    marks: list[Span] = []
+    if gpu.shared_by == "":
+        marks.append((f" {gpu.shares[run_id]:g}", "dim"))
+    if row.rank is not None and row.rank.is_slow:
+        marks.append((" slow", "warn"))
+    if row.quarantined is not None:
+        marks.append((" ⊘", "warn"))
+    rank = "" if gpu.rank is None else f" r{gpu.rank}"
+    name = title_of(run_id, gpu.run_name)
+    room = width - len(rank) - sum(len(text) for text, _ in marks)
+    if room < min(LEAST_NAME, cell_width(name)):
+        room, rank = room + len(rank), ""
+    return [(clip_middle(name, max(1, room)), row.style), (rank, "text"), *marks]
+
+
+def _foreign_process(processes: Sequence[ProcessView], parked_seconds: float | None, width: int) -> list[Span]:
+    """The process with the most memory, the number of others, and for how long it has been idle."""
+    largest = max(processes, key=lambda process: process.memory_bytes or 0)
+    more = "" if len(processes) == 1 else f" +{len(processes) - 1}"
+    command = process_words(largest)
+    short = " ".join(command.split()[:3])
+    user = clean(largest.user or "")
     if user and cell_width(short) > width - len(more) < cell_width(f"{user} · ") + LEAST_NAME:
-        words = short = user
+        command = short = user
     room = max(cell_width(short), width - len(more))
     # Jobs of one script differ at the end of their commands.
     shorten = clip_middle if room >= BOTH_ENDS_WIDTH else clip_words
-    words = shorten(words, room) + more
-    idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
-    # With its arguments, without them, or only the user.
-    for name in (words, short, user or words):
-        if idle and cell_width(name) + len(idle) <= width:
-            return [(name, "text"), (idle, "warn")]
-    return [(words, "text")]
+    command = shorten(command, room) + more
+    if parked_seconds is not None:
+        idle = f" · idle {age(parked_seconds)}"
+        # With its arguments, without them, or only the user.
+        for name in (command, short, user or command):
+            if cell_width(name) + len(idle) <= width:
+                return [(name, "text"), (idle, "warn")]
+    return [(command, "text")]
 
 
 def with_indices(text: str, gpus: Sequence[GpuView]) -> str:
@@ -156,12 +184,13 @@ def is_free(gpu: GpuView) -> bool:
 def held_back(row: GpuRow, width: int = 0) -> list[Span]:
     """The reasons of throttled clocks, in words."""
     reasons = row.gpu.throttle_reasons
-    if not reasons:
-        if reasons is not None:
-            return []
+    if reasons is None:
         return [(UNKNOWN, "dim")]
-    words = ", ".join(reasons)
-    return [(clean(words), "warn" if any(alarming in words for alarming in _ALARMING) else "dim")]
+    if not reasons:
+        return []
+    text = ", ".join(reasons)
+    style = "warn" if any(word in text for word in _ALARMING) else "dim"
+    return [(clean(text), style)]
 
 
 def pcie_link(gpu: GpuView) -> list[Span]:
@@ -172,10 +201,13 @@ def pcie_link(gpu: GpuView) -> list[Span]:
         return [(UNKNOWN, "dim")]
     most = gpu.facts.get("pcie_width_max")
     is_narrow = lanes is not None and most is not None and lanes < most
-    text = f"{UNKNOWN if generation is None else generation}×{UNKNOWN if lanes is None else lanes}"
+    if generation is None:
+        generation = UNKNOWN
+    if lanes is None:
+        lanes = UNKNOWN
     if is_narrow:
-        return [(f"▲{text}", "warn")]
-    return [(text, "dim")]
+        return [(f"▲{generation}×{lanes}", "warn")]
+    return [(f"{generation}×{lanes}", "dim")]
 
 
 def traffic(gpu: GpuView, link: str) -> list[Span]:
@@ -200,27 +232,40 @@ def faults(row: GpuRow) -> list[Span] | None:
     uncorrected = slow.get("ecc_uncorrected")
     if uncorrected:
         parts.append((f"{uncorrected} ECC uncorr.", "bad"))
-    if row.xids:
-        parts.append((f"XID {gpu.event_code}" if row.xids == 1 and gpu.event_code else f"{row.xids} XIDs", "warn"))
+    if row.xids == 1 and gpu.event_code:
+        parts.append((f"XID {gpu.event_code}", "warn"))
+    elif row.xids:
+        parts.append((f"{row.xids} XIDs", "warn"))
     if slow.get("row_remap_pending"):
         parts.append(("remap due", "warn"))
-    return [piece for number, part in enumerate(parts) for piece in ((" · ", "dim"), part)[number == 0 :]] or None
+    if not parts:
+        return None
+    spans = [parts[0]]
+    for part in parts[1:]:
+        spans += [(" · ", "dim"), part]
+    return spans
 
 
 def health(row: GpuRow, width: int = 0) -> list[Span]:
     """The `faults`; ``ok`` where the driver says that there is none."""
     names = ("ecc_uncorrected", "row_remap_failed", "row_remap_pending")
-    is_known = any(row.gpu.slow.get(name) is not None for name in names)
-    return faults(row) or [("ok" if is_known else UNKNOWN, "dim")]
+    spans = faults(row)
+    if spans:
+        return spans
+    if any(row.gpu.slow.get(name) is not None for name in names):
+        return [("ok", "dim")]
+    return [(UNKNOWN, "dim")]
 
 
 def lost(row: GpuRow, now: float) -> list[Span]:
     """The time at which a GPU was lost, and the driver's last report."""
     gpu = row.gpu
-    at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
+    at = gpu.last_seen_at if gpu.event_at is None else gpu.event_at
     spans: list[Span] = [(f"✗ lost {dated_clock(at, now)}", "bad")]
     if gpu.event_text:
-        code = f"XID {gpu.event_code}: " if gpu.event_code is not None else ""
         text = clean(gpu.event_text)
-        spans.append((" · " + (text if text.startswith(code) else code + text), "text"))
+        if gpu.event_code is not None:
+            code = f"XID {gpu.event_code}: "
+            text = code + text.removeprefix(code)
+        spans.append((f" · {text}", "text"))
     return spans

@@ -16,19 +16,25 @@ from gputui.ui.tui.layout.columns import Column, filled, fit_line, head_line, pl
 Row = TypeVar("Row")
 
 
+def index_of(ids: Sequence[Row], chosen: Row | None, default: int = 0) -> int:
+    """The place of ``chosen`` in a list, ``default`` where it is not in it."""
+    if chosen is None or chosen not in ids:
+        return default
+    return ids.index(chosen)
+
+
 def after(choices: Sequence[Row], chosen: Row | None, by: int = 1) -> Row:
     """The choice ``by`` places after ``chosen``, wrapping around."""
-    place = choices.index(chosen) if chosen is not None and chosen in choices else 0
-    return choices[(place + by) % len(choices)]
+    return choices[(index_of(choices, chosen) + by) % len(choices)]
 
 
 class RowOrder(NamedTuple, Generic[Row]):
-    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end;
-    without a key the rows stay as they are."""
+    """A sort order, the letter that chooses it and its ``title`` above the rows. Rows whose ``key`` is None go to the
+    end; without a key the rows stay as they are."""
 
     name: str
     letter: str
-    words: str
+    title: str
     key: Callable[[Row], float | str | None] | None = None
 
     def sorted(self, rows: Sequence[Row]) -> list[Row]:
@@ -46,10 +52,10 @@ def order_named(orders: Sequence[RowOrder[Row]], name: str) -> RowOrder[Row]:
 
 def matching(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], str]) -> list[Row]:
     """The rows whose words contain each word of the filter."""
-    wanted = filter_text.lower().split()
-    if not wanted:
+    filter_words = filter_text.lower().split()
+    if not filter_words:
         return list(rows)
-    return [row for row in rows if all(word in words_of(row).lower() for word in wanted)]
+    return [row for row in rows if all(word in words_of(row).lower() for word in filter_words)]
 
 
 class ListState(Struct, frozen=True):
@@ -91,15 +97,19 @@ class Listing(Struct, Generic[Row], frozen=True):
         """The lines of the list: a heading, or an empty text and a row."""
         items: list[tuple[str, Row | None]] = []
         for heading, rows in self.sections.items():
-            items += [(heading, None)] if heading and rows else []
+            if heading and rows:
+                items.append((heading, None))
             items += [("", row) for row in rows]
         return items
 
     def scrolled(self, state: ListState, height: int) -> ListState:
         """Scroll as little as needed to show the cursor below the heading of its section."""
         items, room = self.items, max(1, height - self.head_lines)
-        keys = [None if row is None else self.key(row) for _, row in items]
-        at = keys.index(state.cursor) if state.cursor in keys else 0
+        at = 0
+        for number, (_, row) in enumerate(items):
+            if row is not None and self.key(row) == state.cursor:
+                at = number
+                break
         top = max(min(state.top, at, max(0, len(items) - room)), at - room + 1)
         if room > 1 and top == at > 0 and items[at - 1][0]:
             top -= 1
@@ -107,32 +117,36 @@ class Listing(Struct, Generic[Row], frozen=True):
 
     def row_at(self, state: ListState, y: int) -> Row | None:
         """The row in line ``y``; None in a heading or below."""
-        below = self.items[state.top :][y - self.head_lines :] if y >= self.head_lines else []
-        if below:
-            return below[0][1]
-        return None
+        number = state.top + y - self.head_lines
+        if number < state.top or number >= len(self.items):
+            return None
+        return self.items[number][1]
 
     def lines(self, state: ListState, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines."""
         items, placed = self.items, place(self.columns, width - 1)
-        shown = items[state.top :][: max(0, height - self.head_lines)]
-        words = clean(state.filter_text)
-        notes: list[Span] = [(f"/{words}", "accent")] if words else []
-        if len(shown) < len(items):
-            notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(items)}", "dim"))
-        notes += [(f"by {state.order}", "dim")] if state.order else []
+        visible = items[state.top :][: max(0, height - self.head_lines)]
+        filter_text = clean(state.filter_text)
+        notes: list[Span] = []
+        if filter_text:
+            notes.append((f"/{filter_text}", "accent"))
+        if len(visible) < len(items):
+            notes.append((f"{state.top + 1}–{state.top + len(visible)} of {len(items)}", "dim"))
+        if state.order:
+            notes.append((f"by {state.order}", "dim"))
         lines = [rule(self.title, width, notes=[*notes, *self.notes])]
         if self.head_lines > 1:
             lines.append([(" ", "text"), *head_line(placed, width - 1)])
         if not items:
-            empty = "Nothing matches the filter; esc clears it." if words else self.empty
+            empty = "Nothing matches the filter; esc clears it." if filter_text else self.empty
             lines.append(fit_line([(f"  {empty}", "dim")], width))
-        for heading, row in shown:
+        for heading, row in visible:
             if row is None:
                 lines.append(rule(heading, width, style="label"))
                 continue
-            is_current = self.key(row) == state.cursor
-            mark: Span = ("▸" if is_current else " ", "cursor")
-            line = [mark, *row_line(placed, row, width - 1, self.base(row))]
-            lines.append(selected(line) if is_current else line)
+            line = row_line(placed, row, width - 1, self.base(row))
+            if self.key(row) == state.cursor:
+                lines.append(selected([("▸", "cursor"), *line]))
+            else:
+                lines.append([(" ", "cursor"), *line])
         return filled(lines, width, height)

@@ -34,17 +34,24 @@ def right_end(at: float, past: Past | None, keys: KeyWords = NO_KEYS) -> list[Sp
     """The right end of a head line: the clock, or the past moment shown and the key that returns to the present."""
     if past is None:
         return [(clock(at) + " ", "text")]
-    shown: list[Span] = [(f"◀ {past_words(at, past.now)}", "accent")]
+    moment: Span = (f"◀ {past_words(at, past.now)}", "accent")
     if not keys.get("live"):
-        return [*shown, (" ", "text")]
-    return [*shown, (" · ", "dim"), (keys["live"], "key"), (" live ", "accent")]
+        return [moment, (" ", "text")]
+    return [moment, (" · ", "dim"), (keys["live"], "key"), (" live ", "accent")]
 
 
 def past_words(at: float, now: float) -> str:
     """``03:02:11 · 10 min ago``, with the day if it is not today."""
     ago = now - at
-    words = f"{age(ago) if ago < 3600 else duration(round(ago / 60) * 60)} ago" if ago >= 1 else "just now"
-    return f"{clock(at) if day_name(at) == day_name(now) else day_and_clock(at)} · {words}"
+    if ago < 1:
+        distance = "just now"
+    elif ago < 3600:
+        distance = f"{age(ago)} ago"
+    else:
+        distance = f"{duration(round(ago / 60) * 60)} ago"
+    if day_name(at) == day_name(now):
+        return f"{clock(at)} · {distance}"
+    return f"{day_and_clock(at)} · {distance}"
 
 
 def day_and_clock(at: float) -> str:
@@ -55,22 +62,22 @@ def day_and_clock(at: float) -> str:
 def time_line(past: Past, at: float, width: int) -> Line:
     """``02:13:00 ────  ──✗──◆──●──── now``: the recorded time, what happened, and the moment shown."""
     timeline = past.timeline
-    left, right, cells = _ends(past, width)
+    start, end, cells = _ends(past, width)
     if cells < LEAST_CELLS:
         return fit_line([], width)
-    line: Line = [(left, "dim")]
+    line: Line = [(start, "dim")]
     for text, style in _cells(timeline, at, cells):
         if line[-1][1] == style:
             line[-1] = (line[-1][0] + text, style)
         else:
             line.append((text, style))
-    return fit_line([*line, (right, "dim")], width)
+    return fit_line([*line, (end, "dim")], width)
 
 
 def time_at(past: Past, width: int, x: int) -> float | None:
     """The moment of column ``x`` of the time line; None outside it."""
-    left, _, cells = _ends(past, width)
-    cell = x - cell_width(left)
+    start, _, cells = _ends(past, width)
+    cell = x - cell_width(start)
     if not 0 <= cell < cells or cells < LEAST_CELLS:
         return None
     timeline = past.timeline
@@ -79,27 +86,33 @@ def time_at(past: Past, width: int, x: int) -> float | None:
 
 def _ends(past: Past, width: int) -> tuple[str, str, int]:
     """The texts at the ends of the time line, and the number of cells between."""
-    left, right = f" {dated_clock(past.timeline.start, past.now)} ", " now "
-    return left, right, width - cell_width(left) - cell_width(right)
+    start, end = f" {dated_clock(past.timeline.start, past.now)} ", " now "
+    return start, end, width - cell_width(start) - cell_width(end)
 
 
-def _cells(timeline: Timeline, at: float, cells: int) -> list[Span]:
-    shown: list[Span] = [(" ", "text")] * cells
+def _cells(timeline: Timeline, at: float, count: int) -> list[Span]:
+    """The ``count`` cells of a time line between its ends."""
+    cells: list[Span] = [(" ", "text")] * count
     for start, end in timeline.recorded:
-        for cell in range(_cell(timeline, start, cells), _cell(timeline, end, cells) + 1):
-            shown[cell] = ("─", "rule")
+        for cell in range(_cell(timeline, start, count), _cell(timeline, end, count) + 1):
+            cells[cell] = ("─", "rule")
     for tick in sorted(timeline.ticks, key=lambda tick: _WEIGHTS[tick.kind]):
-        shown[_cell(timeline, tick.at, cells)] = TICKS[tick.kind]
-    here = _cell(timeline, at, cells)
-    text = shown[here][0]
-    shown[here] = ("●" if text in " ─" else text, "selected")
-    return shown
+        cells[_cell(timeline, tick.at, count)] = TICKS[tick.kind]
+    here = _cell(timeline, at, count)
+    text = cells[here][0]
+    if text in " ─":
+        text = "●"
+    cells[here] = (text, "selected")
+    return cells
 
 
-def _cell(timeline: Timeline, at: float, cells: int) -> int:
+def _cell(timeline: Timeline, at: float, count: int) -> int:
+    """The number of the cell, of ``count``, that a moment lies in."""
     length = timeline.end - timeline.start
-    share = (at - timeline.start) / length if length > 0 else 1.0
-    return min(max(int(share * cells), 0), cells - 1)
+    if length <= 0:
+        return count - 1
+    share = (at - timeline.start) / length
+    return min(max(int(share * count), 0), count - 1)
 
 
 def past_notices(snapshot: Snapshot) -> Sequence[str]:
@@ -108,18 +121,19 @@ def past_notices(snapshot: Snapshot) -> Sequence[str]:
     if past is None:
         return ()
     if past.gap is None:
-        asked = past.asked
-        if asked.ticks or asked.direction > 0 or snapshot.at - asked.at < 1:
+        request = past.request
+        if request.ticks or request.direction > 0 or snapshot.at - request.at < 1:
             return ()
         return (f"The record begins here, at {day_and_clock(snapshot.at)}; nothing is known of before.",)
     start, end = past.gap
     if start is None:
-        begin = "Nothing was recorded yet" if end is None else f"Nothing was recorded before {day_and_clock(end)}"
-        return (f"{begin}; runs and events that are known of then are shown.",)
-    until = "since" if end is None else "from"
-    begun = dated_clock(start, snapshot.at)
-    to = "" if end is None else f" to {dated_clock(end, snapshot.at)}"
+        when = "yet" if end is None else f"before {day_and_clock(end)}"
+        return (f"Nothing was recorded {when}; runs and events that are known of then are shown.",)
+    last = dated_clock(start, snapshot.at)
+    when = f"since {last}"
+    if end is not None:
+        when = f"from {last} to {dated_clock(end, snapshot.at)}"
     return (
-        f"Nothing was recorded {until} {begun}{to}: no recorder ran, or the machine slept. GPUs and host are shown as "
-        f"they were at {begun}.",
+        f"Nothing was recorded {when}: no recorder ran, or the machine slept. GPUs and host are shown as they were at "
+        f"{last}.",
     )

@@ -46,14 +46,16 @@ class Panel(Struct, frozen=True):
 class Panels(Struct, frozen=True):
     """The charts that match the filter, of ``count``, and what is wrong with the filter."""
 
-    shown: tuple[Panel, ...] = ()
+    chosen: tuple[Panel, ...] = ()
     count: int = 0
     problem: str | None = None
 
 
 class PanelPlace(NamedTuple):
-    left: int
-    top: int
+    """The cells of a chart on its page; ``x`` and ``y`` are those of its upper left corner."""
+
+    x: int
+    y: int
     width: int
     height: int
 
@@ -62,19 +64,22 @@ def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView, roles
     """The charts in order: pinned ones, then those of `by_interest`. What the run is (`is_of_the_run`) has a chart only
     if it is pinned or matches a filter: the parameters tell it better than a curve of one point."""
     keys = by_interest([*names, *hardware], roles)
-    every = {
-        key: Panel(key, title, number % 4, field, key in view.pins)
-        for number, key in enumerate(keys)
-        for field, title in (HARDWARE.get(key, (None, metric_heading(key))),)
-    }
-    found, is_filtered = filter_names(keys, view.filter_text), bool(view.filter_text.strip())
-    pinned = [pin for pin in view.pins if pin in every]
-    others = [key for key in found.names if key not in pinned and (is_filtered or not is_of_the_run(key))]
-    chosen = tuple(every[key] for key in (*pinned, *others))
-    return Panels(chosen, len(keys) if is_filtered else len(chosen), found.problem)
+    by_key: dict[str, Panel] = {}
+    for number, key in enumerate(keys):
+        field, title = HARDWARE.get(key, (None, metric_heading(key)))
+        by_key[key] = Panel(key, title, number % 4, field, key in view.pins)
+    matches = filter_names(keys, view.filter_text)
+    is_filtered = bool(view.filter_text.strip())
+    pinned = [pin for pin in view.pins if pin in by_key]
+    others = [key for key in matches.names if key not in pinned and (is_filtered or not is_of_the_run(key))]
+    chosen = tuple(by_key[key] for key in (*pinned, *others))
+    count = len(keys) if is_filtered else len(chosen)
+    return Panels(chosen, count, matches.problem)
 
 
-def places(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelPlace]:
+def panel_places(
+    count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH
+) -> list[PanelPlace]:
     """The places of one screenful of at most ``count`` charts; the first is above the others, at full width."""
     if count < 1 or height < 3 or width < 12:
         return []
@@ -85,16 +90,17 @@ def places(count: int, width: int, height: int, layout: Layout, least_width: int
         half = height // 2
         return [PanelPlace(0, 0, width, height - half), PanelPlace(0, height - half, width, half)]
     columns = max(1, min(MOST_COLUMNS, (width + 1) // (least_width + 1)))
-    below = min(rows - (2 if rows >= 4 else 1), -(-(count - 1) // columns))
-    columns = min(columns, -(-(count - 1) // below))
     # The first chart gets twice the height of the others, if there is room.
+    rows_of_first = 2 if rows >= 4 else 1
+    below = min(rows - rows_of_first, -(-(count - 1) // columns))
+    columns = min(columns, -(-(count - 1) // below))
     unit = max(LEAST_HEIGHT, min(height // (below + 2), height // 3))
     first = height - below * unit
-    found = [PanelPlace(0, 0, width, first)]
+    places = [PanelPlace(0, 0, width, first)]
     for number in range(min(count - 1, below * columns)):
         row, column = divmod(number, columns)
         in_row = min(columns, count - 1 - row * columns)
-        left = column * (width + 1) // in_row
-        right = (column + 1) * (width + 1) // in_row - 1
-        found.append(PanelPlace(left, first + row * unit, right - left, unit))
-    return found
+        x = column * (width + 1) // in_row
+        end = (column + 1) * (width + 1) // in_row - 1
+        places.append(PanelPlace(x, first + row * unit, end - x, unit))
+    return places

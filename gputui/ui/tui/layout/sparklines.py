@@ -14,15 +14,25 @@ from gputui.metrics.draw.glyphs import sparkline
 History = Sequence[float | None]
 
 
-def combined(histories: Sequence[History], combine: Callable[[list[float]], float]) -> list[float | None]:
+def merge_histories(histories: Sequence[History], combine: Callable[[list[float]], float]) -> list[float | None]:
     """Several histories as one: what ``combine`` makes of the known values of each bucket."""
-    buckets = [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
-    return [combine(known) if known else None for known in buckets]
+    merged: list[float | None] = []
+    for bucket in zip(*histories, strict=False):
+        values = [value for value in bucket if value is not None]
+        mean = combine(values) if values else None
+        merged.append(mean)
+    return merged
 
 
 def shares(history: History, whole: float | None) -> list[float | None]:
     """Each value in percent of a whole."""
-    return [None if value is None or not whole else value / whole * 100 for value in history]
+    percentages: list[float | None] = []
+    for value in history:
+        if value is None or not whole:
+            percentages.append(None)
+        else:
+            percentages.append(value / whole * 100)
+    return percentages
 
 
 def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0) -> list[Bin]:
@@ -47,10 +57,10 @@ def newest(history: History) -> float | None:
 
 
 EASE = 1 / 3
-"""Exponent of `eased`: a training that falls by nine tenths in its first tenth still descends over all of its cells."""
+"""Exponent of `ease`: a training that falls by nine tenths in its first tenth still descends over all of its cells."""
 
 
-def eased(losses: History) -> tuple[float | None, ...]:
+def ease(losses: History) -> tuple[float | None, ...]:
     """Losses as shares of their range, raised to `EASE`: the first steps change a loss many times as much as all that
     follow, which would be a flat line. NaN and infinities stay."""
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
@@ -59,22 +69,25 @@ def eased(losses: History) -> tuple[float | None, ...]:
         return tuple(losses)
     # Halves, because the range of two large numbers may be too large for one.
     half_range = high / 2 - low / 2
-    return tuple(
-        loss if loss is None or not math.isfinite(loss) else ((loss / 2 - low / 2) / half_range) ** EASE
-        for loss in losses
-    )
+    eased: list[float | None] = []
+    for loss in losses:
+        if loss is None or not math.isfinite(loss):
+            eased.append(loss)
+        else:
+            eased.append(((loss / 2 - low / 2) / half_range) ** EASE)
+    return tuple(eased)
 
 
-def places(history: History, among: Sequence[float]) -> list[float | None]:
+def quantiles(history: History, among: Sequence[float]) -> list[float | None]:
     """The place of each value in a sorted sequence, from 0 to 1: so curves of trials differ wherever their values are
     close together. NaN and infinities stay."""
-    placed: list[float | None] = []
+    quantiles: list[float | None] = []
     for value in history:
         if value is None or not math.isfinite(value):
-            placed.append(value)
+            quantiles.append(value)
         else:
-            placed.append(bisect_left(among, value) / max(1, len(among) - 1))
-    return placed
+            quantiles.append(bisect_left(among, value) / max(1, len(among) - 1))
+    return quantiles
 
 
 @lru_cache(256)
@@ -84,8 +97,9 @@ def spark(history: tuple[float | None, ...], width: int, low: float | None = Non
     if width < 1 or len(history) <= width:
         return sparkline(history, width, low, high)
     edges = [number * len(history) // width for number in range(width + 1)]
-    groups = [
-        [value for value in history[start:end] if value is not None and math.isfinite(value)]
-        for start, end in itertools.pairwise(edges)
-    ]
-    return sparkline([sum(group) / len(group) if group else None for group in groups], width, low, high)
+    means: list[float | None] = []
+    for start, end in itertools.pairwise(edges):
+        values = [value for value in history[start:end] if value is not None and math.isfinite(value)]
+        mean = sum(values) / len(values) if values else None
+        means.append(mean)
+    return sparkline(means, width, low, high)

@@ -16,10 +16,10 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample
-from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
+from gputui.ui.tui.layout.columns import between, fitting, paragraph
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import NO_KEYS, KeyWords, past_notices, right_end
-from gputui.ui.tui.layout.sparklines import combined, spark
+from gputui.ui.tui.layout.sparklines import merge_histories, spark
 from gputui.ui.views.snapshot import Snapshot
 from gputui.ui.views.words import SIGNS, clock, dated_clock, is_hot, run_sign
 
@@ -70,9 +70,12 @@ def head_line(
         right = [("queue paused", "warn"), *opens, ("  ", "text"), *right]
     right = [("  ", "text"), *right, *right_end(snapshot.at, snapshot.past, keys)]
     room = width - sum(len(text) for text, _ in right)
-    shown = ([("  " if not number else " · ", "dim"), part] for number, part in enumerate(parts))
-    left = fitting([[(" gputui", "title")], *shown], room)
-    return between(left, right, width)
+    pieces: list[list[Span]] = [[(" gputui", "title")]]
+    separator = ("  ", "dim")
+    for part in parts:
+        pieces.append([separator, part])
+        separator = (" · ", "dim")
+    return between(fitting(pieces, room), right, width)
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
@@ -82,13 +85,11 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
         for event in snapshot.events
         if event.severity == "error" and event.run_id is not None and snapshot.at - event.at < DEMO_BACK_SECONDS
     ]
-    parts: list[list[Span]] = [
-        [(" demo:", "warn"), (" ↵ opens a run", "dim")],
-        [(f" · t {clock(min(failures) + 1.0)} shows a failure", "dim")] if failures else [],
-        [(" · n launches", "dim")],
-        [(" · q ends it, nothing is kept", "dim")],
-    ]
-    return fitting([part for part in parts if part], width)
+    parts: list[list[Span]] = [[(" demo:", "warn"), (" ↵ opens a run", "dim")]]
+    if failures:
+        parts.append([(f" · t {clock(min(failures) + 1.0)} shows a failure", "dim")])
+    parts += [[(" · n launches", "dim")], [(" · q ends it, nothing is kept", "dim")]]
+    return fitting(parts, width)
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
@@ -107,10 +108,7 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
 
 def warning_lines(text: str, width: int) -> list[Line]:
     """A marked sentence, in as many lines as it needs."""
-    return [
-        fit_line([(" ▲ " if not number else "   ", "warn"), (part, "warn")], width)
-        for number, part in enumerate(wrap(clean(text), width - 4))
-    ]
+    return paragraph((" ▲ ", "warn"), clean(text), "warn", width)
 
 
 def driver_silence(snapshot: Snapshot) -> str | None:
@@ -122,52 +120,62 @@ def driver_silence(snapshot: Snapshot) -> str | None:
             return None
         shown_of = dated_clock(agent.heartbeat_at, snapshot.at)
         return f"no news from the agent for {duration(silent_for)}; what is shown is of {shown_of}"
-    seen = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
-    if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
+    sampled = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
+    if agent is None or not sampled or any(gpu.state == "ok" for gpu in sampled):
         return None
-    newest = max((gpu.at for gpu in seen if gpu.at is not None), default=None)
+    newest = max((gpu.at for gpu in sampled if gpu.at is not None), default=None)
     has_begun = snapshot.at - agent.started_at <= AGENT_SILENT_SECONDS + agent.interval_seconds
     if newest is None or has_begun:
         return None
     last = dated_clock(newest, snapshot.at)
-    words = f"{duration(snapshot.at - newest)}, last sample {last}; the values shown are of then"
+    silence = f"{duration(snapshot.at - newest)}, last sample {last}; the values shown are of then"
     if snapshot.at - agent.heartbeat_at > AGENT_SILENT_SECONDS + agent.interval_seconds:
-        return f"no news from the agent for {words}"
-    return f"driver silent for {words}"
+        return f"no news from the agent for {silence}"
+    return f"driver silent for {silence}"
 
 
 def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
     """All GPUs together: utilisation now and in the last minutes, memory, power, the hottest, and how many are free;
     the most important first."""
     total = gpu_totals(snapshot.gpus)
-    history = tuple(combined([each.utilization_percent for each in snapshot.gpu_history.values()], fmean))
+    utilizations = tuple(merge_histories([gpu.utilization_percent for gpu in snapshot.gpu_history.values()], fmean))
     base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
     memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
-    unified = " unified" if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus) else ""
-    limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
-    power = UNKNOWN if total.power_watts is None else f"{total.power_watts / 1000:.1f}"
+    if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus):
+        memory += " unified"
+    power = UNKNOWN
+    if total.power_watts is not None:
+        power = f"{total.power_watts / 1000:.1f}"
+    if total.power_limit_watts is not None:
+        power += f"/{total.power_limit_watts / 1000:.1f}"
     figures: list[list[Span]] = [
         [
             (f"util {percent(total.utilization_percent)}", base),
-            (f" {spark(history, SPARK_CELLS, 0.0, 100.0)}", "history"),
+            (f" {spark(utilizations, SPARK_CELLS, 0.0, 100.0)}", "history"),
         ],
-        [(f"{memory}{unified}", base)],
-        [(f"{power}{limit} kW", base)],
+        [(memory, base)],
+        [(f"{power} kW", base)],
     ]
     hottest = next((gpu for gpu in snapshot.gpus if gpu.uuid == total.hottest_uuid), None)
     if hottest is not None:
-        hot = is_hot(hottest)
-        words = f"{'▲' if hot else ''}hottest GPU {hottest.index} {celsius(total.hottest_celsius)}"
-        figures.append([(words, "warn" if hot else base)])
+        heat = f"hottest GPU {hottest.index} {celsius(total.hottest_celsius)}"
+        if is_hot(hottest):
+            figures.append([(f"▲{heat}", "warn")])
+        else:
+            figures.append([(heat, base)])
     machine = snapshot.machine
     xids = sum(machine.xids.values())
     idle = [gpu.uuid for gpu in snapshot.gpus if is_free(gpu) and gpu.uuid not in machine.quarantined]
-    free: list[Span] = [(f"{len(idle)} free", "good" if idle else "dim")]
+    free: list[Span] = [("0 free", "dim")]
+    if idle:
+        free = [(f"{len(idle)} free", "good")]
     if promised := len(machine.promised.keys() & idle):
         free.append((f", {promised} promised", "dim"))
     figures.append(free)
-    figures += [[(f"{total.lost_count} lost", "bad")]] if total.lost_count else []
-    figures += [[(count_of(xids, "XID"), "warn")]] if xids else []
+    if total.lost_count:
+        figures.append([(f"{total.lost_count} lost", "bad")])
+    if xids:
+        figures.append([(count_of(xids, "XID"), "warn")])
     if total.memory_reserved_bytes is not None:
         figures.append([(f"{gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
     return figures
@@ -198,24 +206,25 @@ def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:
         [(f"disk {percent(disk)}", _load_style(disk, 95))],
         [(f"shm {percent(shm)}", _load_style(shm, 90))],
     ]
-    return [*figures, *([(words, "text")] for words in _traffic(host))]
+    return [*figures, *([(figure, "text")] for figure in _traffic(host))]
 
 
 def _traffic(host: HostSample) -> list[str]:
+    """The rates of disk and network, the load, and swap if it is used."""
     rates = (
         host.disk_read_bytes_per_second,
         host.disk_write_bytes_per_second,
         host.network_received_bytes_per_second,
         host.network_sent_bytes_per_second,
     )
-    read, write, received, sent = (byte_rate(each).replace(" ", "") for each in rates)
+    read, write, received, sent = (byte_rate(rate).replace(" ", "") for rate in rates)
     # Each in the room of the longest rate, so that nothing moves.
-    words = [f"read {read:<8}", f"write {write:<8}", f"net {f'↓{received} ↑{sent}':<19}"]
+    figures = [f"read {read:<8}", f"write {write:<8}", f"net {f'↓{received} ↑{sent}':<19}"]
     if host.load_1m is not None and host.cpu_count:
-        words.append(f"load {host.load_1m:.1f} on {host.cpu_count} cores")
+        figures.append(f"load {host.load_1m:.1f} on {host.cpu_count} cores")
     if host.swap_used_bytes:
-        return [*words, f"swap {gibibytes(host.swap_used_bytes)} GiB"]
-    return words
+        figures.append(f"swap {gibibytes(host.swap_used_bytes)} GiB")
+    return figures
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -233,13 +242,19 @@ def _load_style(value: float | None, limit: float) -> str:
 # --- alerts
 
 
+def _in_gibibytes(count_bytes: float | None) -> float | None:
+    if count_bytes is None:
+        return None
+    return count_bytes / 2**30
+
+
 SEVEREST_FIRST = ("error", "warning", "info")
 
 
 WATCHED: Mapping[str, tuple[str, Callable[[Any], float | None]]] = {
     "gpu_hot": ("{}", lambda gpu: gpu.temperature_celsius),
     "gpu_memory": ("{} memory", lambda gpu: _share(gpu.own_used_bytes, gpu.memory_total_bytes)),
-    "gpu_parked": ("{} memory held", lambda gpu: None if gpu.own_used_bytes is None else gpu.own_used_bytes / 2**30),
+    "gpu_parked": ("{} memory held", lambda gpu: _in_gibibytes(gpu.own_used_bytes)),
     "host_memory": ("Host memory", lambda host: _share(host.memory_used_bytes, host.memory_total_bytes)),
     "disk": ("State disk", lambda host: _share(host.disk_used_bytes, host.disk_total_bytes)),
     "shm": ("/dev/shm", lambda host: _share(host.shm_used_bytes, host.shm_total_bytes)),  # noqa: S108 - for people
@@ -266,8 +281,10 @@ def alert_words(alert: AlertView, snapshot: Snapshot) -> str:
     place = zone(Observation(alert.rule, now, alert.threshold), RULES[alert.rule])
     if place == "met":
         return clean(alert.sentence.replace(before, in_unit(now, alert.unit), 1))
-    words = f"{name} was {before}, now {in_unit(now, alert.unit)} (limit {limit})"
-    return clean(f"{words}, clearing" if place == "well" else words)
+    sentence = f"{name} was {before}, now {in_unit(now, alert.unit)} (limit {limit})"
+    if place == "well":
+        sentence += ", clearing"
+    return clean(sentence)
 
 
 def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | None]:
@@ -275,10 +292,13 @@ def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | 
     if alert.rule not in WATCHED:
         return None, None
     name, value_of = WATCHED[alert.rule]
+    name = name.format(alert.subject_name)
     subject: GpuView | HostSample | None = snapshot.host
     if alert.subject_kind == "gpu":
         subject = next((gpu for gpu in snapshot.gpus if gpu.uuid == alert.subject_id), None)
-    return name.format(alert.subject_name), None if subject is None else value_of(subject)
+    if subject is None:
+        return name, None
+    return name, value_of(subject)
 
 
 def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Line | None:
@@ -292,13 +312,16 @@ def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Lin
         count = sum(alert.severity == severity for alert in news)
         if count:
             glyph, style = SIGNS[severity]
-            parts.append((f"{glyph} {count_of(count, 'note' if severity == 'info' else severity)}  ", style))
+            noun = "note" if severity == "info" else severity
+            parts.append((f"{glyph} {count_of(count, noun)}  ", style))
     worst = news[0]
-    words = alert_words(worst, snapshot)
+    sentence = alert_words(worst, snapshot)
     if _watched(worst, snapshot)[1] is None:
-        words += f", since {dated_clock(worst.raised_at, now)}"
+        sentence += f", since {dated_clock(worst.raised_at, now)}"
     quiet = len(state.last) - len(news)
-    right: list[Span] = [(f"{quiet} acked or silenced  ", "dim")] if quiet and width >= 110 else []
+    end: list[Span] = []
+    if quiet and width >= 110:
+        end.append((f"{quiet} acked or silenced  ", "dim"))
     if keys.get("alerts"):
-        right += [(f" {keys['alerts']}", "key"), (" alerts ", "dim")]
-    return between([*parts, (words, SIGNS[worst.severity][1])], right, width)
+        end += [(f" {keys['alerts']}", "key"), (" alerts ", "dim")]
+    return between([*parts, (sentence, SIGNS[worst.severity][1])], end, width)

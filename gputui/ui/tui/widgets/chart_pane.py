@@ -20,8 +20,16 @@ from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
 from gputui.ui.tui.layout.columns import as_panel, cells_in, clip_words, cut_line, fit_line, rule
-from gputui.ui.tui.layout.lists import after
-from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, Panel, PanelPlace, Panels, panels, places
+from gputui.ui.tui.layout.lists import after, index_of
+from gputui.ui.tui.layout.panels import (
+    LEAST_NAMED_WIDTH,
+    LEAST_WIDTH,
+    Panel,
+    PanelPlace,
+    Panels,
+    panel_places,
+    panels,
+)
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
 from gputui.ui.views.metric_words import USUAL
@@ -51,7 +59,7 @@ class Charts:
         self.request = ChartRequest(USUAL, view.axis, smoothing=view.smoothing, hardware=("utilization",))
         self._keep = keep
         self._say = say
-        self._left: dict[Axis, tuple[Viewport, float | None]] = {}
+        self._places_on_axes: dict[Axis, tuple[Viewport, float | None]] = {}
         self._names: Sequence[str] = ()
         self._hardware: Sequence[str] = ()
         self._visible: Sequence[Panel] = ()
@@ -82,57 +90,67 @@ class Charts:
         is_focused: bool = True,
         is_framed: bool = False,
     ) -> None:
-        """Draw the chosen charts in a pane of this size, and update the request. The axis of ``look`` is the wanted
+        """Draw the chosen charts in a pane of this size, and update the request. The axis of ``look`` is the chosen
         one; until the answer comes, the known curves are drawn over theirs."""
-        width, height = (size[0] - 2, size[1] - 2) if is_framed else (size[0], size[1] - 1)
+        width, height = size[0], size[1] - 1
+        if is_framed:
+            width, height = width - 2, height - 1
         axis, self._is_framed, self._is_tab = look.view.axis, is_framed, is_focused and not look.is_compared
         if axis != self.request.axis:
             # A past moment before the first step has another axis than the present, to which the crosshair returns.
-            self._left[self.request.axis] = self.view.viewport, self.view.cursor
-            viewport, cursor = self._left.get(axis, (Viewport(), None))
+            self._places_on_axes[self.request.axis] = self.view.viewport, self.view.cursor
+            viewport, cursor = self._places_on_axes.get(axis, (Viewport(), None))
             self.view = replace(self.view, viewport=viewport, cursor=cursor)
         drawn = next((run.data.frame.axis for run in look.runs), axis)
         look = replace(look, view=replace(self.view, axis=drawn))
         extent = charts.extent_of(look)
         self.extent = extent if drawn == axis else None
         self._choose_visible(look, width, height)
-        self.look = look = replace(
-            look,
-            window=look.window if extent is None else look.view.viewport.window(extent),
-            focus=self.focused_key if is_focused and len(self._visible) > 1 else None,
-        )
-        self.request = self._wanted(look, axis)
+        if extent is not None:
+            look = replace(look, window=look.view.viewport.window(extent))
+        if is_focused and len(self._visible) > 1:
+            look = replace(look, focus=self.focused_key)
+        self.look = look
+        self.request = self._request_for(look, axis)
         runs = [(run.name, run.colour, run.is_in_front, run.data.request) for run in look.runs]
-        data = [run.data for run in look.runs]
+        parts: list[object] = [notes]
+        for run in look.runs:
+            data = run.data
+            parts += [data.markers, data.hardware, *data.curves.values(), *data.ranked.values()]
         self.pane.show_when(
             (size, is_framed, is_focused, self.edit, self._visible, replace(look, runs=()), runs),
-            [notes, *(part for one in data
-                      for part in (one.markers, one.hardware, *one.curves.values(), *one.ranked.values()))],
+            parts,
             lambda: as_panel(partial(self._lines, look, notes), *size, is_framed=is_framed),
             height=size[1],
-        )  # fmt: skip
+        )
 
     def _choose_visible(self, look: ChartLook, width: int, height: int) -> None:
         """Choose the screenful of charts that holds the focused one."""
-        shown, keys = self.panels.shown, self.keys
-        at = keys.index(self.focused_key) if self.focused_key else 0
+        chosen = self.panels.chosen
         layout = "one" if self.is_maximised else self.view.layout
         least_width = LEAST_NAMED_WIDTH if look.is_compared else LEAST_WIDTH
-        at_once = max(1, len(places(len(shown), width, height, layout, least_width)))
-        first = at // at_once * at_once
-        self._places = places(min(at_once, len(shown) - first), width, height, layout, least_width)
-        self._visible = shown[first : first + len(self._places)]
+        at_once = max(1, len(panel_places(len(chosen), width, height, layout, least_width)))
+        first = index_of(self.keys, self.focused_key) // at_once * at_once
+        self._places = panel_places(min(at_once, len(chosen) - first), width, height, layout, least_width)
+        self._visible = chosen[first : first + len(self._places)]
 
-    def _wanted(self, look: ChartLook, axis: Axis) -> ChartRequest:
+    def _request_for(self, look: ChartLook, axis: Axis) -> ChartRequest:
+        """The request for the visible charts over an axis."""
         view = look.view
+        # Until the run's own names are known, the usual ones are requested.
+        names: Sequence[str] = USUAL
+        if self._names:
+            names = [panel.key for panel in self._visible if panel.field is None]
         fields = [panel.field for panel in self._visible if panel.field is not None]
+        window = None
+        if view.viewport.span is not None and self.extent is not None:
+            window = look.window
         if view.cursor is not None and "gpu/utilization" in self._hardware:
             fields += [field for field in AT_CROSSHAIR if field not in fields]
         return ChartRequest(
-            # Until the run's own names are known, the usual ones are requested.
-            names=tuple(panel.key for panel in self._visible if panel.field is None) if self._names else USUAL,
+            names=tuple(names),
             axis=axis,
-            window=look.window if view.viewport.span is not None and self.extent is not None else None,
+            window=window,
             smoothing=view.smoothing,
             hardware=tuple(fields),
             is_log=view.is_log_x,
@@ -152,16 +170,21 @@ class Charts:
     def _head(self, look: ChartLook, width: int, notes: Sequence[Span]) -> Line:
         """The filter being typed; or with a crosshair, what happened there; or the settings."""
         if self.edit is not None:
-            note = clean(self.panels.problem or f"{len(self.panels.shown)} of {self.panels.count} charts")
+            note = clean(self.panels.problem or f"{len(self.panels.chosen)} of {self.panels.count} charts")
             typed = self.edit.spans(max(8, width - 11 - len(note)))
-            spans = [(" filter ", "title"), *typed, (f" {note}", "warn" if self.panels.problem else "dim")]
+            note_style = "warn" if self.panels.problem else "dim"
+            spans = [(" filter ", "title"), *typed, (f" {note}", note_style)]
         else:
             parts = at_cursor(look, self._visible) or [*self._settings_parts(look, width), *notes]
             if look.view.cursor is None and self._is_framed:
-                return rule("CHARTS", width, notes=parts, style="tab" if self._is_tab else "title")
-            # A long sentence of an event leaves room for what was measured.
-            words = [(clip_words(text, width // 2), style) for text, style in parts]
-            spans = [(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in enumerate(words)]
+                title_style = "tab" if self._is_tab else "title"
+                return rule("CHARTS", width, notes=parts, style=title_style)
+            spans = []
+            lead = " "
+            for text, style in parts:
+                # A long sentence of an event leaves room for what was measured.
+                spans.append((lead + clip_words(text, width // 2), style))
+                lead = " · "
             while len(spans) > 1 and cells_in(spans) > width:
                 spans.pop()
         line, rest = cut_line([*spans, (" ", "text")], width)
@@ -171,35 +194,44 @@ class Charts:
         return fit_line(line, width)
 
     def _settings_parts(self, look: ChartLook, width: int) -> list[Span]:
-        view, frame, shown, visible = look.view, look.data.frame, self.panels.shown, self._visible
-        start, end = (place_words(frame, x) for x in look.window)
-        first = shown.index(visible[0]) + 1 if visible else 0
-        count = self.panels.count
-        of_all = f" ({count} in all)" if len(shown) < count else ""
-        saved = charts.counted_checkpoints(look, width) if visible else 0
-        redone = any(curve.redone for curve in look.data.curves.values())
-        non_finite = sum(each.non_finite for curve in look.data.curves.values() for each in curve.bins)
-        is_log = self.extent is None or self.extent.kind == "log"
-        parts: list[tuple[object, str, str]] = [
-            (True, f"x {charts.AXIS_NAMES[view.axis]}", "dim"),
-            (view.is_log_x, "log x" if is_log else "log x: nothing above 0", "accent"),
-            (view.is_cut, "cut to the shortest", "accent"),
-            (view.viewport.span is not None, f"{start} to {end.removeprefix('step ')}", "accent"),
-            (view.smoothing, f"smoothing {view.smoothing:g}", "accent"),
-            (view.filter_text, f"/{clean(view.filter_text)}", "accent"),
-            (self.panels.problem, clean(self.panels.problem or ""), "warn"),
-            (0 < len(visible) < count, f"charts {first}–{first + len(visible) - 1} of {len(shown)}{of_all}", "dim"),
-            (saved, f"{saved} checkpoints", "good"),
-            (redone and view.axis in ("step", "epoch"), "grey: redone", "dim"),
-            (non_finite, f"× {short_number(non_finite)} values not finite", "bad"),
-        ]
-        return [(text, style) for is_so, text, style in parts if is_so]
+        """The settings that are not the usual ones, which charts are in sight, and what they hide."""
+        view, frame, chosen, visible = look.view, look.data.frame, self.panels.chosen, self._visible
+        parts: list[Span] = [(f"x {charts.AXIS_NAMES[view.axis]}", "dim")]
+        if view.is_log_x and self.extent is not None and self.extent.kind != "log":
+            parts.append(("log x: nothing above 0", "accent"))
+        elif view.is_log_x:
+            parts.append(("log x", "accent"))
+        if view.is_cut:
+            parts.append(("cut to the shortest", "accent"))
+        if view.viewport.span is not None:
+            start, end = (place_words(frame, x) for x in look.window)
+            parts.append((f"{start} to {end.removeprefix('step ')}", "accent"))
+        if view.smoothing:
+            parts.append((f"smoothing {view.smoothing:g}", "accent"))
+        if view.filter_text:
+            parts.append((f"/{clean(view.filter_text)}", "accent"))
+        if self.panels.problem:
+            parts.append((clean(self.panels.problem), "warn"))
+        if 0 < len(visible) < self.panels.count:
+            first = chosen.index(visible[0]) + 1
+            sight = f"charts {first}–{first + len(visible) - 1} of {len(chosen)}"
+            if len(chosen) < self.panels.count:
+                sight += f" ({self.panels.count} in all)"
+            parts.append((sight, "dim"))
+        if visible and (saved := charts.counted_checkpoints(look, width)):
+            parts.append((f"{saved} checkpoints", "good"))
+        curves = look.data.curves.values()
+        if view.axis in ("step", "epoch") and any(curve.redone for curve in curves):
+            parts.append(("grey: redone", "dim"))
+        if non_finite := sum(stretch.non_finite for curve in curves for stretch in curve.bins):
+            parts.append((f"× {short_number(non_finite)} values not finite", "bad"))
+        return parts
 
     # --- which chart
 
     @property
     def keys(self) -> list[str]:
-        return [panel.key for panel in self.panels.shown]
+        return [panel.key for panel in self.panels.chosen]
 
     @property
     def focused_key(self) -> str | None:
@@ -211,7 +243,7 @@ class Charts:
 
     @property
     def focus(self) -> Panel | None:
-        return next((panel for panel in self.panels.shown if panel.key == self.focused_key), None)
+        return next((panel for panel in self.panels.chosen if panel.key == self.focused_key), None)
 
     def scroll(self, by: int) -> None:
         if (key := self.focused_key) is not None:
@@ -230,7 +262,10 @@ class Charts:
         """Remove the crosshair, else the filter; False if there is neither."""
         if self.view.cursor is None and not self.view.filter_text:
             return False
-        self.change(**({"filter_text": ""} if self.view.cursor is None else {"cursor": None}))
+        if self.view.cursor is None:
+            self.change(filter_text="")
+        else:
+            self.change(cursor=None)
         return True
 
     # --- the crosshair
@@ -238,10 +273,9 @@ class Charts:
     @property
     def _columns(self) -> int:
         """Cells of the focused chart along the x axis."""
-        found = [place for panel, place in zip(self._visible, self._places, strict=False)
-                 if panel.key == self.focused_key]  # fmt: skip
-        if found:
-            return plot_columns(self.look, found[0].width, found[0].height)
+        for panel, place in zip(self._visible, self._places, strict=False):
+            if panel.key == self.focused_key:
+                return plot_columns(self.look, place.width, place.height)
         return 80
 
     def sideways(self, by: int) -> None:
@@ -254,13 +288,15 @@ class Charts:
         if view.cursor is None:
             self.change(cursor=min(extent.newest, end))
             return
-        beside = extent.beside(view.cursor, (start, end), by / self._columns)
+        target = extent.beside(view.cursor, (start, end), by / self._columns)
         front = sorted(self.look.runs, key=lambda run: not run.is_in_front)
         curves = [curve for run in front for curve in run.data.curves.values()]
         # Without a curve of the focused chart, the crosshair steps along the first one.
         curves.sort(key=lambda curve: curve.name != self.focused_key)
         bins = next((curve.bins for curve in curves if curve.bins), ())
-        self.point_at(stepped(bins, view.cursor, by, abs(beside - view.cursor)) if bins else beside)
+        if bins:
+            target = stepped(bins, view.cursor, by, abs(target - view.cursor))
+        self.point_at(target)
 
     do_cursor_left, do_cursor_right = partialmethod(sideways, -1), partialmethod(sideways, 1)
 
@@ -271,11 +307,13 @@ class Charts:
             self.change(cursor=cursor, viewport=self.view.viewport.holding(extent, cursor))
 
     def _move_to_marker(self, by: int) -> None:
-        found = charts.next_marker(self.look.data.markers, self.view.cursor, by)
-        if found is None:
-            self._say(f"There is no checkpoint or incident {'before' if by < 0 else 'after'} this.")
+        marker = charts.next_marker(self.look.data.markers, self.view.cursor, by)
+        if marker is not None:
+            self.point_at(marker.x)
+        elif by < 0:
+            self._say("There is no checkpoint or incident before this.")
         else:
-            self.point_at(found.x)
+            self._say("There is no checkpoint or incident after this.")
 
     do_marker_previous = partialmethod(_move_to_marker, -1)
     do_marker_next = partialmethod(_move_to_marker, 1)
@@ -291,11 +329,11 @@ class Charts:
         """Focus the clicked chart, and move the crosshair there."""
         x -= self._is_framed
         for panel, place in zip(self._visible, self._places, strict=False):
-            if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
+            if 0 <= y - 1 - place.y < place.height and 0 <= x - place.x < place.width:
                 self.change(focus=panel.key)
                 columns = plot_columns(self.look, place.width, place.height)
                 # The newest values are right of their place.
-                column = min(x - place.left - charts.GUTTER - 2, columns - 1)
+                column = min(x - place.x - charts.GUTTER - 2, columns - 1)
                 if self.extent is not None and column >= 0:
                     self.point_at(self.extent.between(self.look.window, (column + 0.5) / columns))
 
@@ -323,8 +361,10 @@ class Charts:
         self._move_window(lambda at, extent: Viewport(), WHOLE)
 
     def _pan(self, by: int) -> None:
-        end = WHOLE if self.view.viewport.span is None else "The run begins here." if by < 0 else "The run ends here."
-        self._move_window(lambda at, extent: at.panned(extent, by), end)
+        why_not = "The run begins here." if by < 0 else "The run ends here."
+        if self.view.viewport.span is None:
+            why_not = WHOLE
+        self._move_window(lambda at, extent: at.panned(extent, by), why_not)
 
     do_pan_left, do_pan_right = partialmethod(_pan, -1), partialmethod(_pan, 1)
 
@@ -351,8 +391,11 @@ class Charts:
 
     def do_pin(self) -> None:
         if (key := self.focused_key) is not None:
-            pins = self.view.pins
-            self.change(pins=tuple(pin for pin in pins if pin != key) if key in pins else (*pins, key))
+            others = tuple(pin for pin in self.view.pins if pin != key)
+            if key in self.view.pins:
+                self.change(pins=others)
+            else:
+                self.change(pins=(*others, key))
 
     def do_by_rank(self) -> None:
         panel, data = self.focus, self.look.data
@@ -374,20 +417,21 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     if x is None:
         return []
     parts: list[Span] = [(f"│ {place_words(frame, x)}", "cursor")]
-    moment = None if frame.axis == "time" else frame.moment_at(x)
-    if moment is not None:
+    if frame.axis != "time" and (moment := frame.moment_at(x)) is not None:
         parts.append((charts.frame_clock(frame, moment), "cursor"))
     near = [marker for marker in data.markers if abs(marker.x - x) <= reach]
     near.sort(key=lambda marker: (charts.GRAVITY.index(marker.kind), abs(marker.x - x)))
     for marker in near[:3]:
-        at = f" {charts.frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
-        parts.append(
-            (f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", charts.MARKER_STYLES[marker.kind])
-        )
+        text = f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}"
+        if marker.at is not None and frame.axis != "time":
+            text += f" {charts.frame_clock(frame, marker.at)}"
+        parts.append((text, charts.MARKER_STYLES[marker.kind]))
     for field, (title, unit) in AT_CROSSHAIR.items():
-        of_gpus = (one for one in data.hardware if one.field == field and one.uuid is not None)
-        known = [value for curve in of_gpus if (value := charts.at_crosshair(curve, look)) is not None]
-        if known and field not in {panel.field for panel in visible}:
-            low, high = f"{min(known):.0f}", f"{max(known):.0f}"
-            parts.append((f"{title}{low}{unit}" if low == high else f"{title}{low}–{high}{unit}", "text"))
+        curves = (curve for curve in data.hardware if curve.field == field and curve.uuid is not None)
+        values = [value for curve in curves if (value := charts.at_crosshair(curve, look)) is not None]
+        if values and field not in {panel.field for panel in visible}:
+            low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+            if low != high:
+                low = f"{low}–{high}"
+            parts.append((f"{title}{low}{unit}", "text"))
     return parts

@@ -86,7 +86,9 @@ class Dialog(Overlay[None]):
         event.stop()
         if passed_to_top(self, event):
             return
-        key = event.key if self.edits else {"j": "down", "k": "up"}.get(event.key, event.key)
+        key = event.key
+        if not self.edits:
+            key = {"j": "down", "k": "up"}.get(key, key)
         steps = {"down": 1, "up": -1, "pagedown": self.room, "pageup": -self.room}
         if key in self.CLOSING:
             self.dismiss(None)
@@ -95,8 +97,10 @@ class Dialog(Overlay[None]):
             pass
         elif key == "enter":
             self.choose()
-        elif key in ("tab", "shift+tab"):
-            self.place = (self.place + (1 if key == "tab" else -1)) % max(1, self.count)
+        elif key == "tab":
+            self.place = (self.place + 1) % max(1, self.count)
+        elif key == "shift+tab":
+            self.place = (self.place - 1) % max(1, self.count)
         elif key in steps and self.count:
             self.move(steps[key])
         elif self.edits and (typed := self.edits[self._edited].typed(key, event.character)) is not None:
@@ -122,7 +126,8 @@ class Dialog(Overlay[None]):
     def wheel_turned(self, event: events.MouseEvent) -> None:
         """Scroll the rows."""
         event.stop()
-        self.move(1 if isinstance(event, events.MouseScrollDown) else -1)
+        by = 1 if isinstance(event, events.MouseScrollDown) else -1
+        self.move(by)
         self.draw()
 
     def on_click(self, event: events.Click) -> None:
@@ -155,19 +160,22 @@ class Dialog(Overlay[None]):
         self.room = max(1, min(self.count, self.MOST_ROWS, height - AROUND - len(lines) - len(below)))
         self.place = min(self.place, max(0, self.count - 1))
         self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))
-        shown = [*lines, *map(self._row, range(self.top, self.top + self.room), rows[self.top :]), *below]
-        body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in shown]
-        keys = key_spans(self.keys, is_ascii=self.shell.is_ascii)
-        shown_keys, spare = cut_line([(" ", "text"), *keys, (" ", "text")], width - 2)
-        edge = [("─" * spare, "rule"), *shown_keys]
+        visible = map(self._row, range(self.top, self.top + self.room), rows[self.top :])
+        body: list[Line] = [
+            [(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in (*lines, *visible, *below)
+        ]
+        keys, spare = cut_line(
+            [(" ", "text"), *key_spans(self.keys, is_ascii=self.shell.is_ascii), (" ", "text")], width - 2
+        )
+        edge = [("─" * spare, "rule"), *keys]
         return box([rule(title, width - 2), *body[: height - 2]], width, edge)
 
     def _row(self, number: int, line: Line) -> Line:
+        """A row behind the mark of the cursor, where it is marked."""
         if not self.IS_MARKED:
             return line
         room = min(self.WIDTH, self._drawn_size.width) - 6
-        is_current = number == self.place
-        row: Line = [("▸ " if is_current else "  ", "cursor"), *fit_line(line, room)]
-        if is_current:
-            return selected(row)
-        return row
+        row = fit_line(line, room)
+        if number == self.place:
+            return selected([("▸ ", "cursor"), *row])
+        return [("  ", "cursor"), *row]

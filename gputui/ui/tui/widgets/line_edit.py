@@ -25,9 +25,10 @@ class LineEdit(Struct, frozen=True):
 
     def insert(self, typed: str) -> LineEdit:
         """Insert the printable characters of the first line of ``typed``."""
-        first = typed.splitlines()[0] if typed.splitlines() else ""
-        fit = "".join(char for char in first if char.isprintable())
-        return LineEdit(self.text[: self.cursor] + fit + self.text[self.cursor :], self.cursor + len(fit))
+        lines = typed.splitlines() or [""]
+        printable = "".join(char for char in lines[0] if char.isprintable())
+        text = self.text[: self.cursor] + printable + self.text[self.cursor :]
+        return LineEdit(text, self.cursor + len(printable))
 
     def press(self, key: str) -> LineEdit | None:
         """The edit after an editing key; None for other keys."""
@@ -52,14 +53,14 @@ class LineEdit(Struct, frozen=True):
     def spans(self, width: int, style: str = "input") -> list[Span]:
         """The text with its cursor in ``width`` cells, scrolled to the cursor."""
         before, behind = self.text[: self.cursor], self.text[self.cursor :]
-        under, rest = (behind[0], behind[1:]) if behind else (" ", "")
+        under, rest = behind[:1] or " ", behind[1:]
         while before and cell_width(before) + cell_width(under) > width:
             before = before[1:]
         room = width - cell_width(before) - cell_width(under)
-        shown = ""
+        visible = ""
         for char in rest:
-            if cell_width(shown + char) > room:
+            if cell_width(visible + char) > room:
                 break
-            shown += char
-        blank = " " * (room - cell_width(shown))
-        return [(before, style), (under, "caret"), (shown + blank, style)]
+            visible += char
+        blank = " " * (room - cell_width(visible))
+        return [(before, style), (under, "caret"), (visible + blank, style)]

@@ -14,7 +14,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
-from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, order_named
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, index_of, order_named
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -36,7 +36,7 @@ def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id 
     first or last, None for an empty list."""
     if not ids:
         return None
-    place = ids.index(current) + by if current is not None and current in ids else start
+    place = index_of(ids, current, start - by) + by
     return ids[min(max(place, 0), len(ids) - 1)]
 
 
@@ -49,7 +49,7 @@ class ListPage(ActionScreen):
     ORDERS: ClassVar[Sequence[RowOrder[Any]]] = ()
     """The orders that `o` steps through; ``table.order`` is the name of one."""
     _awaits_letter = False
-    _left: tuple[Any, Any] = None, None
+    _before_past: tuple[Any, Any] = None, None
     """The row with the cursor before the past moment, which does not have it, and the row with the cursor instead."""
     _filter_line: LineEdit | None = None
     _before_filter: Hashable = None
@@ -68,19 +68,20 @@ class ListPage(ActionScreen):
         """Keep the cursor on its row; if that is gone, move it to the `replacement`. A row that only a past moment
         does not have gets it back."""
         ids, cursor = self.row_ids, self.table.cursor
-        left, instead = self._left
-        if left in ids and cursor == instead:
-            self.table, self._left = replace(self.table, cursor=left), (None, None)
+        before, instead = self._before_past
+        if before in ids and cursor == instead:
+            self.table, self._before_past = replace(self.table, cursor=before), (None, None)
         elif cursor not in ids:
-            found = self.replacement(ids) if ids else None
-            is_past = self.snapshot.past is not None
-            self._left = (left if cursor == instead and left is not None else cursor if is_past else None, found)
-            self.table = replace(self.table, cursor=found)
+            replacement = self.replacement(ids) if ids else None
+            if cursor != instead or before is None:
+                before = cursor if self.snapshot.past is not None else None
+            self._before_past = (before, replacement)
+            self.table = replace(self.table, cursor=replacement)
 
     def scroll_to_cursor(self, room: int) -> None:
         """Scroll as little as needed to have the cursor among the ``room`` visible rows."""
         ids, room = self.row_ids, max(1, room)
-        place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+        place = index_of(ids, self.table.cursor)
         top = min(self.table.top, place, max(0, len(ids) - room))
         self.table = replace(self.table, top=max(top, place - room + 1))
 
@@ -111,7 +112,7 @@ class ListPage(ActionScreen):
         order = after(orders, order_named(orders, self.table.order))
         self.sort_by(order)
         self._awaits_letter = True
-        letters = " · ".join(f"{each.letter} {each.name}" for each in orders)
+        letters = " · ".join(f"{choice.letter} {choice.name}" for choice in orders)
         self.shell.say(f"Sorted by {order.name}. A letter chooses another order: {letters}")
 
     # --- the filter
@@ -145,11 +146,15 @@ class ListPage(ActionScreen):
         if event.key == "escape" and (self.line is not None or self.table.cursor is None):
             self.point_at(self._before_filter)
         if self.line is not None:
-            if event.key in ("up", "down"):
-                with self.shell.one_paint():
-                    self.move(-1 if event.key == "up" else 1)
-            return event.key in ("up", "down")
-        order = next((each for each in self.ORDERS if awaits and each.letter == event.key), None)
+            if event.key not in ("up", "down"):
+                return False
+            with self.shell.one_paint():
+                if event.key == "up":
+                    self.do_up()
+                else:
+                    self.do_down()
+            return True
+        order = next((order for order in self.ORDERS if awaits and order.letter == event.key), None)
         if order is not None:
             self.shell.say("")
             self.sort_by(order)
@@ -236,12 +241,14 @@ class ListingPage(ListPage, Generic[Row]):
         return []
 
     def draw(self, width: int, height: int) -> None:
-        left = height - 1 - self.draw_frame(width)
+        room = height - 1 - self.draw_frame(width)
         self.keep_cursor()
         self.show_head(width)
-        foot = self.framed(self.foot(self.inner_width(width), left), width)
-        foot = foot if left - len(foot) >= LIST_LEAST else []
-        self.list.draw(lambda: self.list_lines(width, left - len(foot)), height=left - len(foot))
+        foot = self.framed(self.foot(self.inner_width(width), room), width)
+        if room - len(foot) < LIST_LEAST:
+            foot = []
+        rows = room - len(foot)
+        self.list.draw(lambda: self.list_lines(width, rows), height=rows)
         self.detail.show(foot)
 
     def show_head(self, width: int) -> None:
@@ -267,14 +274,16 @@ class ListingPage(ListPage, Generic[Row]):
         self.keep_cursor()
         rows, inner = height - is_boxed(*self.app.size), self.inner_width(width)
         ids, listing = self.row_ids, self.listing
-        self._place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+        self._place = index_of(ids, self.table.cursor)
         self.table = listing.scrolled(self.table, rows)
         self.page_rows = rows - listing.head_lines - 1
         return self.framed(self.with_filter(listing.lines(self.table, inner, rows), inner), width)
 
     def on_click(self, event: events.Click) -> None:
         """Move the cursor to the clicked row; a double click opens it."""
-        row = self.listing.row_at(self.table, event.y - self.list_top) if event.widget is self.list else None
+        if event.widget is not self.list:
+            return
+        row = self.listing.row_at(self.table, event.y - self.list_top)
         if row is not None:
             self.point_at(self.listing.key(row))
             self.changed()

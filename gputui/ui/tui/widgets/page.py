@@ -22,6 +22,7 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
 from gputui.ui.tui.actions.shown import HeldKey, footer_action, footer_line, in_keys, key_spans, message_lines
 from gputui.ui.tui.layout.columns import LEAST_SIZE, fit_line, is_too_small, wrap
+from gputui.ui.tui.layout.lists import index_of
 from gputui.ui.tui.layout.moments import time_at, time_line
 from gputui.ui.tui.layout.strips import notice_lines, warning_lines
 from gputui.ui.tui.shell import Shell, passed_to_top
@@ -32,7 +33,7 @@ from gputui.ui.views.words import dated_clock
 
 WHEEL_LINES = 3
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Copyable(NamedTuple):
@@ -102,7 +103,7 @@ class ActionScreen(Screen[None]):
     def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
         """A page's head behind the trail of pages that escape leads back through: ``gputui › vit-b16-1 ›``."""
         stack = self.app.screen_stack
-        below = stack[: stack.index(self)] if self in stack else []
+        below = stack[: index_of(stack, self)]
         crumbs = [screen.crumb for screen in below if isinstance(screen, ActionScreen)]
         if width < NARROW and len(crumbs) > 1:
             crumbs = ["…"]
@@ -132,12 +133,15 @@ class ActionScreen(Screen[None]):
     def context(self) -> Context:
         """The context that decides which actions are possible."""
         app, past = self.shell, self.snapshot.past
+        past_at = None
+        if past is not None:
+            past_at = dated_clock(self.snapshot.at, past.now)
         return Context(
             scope=self.SCOPE,
             run=self.run_in_question,
             has_studies=any(row.run.study_id for row in self.snapshot.runs) or bool(self.snapshot.studies),
             is_readonly=app.is_readonly,
-            past_at=None if past is None else dated_clock(self.snapshot.at, past.now),
+            past_at=past_at,
             is_ascii=app.is_ascii,
             connection_lag=app.line_words,
             keys=app.keys.on(self.SCOPE),
@@ -169,7 +173,8 @@ class ActionScreen(Screen[None]):
 
     def wheel(self, pane: Widget | None, by: int) -> None:
         """Handle the wheel over a pane: the action of the down key, or if negative of the up key."""
-        name = next(action.name for action in actions_in(self.SCOPE) if ("down" if by > 0 else "up") in action.keys)
+        key = "down" if by > 0 else "up"
+        name = next(action.name for action in actions_in(self.SCOPE) if key in action.keys)
         with self.shell.one_paint():
             for _ in range(abs(by)):
                 self.shell.perform(name)
@@ -182,7 +187,10 @@ class ActionScreen(Screen[None]):
         pane = None
         with suppress(NoWidget):
             pane = self.get_widget_at(*event.screen_offset)[0]
-        self.wheel(pane, WHEEL_LINES if isinstance(event, events.MouseScrollDown) else -WHEEL_LINES)
+        if isinstance(event, events.MouseScrollDown):
+            self.wheel(pane, WHEEL_LINES)
+        else:
+            self.wheel(pane, -WHEEL_LINES)
 
     @on(events.Click, "#footer")
     def footer_clicked(self, event: events.Click) -> None:
@@ -196,7 +204,9 @@ class ActionScreen(Screen[None]):
     def time_line_clicked(self, event: events.Click) -> None:
         """Show the clicked moment of the time line."""
         past = self.snapshot.past
-        at = time_at(past, self.app.size.width, event.x) if past is not None and event.y == 0 else None
+        if past is None or event.y != 0:
+            return
+        at = time_at(past, self.app.size.width, event.x)
         if at is not None:
             event.stop()
             self.shell.look_back(Moment(at, direction=-1))
@@ -222,8 +232,11 @@ class ActionScreen(Screen[None]):
         event.stop()
         if passed_to_top(self, event) or self.take_key(event):
             return
-        if (line := self.line) is not None and event.key in ("enter", "escape"):
-            self._take_line(None, line.text if event.key == "enter" else "")
+        line = self.line
+        if line is not None and event.key == "enter":
+            self._take_line(None, line.text)
+        elif line is not None and event.key == "escape":
+            self._take_line(None, "")
         elif line is not None and (typed := line.typed(event.key, event.character)) is not None:
             self._take_line(typed, typed.text)
         elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
@@ -247,18 +260,21 @@ class ActionScreen(Screen[None]):
         self.app.pop_screen()
 
     def do_copy(self) -> None:
-        if found := self.copyable():
-            self.shell.copy(found[0].what, found[0].text)
+        if texts := self.copyable():
+            self.shell.copy(texts[0].what, texts[0].text)
         else:
             self.shell.say("There is nothing to copy here.", "warning")
 
-    def in_thread(self, work: Callable[[], Found], take: Callable[[Found], object]) -> None:
+    def in_thread(self, work: Callable[[], Result], take: Callable[[Result], object]) -> None:
         """Do ``work`` in a thread, and let the page ``take`` its result if it is still open."""
         app = self.app
 
+        def deliver(result: Result) -> None:
+            if self in app.screen_stack:
+                take(result)
+
         def run() -> None:
-            found = work()
-            app.call_later(lambda: take(found) if self in app.screen_stack else None)
+            app.call_later(deliver, work())
 
         threading.Thread(target=run, name="work", daemon=True).start()
 
@@ -309,12 +325,16 @@ class ActionScreen(Screen[None]):
     def draw_frame(self, width: int) -> int:
         """Draw notices, message and footer; returns their number of lines."""
         past = self.snapshot.past
-        notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
+        notices: list[Line] = []
+        if past is not None:
+            notices.append(time_line(past, self.snapshot.at, width))
         notices += notice_lines(self.snapshot, self.shell.agent_notice, width)
         notices += [line for text in self.warnings() for line in warning_lines(text, width)]
         self.notice.show(notices)
         text, kind = self.shell.message
-        messages = message_lines(in_keys(text, self.context()), kind, width) if text else []
+        messages: Sequence[Line] = []
+        if text:
+            messages = message_lines(in_keys(text, self.context()), kind, width)
         self.message.show(messages)
         self.draw_footer()
         return len(notices) + len(messages) + 1

@@ -42,10 +42,12 @@ class Pane(Widget):
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
         """Show ``lines`` in a widget of their height, or of ``height``."""
-        self.set_height(len(lines) if height is None else height)
-        known = self._lines
-        changed = [y for y, line in enumerate(lines) if y >= len(known) or line != known[y]]
-        changed += range(len(lines), len(known))
+        if height is None:
+            height = len(lines)
+        self.set_height(height)
+        before = self._lines
+        changed = [y for y, line in enumerate(lines) if y >= len(before) or line != before[y]]
+        changed += range(len(lines), len(before))
         if not changed:
             return
         self._lines = list(lines)
@@ -86,11 +88,12 @@ class Pane(Widget):
         if width != self._strip_width:
             self._strips.clear()
             self._strip_width = width
-        known = self._strips
+        drawn = self._strips
         for y in crop.line_range:
-            if y not in known:
-                known[y] = self._strip(self._lines[y] if y < len(self._lines) else [], width)
-        strips = [known[y] for y in crop.line_range]
+            if y not in drawn:
+                line = self._lines[y] if y < len(self._lines) else []
+                drawn[y] = self._strip(line, width)
+        strips = [drawn[y] for y in crop.line_range]
         if crop.width == width:
             return strips
         return [strip.crop(*crop.column_span) for strip in strips]
@@ -106,8 +109,8 @@ class Pane(Widget):
         ]
         strip = Strip(segments, cell_width("".join(text for text, _ in line)))
         strip = strip.adjust_cell_length(width, self._style("text"))
-        for each in self.get_line_filters():
-            strip = strip.apply_filter(each, self.background_colors[1])
+        for line_filter in self.get_line_filters():
+            strip = strip.apply_filter(line_filter, self.background_colors[1])
         return strip
 
     def _style(self, key: str) -> Style:
@@ -115,7 +118,7 @@ class Pane(Widget):
         if key not in self._styles_by_key:
             styles = styles_of(getattr(self.app, "theme_name", "ansi"))
             plain = self.rich_style + styles["text"]
-            self._styles_by_key[key] = plain + styles[key] if key in styles else plain
+            self._styles_by_key[key] = plain + styles.get(key, Style.null())
         return self._styles_by_key[key]
 
 
@@ -144,7 +147,8 @@ class SlowPane(Pane):
         """Show the lines of ``drawing`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
         changed and `REDRAW_SECONDS` have passed."""
         now, snapshot = time.monotonic(), cast("Shell", self.app).snapshot
-        shape = (shape, snapshot.at if snapshot.past is not None else None)
+        if snapshot.past is not None:
+            shape = (shape, snapshot.at)
         self.set_height(height)
         is_same = len(data) == len(self._data) and all(a is b or a == b for a, b in zip(data, self._data, strict=True))
         is_due = shape != self._shape or (not is_same and now - self._drawn_at >= REDRAW_SECONDS)

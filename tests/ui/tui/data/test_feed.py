@@ -215,7 +215,7 @@ def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, filler: Filler
     moment = Moment(NOW - 30)
     feed.look_back(moment)
     back = listener.until(lambda snapshot: snapshot.past is not None)
-    assert (back.at, back.past.asked if back.past else None) == (NOW - 30, moment)
+    assert (back.at, back.past.request if back.past else None) == (NOW - 30, moment)
     feed.look_at(Interest("vit-b16-1"))  # a page opened meanwhile is of the same moment
     page = listener.until(lambda snapshot: snapshot.page is not None)
     assert page.at == NOW - 30 and page.past is not None

@@ -13,7 +13,7 @@ from gputui.metrics.draw.raster import Canvas, Span
 from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
 from gputui.ui.tui.layout.columns import beside, box, cells_in, fit_line
-from gputui.ui.tui.layout.sparklines import History, combined, shares, time_bins
+from gputui.ui.tui.layout.sparklines import History, merge_histories, shares, time_bins
 from gputui.ui.tui.layout.strips import gpu_totals
 from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
 from gputui.ui.views.snapshot import HISTORY_SECONDS, Snapshot
@@ -71,8 +71,8 @@ class Charted(NamedTuple):
             total.memory_used_bytes,
             total.memory_total_bytes,
             total.hottest_celsius,
-            combined([subject.utilizations for subject in charted if subject.utilizations is not None], fmean),
-            combined([subject.memories for subject in charted if subject.memories is not None], fmean),
+            merge_histories([subject.utilizations for subject in charted if subject.utilizations is not None], fmean),
+            merge_histories([subject.memories for subject in charted if subject.memories is not None], fmean),
             any(is_hot(gpu) for gpu in gpus),
         )
 

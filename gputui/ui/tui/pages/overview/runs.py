@@ -29,7 +29,7 @@ from gputui.ui.tui.layout.columns import (
     telling,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
-from gputui.ui.tui.layout.sparklines import eased, spark
+from gputui.ui.tui.layout.sparklines import ease, spark
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 from gputui.ui.views.run_words import (
     awaits_step,
@@ -90,7 +90,7 @@ def _heading(placed: Placed[_Shown], state: RunsState, part: str, notes: Sequenc
     """``RUNS 1–5 of 40 ── STATE ── PROGRESS ── … 2 marked``: the ``part`` of the list that is shown stands above the
     names, short if it has no room there, so that it covers no head."""
     filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
-    title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).words, filter_words)))
+    title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).title, filter_words)))
     cells_before_state = sum(room for _, room in placed[:2]) + _GAP_OF_NAME
     if part and cell_width(f" {title} {part} ") > cells_before_state:
         part = part.replace(" of ", "/")
@@ -296,7 +296,7 @@ def _curve(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     # Beside another metric it would be taken for the curve of that one.
     losses = () if progress.has_own_metric and progress.metric_value is not None else progress.losses
-    return [(spark(eased(losses), width), run_style(shown.row.run))]
+    return [(spark(ease(losses), width), run_style(shown.row.run))]
 
 
 def _time_left(shown: _Shown, width: int) -> list[Span]:

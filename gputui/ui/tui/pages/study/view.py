@@ -26,7 +26,7 @@ from gputui.studies.spec import StudySpec
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
-from gputui.ui.tui.layout.sparklines import places
+from gputui.ui.tui.layout.sparklines import quantiles
 from gputui.ui.views.metric_words import metric_title
 from gputui.ui.views.snapshot import RunRow, StudyPage, StudyRow
 from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
@@ -181,7 +181,7 @@ def _curve(rows: Sequence[TrialRow]) -> Callable[[TrialRow, int], list[Span]]:
             next((value for value in reversed(row.curve[start:end]) if value is not None), None)
             for start, end in pairwise(ends)
         ]
-        return [(sparkline(places(cells, among), len(cells), 0.0, 1.0), "accent")]
+        return [(sparkline(quantiles(cells, among), len(cells), 0.0, 1.0), "accent")]
 
     return cell
 

@@ -165,7 +165,7 @@ def test_a_stretch_knows_only_its_ends_exactly() -> None:
 
 def test_bytes_are_gibibytes_in_the_title_at_the_axis_and_in_the_table() -> None:
     data = measured("gpu_mem_peak", 2.0**34, 1.5 * 2.0**34, 2.0**35)
-    (panel,) = panels(["gpu_mem_peak"], (), ChartView()).shown
+    (panel,) = panels(["gpu_mem_peak"], (), ChartView()).chosen
     legend, *plot = panel_lines(panel, ChartLook(ChartView(), (ChartedRun(data),), window=(0.0, 2.0)), 60, 8)
     assert "".join(text for text, _ in legend).split() == ["GPU", "memory", "peak", "GiB", "32"]
     assert {"".join(text for text, _ in line).split()[0] for line in plot} >= {"0", "20"}

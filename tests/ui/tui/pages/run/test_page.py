@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartRequest
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView, from_kept, to_keep
+from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView, from_settings, to_settings
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.widgets.pane import Pane
@@ -195,7 +195,7 @@ def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
     mine = ChartView("two", "time", 0.9, ("lr",), frozenset({"loss"}), "l*")
     memory.keep("a", mine)
     assert memory.of("a") == mine and memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
-    assert from_kept(Settings(**to_keep(kept[-1]))) == memory.of("b")
+    assert from_settings(Settings(**to_settings(kept[-1]))) == memory.of("b")
     memory.keep("a", replace(mine, cursor=40.0))
     assert memory.of("a") == mine, "a crosshair is of one visit"
     memory.keep("a", replace(mine, filter_text=""))

@@ -295,17 +295,17 @@ def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
 def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     names = ("epoch", "my/metric", "grad_norm", "lr", "loss", "samples_per_s")
     found = panels(names, HARDWARE, ChartView())
-    keys = [panel.key for panel in found.shown]
+    keys = [panel.key for panel in found.chosen]
     assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
     assert keys[-1] == "epoch" and found.count == len(keys)
     names_of_losses = ("eval_loss", "my/metric", "Loss/train", "acc")
-    assert [panel.key for panel in panels(names_of_losses, (), ChartView()).shown][:2] == ["Loss/train", "eval_loss"]
+    assert [panel.key for panel in panels(names_of_losses, (), ChartView()).chosen][:2] == ["Loss/train", "eval_loss"]
     roles = MetricRoles("my/metric", best="acc", mode="max")
-    given = panels(names_of_losses, (), ChartView(), roles).shown
+    given = panels(names_of_losses, (), ChartView(), roles).chosen
     assert [panel.key for panel in given][:3] == ["my/metric", "eval_loss", "acc"]
-    pinned = panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).shown
+    pinned = panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).chosen
     assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
-    assert next(p.colour for p in found.shown if p.key == "lr") == pinned[2].colour  # wherever it stands
+    assert next(p.colour for p in found.chosen if p.key == "lr") == pinned[2].colour  # wherever it stands
     broken = panels(names, (), ChartView(filter_text="~("))
     assert broken.problem is not None and "not a regular expression" in broken.problem
 
