@@ -47,7 +47,7 @@ from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Settings, load, save
 from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.ui.tui.terminal.features import TerminalFeatures
-from gputui.ui.tui.terminal.frame_pace import Pace
+from gputui.ui.tui.terminal.frame_pace import FramePace
 from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
 from gputui.ui.views.snapshot import Snapshot
 
@@ -110,7 +110,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.is_readonly, self.is_demo = readonly, demo
         self.host_name = host_name or socket.gethostname()
         self.settings, self.unsaved, self._settings_path = settings, {}, settings_path
-        self.keys, self.pace = resolve(settings.keys), Pace()
+        self.keys, self.pace = resolve(settings.keys), FramePace()
         self._failed_drawings = set()
         self._due: Timer | None = None
         self.chart_memory = ChartMemory(from_settings(settings), lambda usual: self.keep(**to_settings(usual)))
@@ -197,7 +197,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
 
     def _draw_due(self) -> None:
         self._due = None
-        self.pace.shown(time.monotonic())
+        self.pace.note_update(time.monotonic())
         self.repaint()
 
     def change(self, **changes: Any) -> None:

@@ -24,7 +24,7 @@ from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.layout.chart_settings import ChartMemory
 from gputui.ui.tui.settings import Settings
-from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
+from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, FramePace
 from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.theme.colors import theme_for
 from gputui.ui.views.snapshot import Moment, Snapshot
@@ -40,7 +40,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     unsaved: Mapping[str, Any]
     """The settings to write when the screen ends."""
     keys: Keys
-    pace: Pace
+    pace: FramePace
     chart_memory: ChartMemory
     is_readonly: bool
     is_demo: bool

@@ -22,7 +22,7 @@ from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
 from gputui.ui.views.words import run_state_text
 
-Thing = TypeVar("Thing")
+Target = TypeVar("Target")
 
 _WORD, _INSIDE, _BESIDE, _LETTERS = 1, 2, 3, 4
 
@@ -64,19 +64,19 @@ class PaletteScreen(Dialog):
         super().__init__()
         self.edits = [LineEdit()]
         self._choices = choices(page)
-        self.found: list[Choice] = []
+        self.matches: list[Choice] = []
         self.edited()
 
     def edited(self) -> None:
         """Find the choices that match; trials follow once the name of their study is typed."""
         typed, self.place = self.edits[0].text, 0
-        known = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
-        self.found = ranked(known, typed, searched)
+        offered = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
+        self.matches = best_matches(offered, typed, searched)
 
     def choose(self) -> None:
         self.dismiss(None)
-        if self.found:
-            self.found[self.place].do()
+        if self.matches:
+            self.matches[self.place].do()
 
     def press(self, key: str) -> bool:
         by = {"ctrl+n": 1, "ctrl+p": -1}.get(key, 0)
@@ -85,18 +85,20 @@ class PaletteScreen(Dialog):
 
     def content(self, width: int) -> Content:
         rows: list[Line] = []
-        for choice in self.found[: self.LISTED]:
-            style = "dim" if choice.why_not else "text"
-            # Of an action that is not possible now, the reason gives way to the title.
-            most = max(width - cell_width(choice.title) - 4, width // 3) if choice.why_not else width
-            beside = clip(choice.why_not or choice.hint, most)
+        for choice in self.matches[: self.LISTED]:
+            style, beside = "text", clip(choice.hint, width)
+            if choice.why_not:
+                # Of an action that is not possible now, the reason gives way to the title.
+                most = max(width - cell_width(choice.title) - 4, width // 3)
+                style, beside = "dim", clip(choice.why_not, most)
             rows.append(between([(choice.title, style)], [(f" {beside}", "dim")], width - 2))
-        none: list[Line] = [] if rows else [[("  No matches.", "dim")]]
-        blanks = min(self.MOST_ROWS, self.app.size.height - 5) - len(rows) - len(none)
-        lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)], *none]
+        lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)]]
+        if not rows:
+            lines.append([("  No matches.", "dim")])
+        blanks = min(self.MOST_ROWS, self.app.size.height - 5) - len(rows) - len(lines) + 1
         title = "Find · type a part of a name"
         if self.edits[0].text:
-            title = f"Find · {len(self.found)} found"
+            title = f"Find · {len(self.matches)} found"
         return Content(title, lines, rows, [[]] * blanks)
 
 
@@ -116,43 +118,55 @@ def searched(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
 def choices(page: ActionScreen) -> list[Choice]:
     """The choices on a page."""
     shell, context, snapshot = page.shell, page.context(), page.snapshot
-    found = [
-        Choice(action.tooltip, action.key_word(context), partial(shell.perform, action.name), action.why_not(context),
-               action.label, "page" if action.heading == "Go to" else "action",
-               also=f"{action.name} {SYNONYMS.get(action.name, '')}")
-        for action in actions_in(page.SCOPE)
-        if action.heading != "Move" and action.name != "palette" and action.is_offered(context)
-    ]  # fmt: skip
-    found += page.choices()
+    choices: list[Choice] = []
+    for action in actions_in(page.SCOPE):
+        if action.heading == "Move" or action.name == "palette" or not action.is_offered(context):
+            continue
+        kind = "page" if action.heading == "Go to" else "action"
+        synonyms = f"{action.name} {SYNONYMS.get(action.name, '')}"
+        do = partial(shell.perform, action.name)
+        choices.append(
+            Choice(
+                action.tooltip,
+                action.key_word(context),
+                do,
+                action.why_not(context),
+                action.label,
+                kind,
+                also=synonyms,
+            )
+        )
+    choices += page.choices()
     trials: dict[str, int] = {study.study_id: 0 for study in snapshot.studies}
     for row in snapshot.runs:
         run, study_id = row.run, row.run.study_id
         if study_id is not None:
             trials[study_id] = trials.get(study_id, 0) + 1
-        found.append(Choice(f"Run {clean(run.run_id)}", run_state_text(run), partial(shell.open_run, run.run_id),
-                            name=run.run_id, kind="run", after=study_id or ""))  # fmt: skip
+        title, do = f"Run {clean(run.run_id)}", partial(shell.open_run, run.run_id)
+        choices.append(Choice(title, run_state_text(run), do, name=run.run_id, kind="run", after=study_id or ""))
     for study_id, count in trials.items():
-        found.append(Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id),
-                            name=study_id, kind="study"))  # fmt: skip
+        title, do = f"Study {clean(study_id)}", partial(shell.open_study, study_id)
+        choices.append(Choice(title, count_of(count, "trial"), do, name=study_id, kind="study"))
     # No file is read: what checks profiles takes 14 MB.
     folders = (Path.cwd() / "profiles", shell.workspace.profiles, shipped_profiles())
     why_not = find("launch", "overview").why_not(context)
-    found += [Choice(f"Launch {clean(name)}", "profile", partial(shell.launch_from, name), why_not, kind="profile")
-              for name in dict.fromkeys(path.stem for folder in folders for path in sorted(folder.glob("*.y*ml")))
-              ]  # fmt: skip
+    for name in dict.fromkeys(path.stem for folder in folders for path in sorted(folder.glob("*.y*ml"))):
+        do = partial(shell.launch_from, name)
+        choices.append(Choice(f"Launch {clean(name)}", "profile", do, why_not, kind="profile"))
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
         who = ", ".join(users) or "".join(text for text, _ in holder(gpu_row(snapshot, gpu), 30))
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
-        found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
-    found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))
-              for what, text in page.copyable()]  # fmt: skip
+        choices.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
+    for what, text in page.copyable():
+        first_line = text.strip().partition("\n")[0]
+        choices.append(Choice(f"Copy {what}", clean(first_line)[:40], partial(shell.copy, what, text)))
     for item in ITEMS:
         for value in item.values:
-            is_now = getattr(shell.settings, item.name) == value
             change = partial(shell.change, **{item.name: value})
-            found.append(Choice(f"Set {item.label}: {item.word(value)}", "current" if is_now else "setting", change))
-    return found
+            hint = "current" if getattr(shell.settings, item.name) == value else "setting"
+            choices.append(Choice(f"Set {item.label}: {item.word(value)}", hint, change))
+    return choices
 
 
 # --- matching: words in any order
@@ -167,8 +181,10 @@ def cost(typed: str, title: str, beside: str = "") -> int | None:
         place = name.find(word)
         if place == 0:
             continue
-        if place > 0:
-            total += _WORD if not name[place - 1].isalnum() or f" {word}" in name else _INSIDE
+        if place > 0 and (not name[place - 1].isalnum() or f" {word}" in name):
+            total += _WORD
+        elif place > 0:
+            total += _INSIDE
         elif word in beside.lower():
             total += _BESIDE
         elif re.search(r"\b" + ".{0,3}".join(map(re.escape, word)), name):
@@ -178,15 +194,20 @@ def cost(typed: str, title: str, beside: str = "") -> int | None:
     return total
 
 
-def ranked(
-    things: Sequence[Thing], typed: str, words: Callable[[Thing], tuple[str, str, tuple[int, ...]]]
-) -> list[Thing]:
-    """The things that match, the best first. ``words`` gives a thing's title, the text beside it, and
-    its rank among those that match equally well."""
-    found = []
-    for place, thing in enumerate(things):
-        title, beside, rank = words(thing)
-        price = cost(typed, title, beside)
-        if price is not None:
-            found.append((price, rank, place))
-    return [things[place] for *_, place in sorted(found)]
+def best_matches(
+    targets: Sequence[Target], typed: str, texts_of: Callable[[Target], tuple[str, str, tuple[int, ...]]]
+) -> list[Target]:
+    """The targets that match, the best first.
+
+    Args:
+        targets: what is searched.
+        typed: the words that are looked for.
+        texts_of: the title of a target, the text beside it, and its rank among those that match equally well.
+    """
+    matches = []
+    for place, target in enumerate(targets):
+        title, beside, rank = texts_of(target)
+        distance = cost(typed, title, beside)
+        if distance is not None:
+            matches.append((distance, rank, place))
+    return [targets[place] for *_, place in sorted(matches)]

@@ -33,8 +33,9 @@ class PickGpusScreen(Dialog):
     def _recommended(self, situation: GpuSituation | None) -> set[str]:
         from gputui.profiles.recommend import recommend
 
-        found = None if situation is None else recommend(self._gpu_count, situation, self._memory_bytes)
-        return {gpu.uuid for gpu in found or ()}
+        if situation is None:
+            return set()
+        return {gpu.uuid for gpu in recommend(self._gpu_count, situation, self._memory_bytes) or ()}
 
     def _state(self, situation: GpuSituation | None, uuid: str) -> Span:
         """The occupant of a GPU, or what is wrong with it."""
@@ -64,8 +65,11 @@ class PickGpusScreen(Dialog):
             indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
             self.dismiss(None)
             if indices:
-                # A single index without a comma would be a number of GPUs.
-                self._take(",".join(indices) + ("," if len(indices) == 1 else ""))
+                selection = ",".join(indices)
+                if len(indices) == 1:
+                    # Without a comma it would be a number of GPUs.
+                    selection += ","
+                self._take(selection)
         return key in ("space", "r", "enter")
 
     def content(self, width: int) -> Content:
@@ -79,15 +83,24 @@ class PickGpusScreen(Dialog):
         is_mixed = len({gpu.name for gpu in gpus}) > 1
         for gpu in gpus:
             total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
-            free = None if total is None or used is None else max(0, total - used)
-            words, style = self._state(situation, gpu.uuid)
-            rows.append([
-                ("[x]", "accent") if gpu.uuid in self._chosen else ("[ ]", "dim"),
-                (f"{gpu.index:>4}", "label"), (f"{gibibytes(free):>8}", "text"), (f" /{gibibytes(total, 0):>3}", "dim"),
+            free = None
+            if total is not None and used is not None:
+                free = max(0, total - used)
+            state, style = self._state(situation, gpu.uuid)
+            if gpu.uuid in recommended:
+                state += " · recommended"
+            box = ("[x]", "accent") if gpu.uuid in self._chosen else ("[ ]", "dim")
+            row = [
+                box,
+                (f"{gpu.index:>4}", "label"),
+                (f"{gibibytes(free):>8}", "text"),
+                (f" /{gibibytes(total, 0):>3}", "dim"),
                 (f"{percent(gpu.utilization_percent):>7}{celsius(gpu.temperature_celsius):>7}  ", "text"),
-                (f"{words + ' · recommended' * (gpu.uuid in recommended):<26}", style),
-                (f"  {clean(gpu.name)}" * is_mixed, "dim"),
-            ])  # fmt: skip
+                (f"{state:<26}", style),
+            ]
+            if is_mixed:
+                row.append((f"  {clean(gpu.name)}", "dim"))
+            rows.append(row)
         chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
         title = f"Choose GPUs · {chosen} chosen, the profile asks for {self._gpu_count}"
         return Content(title, [[(head, "head")]], rows)

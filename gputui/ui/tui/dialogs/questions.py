@@ -44,11 +44,11 @@ class ConfirmScreen(Dialog):
 
 
 class MenuItem(NamedTuple):
-    """A choice and its key; ``why_not`` is a sentence if it is not possible."""
+    """A choice, its key and what it does; ``why_not`` is a sentence if it is not possible."""
 
     key: str
     label: str
-    words: str
+    effect: str
     do: Callable[[], object]
     why_not: str | None = None
 
@@ -83,16 +83,17 @@ class MenuScreen(Dialog):
         label_width = max(len(item.label) for item in self._items) + 2
         rows: list[Line] = []
         for item in self._items:
-            key, text = ("key", "text") if item.why_not is None else ("dim", "dim")
-            words = item.words
-            if item.why_not is not None:
-                words = item.why_not.replace(f"{self._title} ", "it ", 1)
-            rows.append([(f"{item.key}  ", key), (f"{item.label:<{label_width}}", text), (words, "dim")])
+            key, label = f"{item.key}  ", f"{item.label:<{label_width}}"
+            if item.why_not is None:
+                rows.append([(key, "key"), (label, "text"), (item.effect, "dim")])
+            else:
+                reason = item.why_not.replace(f"{self._title} ", "it ", 1)
+                rows.append([(key, "dim"), (label, "dim"), (reason, "dim")])
         return Content(self._title, lines, rows)
 
 
 class FormScreen(Dialog, Generic[Answer]):
-    """Lines to type. ``check`` returns the answer for the typed texts, None if it is not valid, and words about it;
+    """Lines to type. ``check`` returns the answer for the typed texts, None if it is not valid, and a remark about it;
     Enter hands the answer to ``take``. With one line, tab chooses among ``texts``, the sentences above it."""
 
     WIDTH = 76
@@ -109,8 +110,9 @@ class FormScreen(Dialog, Generic[Answer]):
     ) -> None:
         super().__init__()
         self._title, self._check, self._take = title, check, take
-        more = [("tab", "field")] if len(fields) > 1 else []
-        self.keys = (*more, ("enter", verb), ("escape", "back"))
+        self.keys = (("enter", verb), ("escape", "back"))
+        if len(fields) > 1:
+            self.keys = (("tab", "field"), *self.keys)
         self._names = [clean(name) for name in fields]
         self.edits = [LineEdit.at_end(text) for text in fields.values()]
         self.texts: Sequence[str] = ("",)
@@ -124,23 +126,27 @@ class FormScreen(Dialog, Generic[Answer]):
     def press(self, key: str) -> bool:
         is_turned = key in ("tab", "shift+tab") and len(self.texts) > 1
         self.text_place = (self.text_place + is_turned) % len(self.texts)
-        answer = self._check(self)[0] if key == "enter" else None
+        if key != "enter":
+            return is_turned
+        answer, _ = self._check(self)
         if answer is not None:
             self.dismiss(None)
             self._take(answer)
-        return is_turned or key == "enter"
+        return True
 
     def content(self, width: int) -> Content:
         lines: list[Line] = [[(part, "text")] for part in wrap(self.texts[self.text_place], width)]
         label_width = max(map(len, self._names)) + 1
         rows: list[Line] = []
         for number, (name, edit) in enumerate(zip(self._names, self.edits, strict=True)):
-            is_chosen = number == self.place
-            shown = edit.spans(width - label_width) if is_chosen else [(clean(edit.text), "text")]
-            rows.append([(f"{name:<{label_width}}", "tab" if is_chosen else "label"), *shown])
-        answer, words = self._check(self)
+            label = f"{name:<{label_width}}"
+            if number == self.place:
+                rows.append([(label, "tab"), *edit.spans(width - label_width)])
+            else:
+                rows.append([(label, "label"), (clean(edit.text), "text")])
+        answer, remark = self._check(self)
         style = "dim" if answer is not None or not any(self.typed) else "warn"
-        return Content(self._title, lines, rows, [[], *([(part, style)] for part in wrap(words, width))])
+        return Content(self._title, lines, rows, [[], *([(part, style)] for part in wrap(remark, width))])
 
 
 LabelChanges = dict[str, str | list[str]]
@@ -148,7 +154,7 @@ LabelChanges = dict[str, str | list[str]]
 
 def labels_form(run: Run, take: Callable[[LabelChanges], object]) -> FormScreen[LabelChanges]:
     """Ask for changes of a run's labels, as arguments of the command ``label``."""
-    words = (
+    hints = (
         "Its id stays; commands take either.",
         "Separate tags with spaces. /#tag filters the runs by one.",
         "One line: why it was launched, what came of it.",
@@ -161,10 +167,16 @@ def labels_form(run: Run, take: Callable[[LabelChanges], object]) -> FormScreen[
         except LabelError as error:
             return None, str(error)
         added, removed = sorted(set(new.tags) - set(run.tags)), sorted(set(run.tags) - set(new.tags))
-        changes: LabelChanges = {"name": new.name} if new.name != run.name else {}
-        changes |= {"note": new.note} if new.note != (run.note or "") else {}
-        changes |= {"add": added} if added else {}
-        return changes | ({"remove": removed} if removed else {}), words[form.place]
+        changes: LabelChanges = {}
+        if new.name != run.name:
+            changes["name"] = new.name
+        if new.note != (run.note or ""):
+            changes["note"] = new.note
+        if added:
+            changes["add"] = added
+        if removed:
+            changes["remove"] = removed
+        return changes, hints[form.place]
 
     fields = {"name": run.name, "tags": "".join(f"{tag} " for tag in run.tags), "note": run.note or ""}
     form = FormScreen(f"Labels of {clean(run.run_id)}", "save", fields, check, take)
@@ -192,13 +204,16 @@ def silence_form(alert: AlertView, now: float, take: Callable[[float, bool], obj
     """Ask for how long an alert is silenced: seconds, and whether for all subjects of its rule."""
 
     def check(form: FormScreen[float]) -> tuple[float | None, str]:
-        seconds = 0.0 if form.typed[0] == "0" else parse_seconds(form.typed[0])
+        if form.typed[0] == "0":
+            return 0.0, "no longer silenced"
+        seconds = parse_seconds(form.typed[0])
         if seconds is None:
             return None, "a time such as 30min, 2h or 1d, of at most 30 days; 0 ends it"
-        until = dated_clock(now + seconds, now)
-        return seconds, f"no notifications until {until} ({duration(seconds)})" if seconds else "no longer silenced"
+        return seconds, f"no notifications until {dated_clock(now + seconds, now)} ({duration(seconds)})"
 
-    title = RULES[alert.rule].title if alert.rule in RULES else clean(alert.rule)
+    title = clean(alert.rule)
+    if alert.rule in RULES:
+        title = RULES[alert.rule].title
     fields = {"time": "1h"}
     form = FormScreen("Silence", "silence", fields, check, lambda seconds: take(seconds, bool(form.text_place)))
     form.texts = (f"{title} for {clean(alert.subject_name)} (tab: everywhere)", f"{title} everywhere")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import wrap
+from gputui.ui.tui.layout.lists import after
 from gputui.ui.tui.settings import values_of
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 
@@ -24,18 +25,20 @@ class Item(NamedTuple):
     @staticmethod
     def word(value: object) -> str:
         """A value as it is shown."""
-        if isinstance(value, bool):
-            if value:
-                return "on"
+        if value is True:
+            return "on"
+        if value is False:
             return "off"
         if isinstance(value, float):
             return f"{value:g} s"
         return str(value)
 
 
+_REFRESH_SECONDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+
 ITEMS = tuple(
-    Item(name, label, words, (0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if name == "refresh_seconds" else values_of(name))
-    for name, label, words in (
+    Item(name, label, help_text, values_of(name) or _REFRESH_SECONDS)
+    for name, label, help_text in (
         ("theme", "theme", "auto: dark where the terminal knows all colours; NO_COLOR means mono"),
         ("characters", "characters", "of curves and signs; auto: by the locale, GPUTUI_ASCII=1 means ASCII"),
         ("mouse", "mouse", "auto: on, but off over SSH; hold shift to select text"),
@@ -63,21 +66,24 @@ class SettingsScreen(Dialog):
 
     def choose(self, by: int = 1) -> None:
         item = ITEMS[self.place]
-        value = getattr(self.shell.settings, item.name)
         if by:
-            place = item.values.index(value) if value in item.values else 0
-            self.shell.change(**{item.name: item.values[(place + by) % len(item.values)]})
+            value = getattr(self.shell.settings, item.name)
+            self.shell.change(**{item.name: after(item.values, value, by)})
 
     def content(self, width: int) -> Content:
-        overruled = {"theme": "NO_COLOR is set"} if self.app.no_color else {}
+        overruled = {}
+        if self.app.no_color:
+            overruled["theme"] = "NO_COLOR is set"
         if os.environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
             overruled["characters"] = "GPUTUI_ASCII is set"
         label_width = max(len(item.label) for item in ITEMS) + 2
         rows: list[Line] = []
         for number, item in enumerate(ITEMS):
             value, note = item.word(getattr(self.shell.settings, item.name)), overruled.get(item.name, "")
-            shown = (f"← {value} →", "title") if number == self.place else (f"  {value}", "text")
-            rows.append([(f"{item.label:<{label_width}}", "text"), shown, (f"  {note}", "warn")])
+            choice = (f"  {value}", "text")
+            if number == self.place:
+                choice = (f"← {value} →", "title")
+            rows.append([(f"{item.label:<{label_width}}", "text"), choice, (f"  {note}", "warn")])
         help_parts = [*wrap(ITEMS[self.place].help, width - 2), *[""] * HELP_LINES][:HELP_LINES]
         below: list[Line] = [[], *([(f"  {part}", "dim")] for part in help_parts)]
         return Content("Settings", [], rows, below)

@@ -55,8 +55,9 @@ def _fact_lines(text: str, width: int) -> list[Line]:
     label, value = text[:LABEL_CELLS], text[LABEL_CELLS:]
     if not label.endswith("  ") or width < 3 * LABEL_CELLS:
         return [[(part, "text")] for part in wrap(text, width) or [""]]
-    parts = wrap(value, width - LABEL_CELLS) or [""]
-    return [[(label if not place else " " * LABEL_CELLS, "dim"), (part, "text")] for place, part in enumerate(parts)]
+    first, *others = wrap(value, width - LABEL_CELLS) or [""]
+    indent = " " * LABEL_CELLS
+    return [[(label, "dim"), (first, "text")], *([(indent, "dim"), (part, "text")] for part in others)]
 
 
 class DiffScreen(SheetScreen):
@@ -65,14 +66,15 @@ class DiffScreen(SheetScreen):
     STYLES: ClassVar = {"---": "dim", "+++": "dim", "dif": "dim", "ind": "dim", "+": "good", "-": "bad", "@": "accent"}
 
     def lines(self, width: int) -> list[Line]:
-        styles, left = self.STYLES, len(self._texts) - self.MOST_ROWS
+        styles = self.STYLES
         lines: list[Line] = [
             [(clip(clean(text).expandtabs(4), width), styles.get(text[:3]) or styles.get(text[:1], "text"))]
             for text in self._texts[: self.MOST_ROWS]
         ]
-        if left <= 0:
+        more = len(self._texts) - self.MOST_ROWS
+        if more <= 0:
             return lines
-        return [*lines, [], [(f"… {count_of(left, 'more line')}", "text")]]
+        return [*lines, [], [(f"… {count_of(more, 'more line')}", "text")]]
 
 
 class HelpScreen(SheetScreen):

@@ -14,7 +14,7 @@ from textual import events
 from gputui.core.text import cell_width, clean
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.dialogs.palette import ranked
+from gputui.ui.tui.dialogs.palette import best_matches
 from gputui.ui.tui.layout.columns import Column, between, without_left
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -85,7 +85,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         def texts(row: Row) -> tuple[str, str, tuple[int, ...]]:
             return row.name, f"{row.searched} {row.path}", ()
 
-        rows = ranked(self.rows or (), self.edit.text, texts)
+        rows = best_matches(self.rows or (), self.edit.text, texts)
         path = self.chosen_path
         if path is not None:
             listed = {row.path for row in rows}

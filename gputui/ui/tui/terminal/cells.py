@@ -59,10 +59,12 @@ def _cluster_cells(cluster: str, width: int) -> list[str]:
 
     What a terminal makes of joined emoji and variation selectors differs; their first character alone does not.
     """
-    shown = clean(cluster.partition("\u200d")[0])
-    base = shown[:1]
-    base_width = get_character_cell_size(base) if base else 0
+    text = clean(cluster.partition("\u200d")[0])
+    if not text:
+        return [" "] * width
+    base = text[0]
+    base_width = get_character_cell_size(base)
     if not 0 < base_width <= width:
         return [" "] * width
-    marks = "".join(mark for mark in shown[1:] if unicodedata.category(mark)[0] == "M")
+    marks = "".join(mark for mark in text[1:] if unicodedata.category(mark)[0] == "M")
     return [base + marks, *([""] * (base_width - 1)), *([" "] * (width - base_width))]

@@ -120,11 +120,11 @@ class TerminalDriver(LinuxDriver):
 
     def _note_marks(self, text: str) -> None:
         """Track the terminal's marks of the beginning and end of a paste."""
-        seen = self._marks + text
-        begin, end = seen.rfind(BRACKETED_PASTE_START), seen.rfind(BRACKETED_PASTE_END)
+        recent = self._marks + text
+        begin, end = recent.rfind(BRACKETED_PASTE_START), recent.rfind(BRACKETED_PASTE_END)
         if begin != end:
             self._is_in_paste = begin > end
-        self._marks = seen[1 - len(BRACKETED_PASTE_START) :]
+        self._marks = recent[1 - len(BRACKETED_PASTE_START) :]
 
     def _parse(self, character: str | None) -> None:
         """Feed the parser one character, or None for a pause, and process its messages. A failed parser is replaced."""
@@ -133,14 +133,17 @@ class TerminalDriver(LinuxDriver):
             return
         # The parser assumes pixels if the terminal reported its size in pixels; `sequences.MOUSE_ON` reports cells.
         parser.mouse_pixels = False
-        found: list[Message] = []
+        messages: list[Message] = []
         try:
-            found.extend(parser.tick() if character is None else parser.feed(character))
+            if character is None:
+                messages.extend(parser.tick())
+            else:
+                messages.extend(parser.feed(character))
         except Exception:
             # For example a code point out of range, too long a number, or a parser that has ended.
             self._parser = XTermParser(self._debug)
-            found.append(KeysLost())
-        for message in found:
+            messages.append(KeysLost())
+        for message in messages:
             self.process_message(message)
 
     def _await_rest(self) -> None:

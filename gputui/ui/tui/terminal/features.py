@@ -36,21 +36,29 @@ class TerminalFeatures:
 
     def modes_on(self) -> str:
         """The sequences sent when the screen takes the terminal."""
-        mouse = sequences.MOUSE_ON if self.is_mouse_on else ""
-        title = sequences.TITLE_KEEP + sequences.title_sequence(self._title) if self._title else ""
-        return mouse + title
+        modes = ""
+        if self.is_mouse_on:
+            modes += sequences.MOUSE_ON
+        if self._title:
+            modes += sequences.TITLE_KEEP + sequences.title_sequence(self._title)
+        return modes
 
     def modes_off(self) -> str:
         """The sequences sent when the screen gives the terminal back."""
-        mouse = sequences.MOUSE_OFF if self.is_mouse_on else ""
-        return mouse + (sequences.TITLE_BACK if self._title else "")
+        modes = ""
+        if self.is_mouse_on:
+            modes += sequences.MOUSE_OFF
+        if self._title:
+            modes += sequences.TITLE_BACK
+        return modes
 
     def change(self, before: Settings, after: Settings, snapshot: Snapshot, *, is_ascii: bool) -> None:
         """Apply changed settings."""
         is_mouse_on = sequences.mouse_wanted(after.mouse, os.environ)
         if after.mouse != before.mouse and is_mouse_on != self.is_mouse_on:
             self.is_mouse_on = is_mouse_on
-            self._write(sequences.MOUSE_ON if is_mouse_on else sequences.MOUSE_OFF)
+            mode = sequences.MOUSE_ON if is_mouse_on else sequences.MOUSE_OFF
+            self._write(mode)
         self._has_title, self._has_bell = after.title, after.bell
         if after.title and not before.title:
             self._update_title(snapshot, is_ascii=is_ascii)
@@ -75,11 +83,13 @@ class TerminalFeatures:
     def _update_title(self, snapshot: Snapshot, *, is_ascii: bool) -> None:
         if not self._has_title:
             return
-        words = sequences.title_words(snapshot, self._host_name, is_ascii=is_ascii)
-        if words != self._title:
-            keep = "" if self._title else sequences.TITLE_KEEP
-            self._title = words
-            self._write(keep + sequences.title_sequence(words))
+        title = sequences.title_words(snapshot, self._host_name, is_ascii=is_ascii)
+        if title != self._title:
+            sequence = sequences.title_sequence(title)
+            if not self._title:
+                sequence = sequences.TITLE_KEEP + sequence
+            self._title = title
+            self._write(sequence)
 
     def _ring(self, events: Sequence[EventView], now: float) -> None:
         newest = max((event.event_id for event in events), default=0)

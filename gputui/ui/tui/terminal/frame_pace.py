@@ -12,24 +12,29 @@ CALM_SECONDS = 15.0
 """Time without lag after which the rate doubles again."""
 
 
-class Pace:
+class FramePace:
     """Decides when a snapshot is due; keys are always answered at once. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._halvings = 0
         self._changed_at = float("-inf")
-        self._shown_at = float("-inf")
+        self._updated_at = float("-inf")
         self._late_at = float("-inf")
 
-    def interval(self, wanted_seconds: float, choice: str) -> float:
-        """Seconds between updates. ``choice``: the setting ``slow_line``."""
+    def interval(self, refresh_seconds: float, choice: str) -> float:
+        """Seconds between updates.
+
+        Args:
+            refresh_seconds: the interval on a line that keeps up.
+            choice: the setting ``slow_line``.
+        """
         if choice == "off":
-            return wanted_seconds
+            return refresh_seconds
         halvings = self._halvings + (choice == "on")
         if not halvings:
-            return wanted_seconds
-        start = max(wanted_seconds, SLOW_LEAST_SECONDS)
-        return max(wanted_seconds, min(LONGEST_SECONDS, start * 2.0**halvings))
+            return refresh_seconds
+        start = max(refresh_seconds, SLOW_LEAST_SECONDS)
+        return max(refresh_seconds, min(LONGEST_SECONDS, start * 2.0**halvings))
 
     @property
     def is_slowed(self) -> bool:
@@ -50,8 +55,8 @@ class Pace:
 
     def wait_seconds(self, interval: float, now: float) -> float:
         """Seconds until the next update is due."""
-        return max(0.0, self._shown_at + interval - now)
+        return max(0.0, self._updated_at + interval - now)
 
-    def shown(self, now: float) -> None:
-        """An update was shown."""
-        self._shown_at = now
+    def note_update(self, now: float) -> None:
+        """Note that an update was shown."""
+        self._updated_at = now

@@ -87,7 +87,8 @@ class CellGrid:
                 pens += [pen] * len(cells)
             else:
                 blank = pen.blank
-                pens += [blank if cell == " " else pen for cell in cells]
+                pen_of = {" ": blank}
+                pens += [pen_of.get(cell, pen) for cell in cells]
         missing = width - len(text)
         if missing > 0:
             last = pens[-1].blank if pens else self._pens.default
@@ -188,8 +189,7 @@ class CellGrid:
                 stop += 1
             out.append("".join(text[x:stop]))
             x = stop
-        # Terminals differ in the cursor's place after the last column.
-        self._at = (end, y) if end < self.width else None
+        self._set_cursor(end, y)
 
     def _mixed_line(self, y: int, changed: Sequence[int]) -> None:
         """Write changed cells of a line that has, or had, wide or otherwise special characters."""
@@ -210,14 +210,16 @@ class CellGrid:
                 if x - 1 in write:
                     continue
                 x, cell = x - 1, text[x - 1]
-            cells = 2 if x + 1 < width and not text[x + 1] else 1
+            cells = 1
+            if x + 1 < width and not text[x + 1]:
+                cells = 2
             self._move(x, y)
             if self._pen is not pen and not (self._pen.blank is pen and cell == " "):
                 self._out.append(self._pen.change_to(pen))
                 self._pen = pen
             if width_is_certain(cell):
                 self._out.append(cell)
-                self._at = (x + cells, y) if x + cells < width else None
+                self._set_cursor(x + cells, y)
                 continue
             # If the terminal draws it narrower than counted, blanks must be beside it.
             self._out.append(" " * cells)
@@ -226,6 +228,12 @@ class CellGrid:
             self._out.append(cell)
             self._at = None
 
+    def _set_cursor(self, x: int, y: int) -> None:
+        """Note where the terminal's cursor is. Terminals differ in its place after the last column."""
+        self._at = None
+        if x < self.width:
+            self._at = (x, y)
+
     def _move(self, x: int, y: int) -> None:
         """Move the cursor by the shortest sequence."""
         if self._at == (x, y):
@@ -233,8 +241,7 @@ class CellGrid:
         best = _absolute(x, y)
         if self._at is not None:
             from_x, from_y = self._at
-            down = y - from_y
-            vertical = "" if not down else f"\x1b[{_count(abs(down))}{'B' if down > 0 else 'A'}"
+            vertical = _vertical(from_y, y)
             for relative in (
                 vertical + _horizontal(from_x, x),
                 "\r" + vertical + _horizontal(0, x),
@@ -251,7 +258,7 @@ def _is_cheap(text: Sequence[str], pens: Sequence[Pen], last: int, following: in
     for x in range(last + 1, following):
         if pens[x] is not pen and not (text[x] == " " and pens[x] is pen.blank):
             return False
-    move = 3 if following - last == 2 else 4
+    move = len(f"\x1b[{_count(following - last - 1)}C")
     return len("".join(text[last + 1 : following]).encode()) <= move
 
 
@@ -263,11 +270,18 @@ def _count(number: int) -> str:
 
 
 def _absolute(x: int, y: int) -> str:
+    row = "" if y == 0 else str(y + 1)
     if x == 0:
-        if y == 0:
-            return "\x1b[H"
-        return f"\x1b[{y + 1}H"
-    return f"\x1b[{'' if y == 0 else y + 1};{x + 1}H"
+        return f"\x1b[{row}H"
+    return f"\x1b[{row};{x + 1}H"
+
+
+def _vertical(from_y: int, y: int) -> str:
+    if y == from_y:
+        return ""
+    if y > from_y:
+        return f"\x1b[{_count(y - from_y)}B"
+    return f"\x1b[{_count(from_y - y)}A"
 
 
 def _horizontal(from_x: int, x: int) -> str:

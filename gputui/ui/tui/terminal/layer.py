@@ -23,7 +23,7 @@ from textual.strip import Strip
 
 from gputui.metrics.draw.glyphs import Characters
 from gputui.ui.tui.terminal.grid import CellGrid
-from gputui.ui.tui.terminal.link import QUESTION, Line
+from gputui.ui.tui.terminal.link import QUESTION, TerminalLink
 from gputui.ui.tui.terminal.pens import PenCase
 
 ReturnType = TypeVar("ReturnType")
@@ -71,16 +71,18 @@ class DisplayLayer(App[ReturnType]):
         super().__init__(*args, **kwargs)
         # Rich detects the colours of the terminal; None is no colours. Textual makes NO_COLOR grey, but it means no
         # colour (no-color.org).
-        color_system = None if self.no_color else _COLOR_SYSTEMS.get(self.console.color_system or "")
+        color_system = None
+        if not self.no_color:
+            color_system = _COLOR_SYSTEMS.get(self.console.color_system or "")
         self._cell_grid = CellGrid(PenCase(color_system))
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_seconds = _FIRST_RETRY_SECONDS
-        self._line = Line()
+        self._link = TerminalLink()
 
     @property
     def lag_seconds(self) -> float:
         """The terminal's lag in seconds."""
-        return self._line.lag_seconds(monotonic())
+        return self._link.lag_seconds(monotonic())
 
     @property
     def characters(self) -> Characters:
@@ -106,14 +108,14 @@ class DisplayLayer(App[ReturnType]):
     def on_resize(self, event: events.Resize) -> None:
         """Assume nothing about a terminal that changed its size or was resumed."""
         self._cell_grid.mark_unknown()
-        self._line.forget()
+        self._link.forget()
         if event.size == self._size:
             # Without a new size, Textual lays out nothing.
             self._emit()
 
     def on_cursor_position(self, _event: events.CursorPosition) -> None:
         """Take the terminal's answer that it has drawn a frame."""
-        self._line.answered(monotonic())
+        self._link.note_answer(monotonic())
         if self._cell_grid.is_pending:
             self._emit()
 
@@ -171,8 +173,8 @@ class DisplayLayer(App[ReturnType]):
                 return
             now = monotonic()
             is_taken = not writer._queue.qsize()
-            self._line.taken(is_taken, now)
-            if not is_taken or not self._line.may_write(now):
+            self._link.note_frame(is_taken, now)
+            if not is_taken or not self._link.may_write(now):
                 self._retry_later()
                 return
         elif hasattr(self._driver, "_writer_thread"):
@@ -181,9 +183,9 @@ class DisplayLayer(App[ReturnType]):
         frame = self._cell_grid.emit(self.cursor_position)
         if not frame:
             return
-        if writer is not None and self._line.should_ask(now := monotonic()):
+        if writer is not None and self._link.should_ask(now := monotonic()):
             frame += QUESTION
-            self._line.asked(now)
+            self._link.note_question(now)
         if self._sync_available and len(frame.encode()) >= _SYNC_FROM_BYTES:
             frame = f"{_SYNC_START}{frame}{_SYNC_END}"
         self.write_frame(frame)
@@ -207,8 +209,10 @@ class Overlay(ModalScreen[ReturnType]):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         stack = self.app.screen_stack
-        below = stack[max(0, stack.index(self) - 1)] if self in stack else self
-        painted = [] if below is self else below._compositor.render_strips(self.size)[crop.y : crop.bottom]
+        painted: list[Strip] = []
+        if self in stack[1:]:
+            below = stack[stack.index(self) - 1]
+            painted = below._compositor.render_strips(self.size)[crop.y : crop.bottom]
         blank = [Strip.blank(crop.width)] * (crop.height - len(painted))
         # While a terminal grows, the screen below is still as narrow as it was.
         return [*(strip.crop(crop.x, crop.right).adjust_cell_length(crop.width) for strip in painted), *blank]

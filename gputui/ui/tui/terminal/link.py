@@ -24,8 +24,8 @@ FORGET_SECONDS = 5.0
 """How long a measured lag is shown."""
 
 
-class Line:
-    """The line to one terminal."""
+class TerminalLink:
+    """The link to one terminal."""
 
     def __init__(self) -> None:
         self._asked_at: float | None = None
@@ -52,27 +52,27 @@ class Line:
             self._give_up(now)
         return self._asked_at is None and (self._has_answered or self._unanswered < QUESTIONS_WITHOUT_ANSWER)
 
-    def asked(self, now: float) -> None:
-        """A frame with the question was written."""
+    def note_question(self, now: float) -> None:
+        """Note that a frame with the question was written."""
         self._asked_at = now
 
-    def answered(self, now: float) -> None:
-        """The terminal has answered."""
+    def note_answer(self, now: float) -> None:
+        """Note that the terminal has answered."""
         if self._asked_at is None:
             return
         self._has_answered = True
         self._unanswered = 0
-        self._note(now - self._asked_at, now)
+        self._note_lag(now - self._asked_at, now)
         self._quickest = min(self._quickest, now - self._asked_at)
         self._asked_at = None
 
-    def taken(self, is_taken: bool, now: float) -> None:
-        """The operating system has, or has not, taken the last frame."""
-        if not is_taken:
-            self._stuck_since = now if self._stuck_since is None else self._stuck_since
-        elif self._stuck_since is not None:
-            self._note(now - self._stuck_since, now)
+    def note_frame(self, is_taken: bool, now: float) -> None:
+        """Note whether the operating system has taken the last frame."""
+        if is_taken and self._stuck_since is not None:
+            self._note_lag(now - self._stuck_since, now)
             self._stuck_since = None
+        elif not is_taken and self._stuck_since is None:
+            self._stuck_since = now
 
     def forget(self) -> None:
         """Expect no answer: another program that had the terminal may have received it."""
@@ -80,18 +80,20 @@ class Line:
 
     def lag_seconds(self, now: float) -> float:
         """The lag of the last frame, so far if it is not drawn yet."""
-        lag = self._lag if now - self._lag_at < FORGET_SECONDS else 0.0
+        lag = 0.0
+        if now - self._lag_at < FORGET_SECONDS:
+            lag = self._lag
         if self._asked_at is not None and self._has_answered:
             lag = max(lag, now - self._asked_at)
         if self._stuck_since is not None:
             lag = max(lag, now - self._stuck_since)
         return lag
 
-    def _note(self, lag: float, now: float) -> None:
+    def _note_lag(self, lag: float, now: float) -> None:
         self._lag, self._lag_at = lag, now
 
     def _give_up(self, now: float) -> None:
         if self._has_answered and self._asked_at is not None:
-            self._note(now - self._asked_at, now)
+            self._note_lag(now - self._asked_at, now)
         self._unanswered += 1
         self._asked_at = None

@@ -41,15 +41,17 @@ class Pen:
 
     def change_to(self, target: Pen) -> str:
         """The escape sequence after which the terminal writes with `target` instead of this pen."""
-        found = self._changes.get(target)
-        if found is None:
-            found = self._changes[target] = self._change(target)
-        return found
+        sequence = self._changes.get(target)
+        if sequence is None:
+            sequence = self._changes[target] = self._change(target)
+        return sequence
 
     def _change(self, target: Pen) -> str:
         codes = [begin for bit, begin, _ in _ATTRIBUTES if target.attributes & bit]
         codes += filter(None, (target.foreground, target.background))
-        full = ";".join(["0", *codes]) if codes else ""
+        full = ""
+        if codes:
+            full = ";".join(["0", *codes])
         ended = {end for bit, _, end in _ATTRIBUTES if self.attributes & ~target.attributes & bit}
         steps = sorted(ended)
         for bit, begin, end in _ATTRIBUTES:
@@ -112,7 +114,9 @@ class PenCase:
         pen = self._by_look.get(look)
         if pen is None:
             is_own_blank = bool(attributes & _VISIBLE_ON_BLANKS) or (not attributes and not foreground)
-            blank = None if is_own_blank else self._pen(0, "", background)
+            blank = None
+            if not is_own_blank:
+                blank = self._pen(0, "", background)
             pen = self._by_look[look] = Pen(attributes, foreground, background, blank)
         return pen
 
@@ -122,7 +126,6 @@ def _legible(foreground: str, background: str) -> str:
     if not foreground or not background or int(foreground) + 10 != int(background):
         return foreground
     # Of each eight colours, the first five are dark enough for white; so is bright black.
-    index = int(background) - (40 if int(background) < 100 else 92)
-    if index % 8 in (0, 1, 2, 4, 5):
+    if int(background) % 10 in (0, 1, 2, 4, 5):
         return "97"
     return "30"

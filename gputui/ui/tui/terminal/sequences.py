@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gputui.core.text import clean, clip
+from gputui.core.units import count_of
 from gputui.metrics.draw.glyphs import ascii_line
 from gputui.ui.views.snapshot import Snapshot
 from gputui.ui.views.words import RUN_SIGNS
@@ -50,7 +51,7 @@ def title_words(snapshot: Snapshot, host_name: str, *, is_ascii: bool) -> str:
     if worst is not None:
         parts.append(f"{RUN_SIGNS[worst].glyph} {RUN_SIGNS[worst].word}")
     if lost:
-        parts.append(f"{lost} GPU{'s' if lost > 1 else ''} lost")
+        parts.append(f"{count_of(lost, 'GPU')} lost")
     counted = " ".join(f"{counts[state]} {RUN_SIGNS[state].word}" for state in _COUNTED if counts[state])
     parts += [counted or "no runs", f"gputui {host_name}"]
     text = " · ".join(parts)
@@ -70,15 +71,16 @@ def copy_sequence(text: str) -> str:
 
 def copied_words(what: str, text: str, environ: Mapping[str, str]) -> str:
     """A sentence about a copied text, with what the terminal may need for it."""
-    first = text.strip().splitlines()[0] if text.strip() else ""
     count = len(text.splitlines())
-    shown = f"{count} lines" if count > 1 else clip(clean(first), 40)
+    summary = f"{count} lines"
+    if count <= 1:
+        summary = clip(clean(text.strip()), 40)
     needs = ""
     if environ.get("TMUX"):
         needs = " In tmux this needs: set -g set-clipboard on."
     elif environ.get("STY"):
         needs = " GNU screen does not pass it on; hold shift and select with the mouse."
-    return f"Copied {what}: {shown}.{needs}"
+    return f"Copied {what}: {summary}.{needs}"
 
 
 def mouse_wanted(choice: str, environ: Mapping[str, str]) -> bool:

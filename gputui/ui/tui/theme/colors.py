@@ -126,4 +126,5 @@ def theme_for(name: str, *, no_color: bool, environ: Mapping[str, str]) -> Theme
     if no_color:
         return MONO
     knows_all = environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
-    return THEMES.get(name, DARK if knows_all else ANSI)
+    auto = DARK if knows_all else ANSI
+    return THEMES.get(name, auto)

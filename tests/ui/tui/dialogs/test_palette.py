@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, choices, cost, ranked
+from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, best_matches, choices, cost
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
@@ -22,10 +22,10 @@ SIZE = (100, 30)
 
 def test_beginnings_come_before_middles_and_those_before_letters() -> None:
     titles = ["Set bell: on", "The theme", "Theme dark", "Stop the run", "Themis", "Toggle heme"]
-    assert ranked(titles, "theme", lambda title: (title, "", ()))[:2] == ["Theme dark", "The theme"]
+    assert best_matches(titles, "theme", lambda title: (title, "", ()))[:2] == ["Theme dark", "The theme"]
     things = [("Stop one", 1), ("Stop two", 0)]
     for typed in ("stop", ""):
-        assert ranked(things, typed, lambda each: (each[0], "", (each[1],)))[0] == ("Stop two", 0)
+        assert best_matches(things, typed, lambda each: (each[0], "", (each[1],)))[0] == ("Stop two", 0)
     assert cost("gpt open", "Open gpt2-124m-1") == cost("open gpt", "Open gpt2-124m-1") is not None
     assert cost("running", "Open gpt2-124m-1", "running") is not None
     for typed, title, is_found in (
@@ -73,10 +73,10 @@ async def test_a_study_comes_before_its_trials(filler: Filler, make_app: MakeApp
         await pilot.press("ctrl+p", *"search")
         palette = app.screen
         assert isinstance(palette, PaletteScreen)
-        assert [choice.title for choice in palette.found][:1] == ["Study lr-search-1"]
-        assert not any("Run lr-search" in choice.title for choice in palette.found)
+        assert [choice.title for choice in palette.matches][:1] == ["Study lr-search-1"]
+        assert not any("Run lr-search" in choice.title for choice in palette.matches)
         await pilot.press("ctrl+u", *"lr-search-1")
-        titles = [choice.title for choice in palette.found]
+        titles = [choice.title for choice in palette.matches]
         assert titles[0] == "Study lr-search-1" and titles[1].startswith("Run lr-search-1")
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, StudyScreen))
@@ -92,10 +92,10 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, m
         await pilot.press("ctrl+p")
         palette = app.screen
         assert isinstance(palette, PaletteScreen)
-        await until(pilot, lambda: any(choice.kind == "profile" for choice in palette.found))
-        kinds = [KINDS.index(choice.kind) for choice in palette.found]
+        await until(pilot, lambda: any(choice.kind == "profile" for choice in palette.matches))
+        kinds = [KINDS.index(choice.kind) for choice in palette.matches]
         assert kinds == sorted(kinds) and set(kinds) == set(range(len(KINDS)))
-        users = [choice.hint for choice in palette.found if choice.kind == "GPU"]
+        users = [choice.hint for choice in palette.matches if choice.kind == "GPU"]
         assert "quarantine" in users[4] and not any("promised" in user for user in users)
 
 

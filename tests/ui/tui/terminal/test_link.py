@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.ui.tui.terminal.frame_pace import CALM_SECONDS, LONGEST_SECONDS, Pace
-from gputui.ui.tui.terminal.link import HOLD_SECONDS, LOST_SECONDS, QUESTIONS_WITHOUT_ANSWER, Line
+from gputui.ui.tui.terminal.frame_pace import CALM_SECONDS, LONGEST_SECONDS, FramePace
+from gputui.ui.tui.terminal.link import HOLD_SECONDS, LOST_SECONDS, QUESTIONS_WITHOUT_ANSWER, TerminalLink
 
 
-def ask_and_answer(line: Line, at: float, lag: float) -> None:
+def ask_and_answer(line: TerminalLink, at: float, lag: float) -> None:
     assert line.should_ask(at)
-    line.asked(at)
-    line.answered(at + lag)
+    line.note_question(at)
+    line.note_answer(at + lag)
 
 
 def test_a_quick_line_is_never_held_and_has_no_lag_to_tell() -> None:
-    line = Line()
+    line = TerminalLink()
     for second in range(10):
         assert line.may_write(second)
         ask_and_answer(line, second, 0.02)
@@ -23,14 +23,14 @@ def test_a_quick_line_is_never_held_and_has_no_lag_to_tell() -> None:
 
 
 def test_frames_wait_for_an_answer_that_is_late_and_its_lag_is_told() -> None:
-    line = Line()
+    line = TerminalLink()
     ask_and_answer(line, 0.0, 0.02)
-    line.asked(1.0)
+    line.note_question(1.0)
     assert line.may_write(1.0 + HOLD_SECONDS)
     assert not line.may_write(1.5)
     assert not line.should_ask(1.5)
     assert line.lag_seconds(2.5) == pytest.approx(1.5)
-    line.answered(3.0)
+    line.note_answer(3.0)
     assert line.may_write(3.0)
     assert line.lag_seconds(3.1) == pytest.approx(2.0)
     assert line.lag_seconds(30.0) == 0.0
@@ -38,19 +38,19 @@ def test_frames_wait_for_an_answer_that_is_late_and_its_lag_is_told() -> None:
 
 def test_a_far_line_is_not_taken_for_a_slow_one() -> None:
     """Half a second to a satellite and back is its nature: frames are not held until it is much later than that."""
-    line = Line()
+    line = TerminalLink()
     ask_and_answer(line, 0.0, 0.6)
-    line.asked(1.0)
+    line.note_question(1.0)
     assert line.may_write(1.9)
     assert not line.may_write(2.6)
 
 
 def test_a_terminal_that_never_answers_holds_nothing_and_is_left_alone() -> None:
-    line = Line()
+    line = TerminalLink()
     now = 0.0
     for _ in range(QUESTIONS_WITHOUT_ANSWER):
         assert line.should_ask(now)
-        line.asked(now)
+        line.note_question(now)
         assert line.may_write(now + LOST_SECONDS / 2)
         assert line.lag_seconds(now + LOST_SECONDS / 2) == 0.0
         now += LOST_SECONDS
@@ -59,7 +59,7 @@ def test_a_terminal_that_never_answers_holds_nothing_and_is_left_alone() -> None
 
 
 def test_the_rate_halves_step_by_step_and_comes_back() -> None:
-    pace = Pace()
+    pace = FramePace()
     assert pace.interval(0.25, "auto") == 0.25
     seen = []
     for second in range(20):
