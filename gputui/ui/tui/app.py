@@ -129,17 +129,17 @@ class GputuiApp(Navigation, inherit_bindings=False):
         return OverviewScreen(is_folded=self.settings.fold, order=self.settings.sort)
 
     def get_driver_class(self) -> type[Driver]:
-        found = super().get_driver_class()
-        if found is LinuxDriver:
+        driver = super().get_driver_class()
+        if driver is LinuxDriver:
             return TerminalDriver
-        return found
+        return driver
 
     def on_mount(self) -> None:
         self.apply_theme()
         self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
-            lambda answer: self.call_later(self.answered, answer),
+            lambda answer: self.call_later(self.take_answer, answer),
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
@@ -152,7 +152,8 @@ class GputuiApp(Navigation, inherit_bindings=False):
     # --- what arrives
 
     def on_snapshot_read(self, message: SnapshotRead) -> None:
-        if not self.is_headless and not os.isatty(sys.__stdin__.fileno() if sys.__stdin__ else 0):
+        stdin = sys.__stdin__.fileno() if sys.__stdin__ else 0
+        if not self.is_headless and not os.isatty(stdin):
             # The terminal is gone without a hang-up signal.
             self.exit(0)
             return
@@ -160,10 +161,10 @@ class GputuiApp(Navigation, inherit_bindings=False):
         is_brief = self.message[0] and self.message[1] in ("info", "refusal")
         if is_brief and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
-        if self.is_wanted(message.snapshot):
+        if self.accepts(message.snapshot):
             self._show(message.snapshot)
 
-    def agent_is(self, notice: str | None) -> None:
+    def show_agent_notice(self, notice: str | None) -> None:
         """Show what is wrong with the agent; None if it runs."""
         self.agent_notice = notice
         self.repaint()
@@ -189,7 +190,9 @@ class GputuiApp(Navigation, inherit_bindings=False):
             return
         interval = self.pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
         # The feed limits its own rate; snapshots at that rate are drawn at once.
-        wait = self.pace.wait_seconds(interval, now) if interval > LEAST_REFRESH_SECONDS else 0.0
+        wait = 0.0
+        if interval > LEAST_REFRESH_SECONDS:
+            wait = self.pace.wait_seconds(interval, now)
         if wait:
             self._due = self.set_timer(wait, self._draw_due)
         else:
@@ -230,7 +233,8 @@ class GputuiApp(Navigation, inherit_bindings=False):
                 self.ask_marked(name)
                 return
             owners = (page, *page.parts, self)
-            next(found for owner in owners if (found := getattr(owner, f"do_{name}", None)))()
+            do = next(method for owner in owners if (method := getattr(owner, f"do_{name}", None)))
+            do()
 
     def do_suspend(self) -> None:
         self.action_suspend_process()
@@ -255,19 +259,22 @@ def keep_agent(
             tell(text)
 
     def keep() -> None:
-        pause, words = FIRST_PAUSE_SECONDS, STARTING
+        pause, sentence = FIRST_PAUSE_SECONDS, STARTING
         while not stop.is_set():
             identity = read_identity(workspace)
             if identity is not None and identity.ready:
-                pause, words = FIRST_PAUSE_SECONDS, GONE
-                say(AgentStoppedError(identity.process.pid).sentence if is_stopped(identity.process) else None)
+                pause, sentence = FIRST_PAUSE_SECONDS, GONE
+                if is_stopped(identity.process):
+                    say(AgentStoppedError(identity.process.pid).sentence)
+                else:
+                    say(None)
                 stop.wait(LOOK_SECONDS)
                 continue
             if is_readonly:
                 say(NOT_STARTED)
                 stop.wait(LOOK_SECONDS)
                 continue
-            say(words)
+            say(sentence)
             try:
                 ensure_agent(workspace, report=lambda doing: say(f"The agent is {doing} …"))
             except AgentStoppedError as error:
@@ -291,14 +298,22 @@ def keep_agent(
 def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
     """Show the screen until it is left; returns the exit code. ``feed`` is running, and is stopped then."""
     settings, problem = load(workspace.settings)
-    app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
-                    settings=settings, settings_path=None if readonly else workspace.settings)  # fmt: skip
+    settings_path = None if readonly else workspace.settings
+    app = GputuiApp(
+        workspace,
+        feed,
+        feed.first(FIRST_SNAPSHOT_SECONDS),
+        readonly=readonly,
+        demo=demo,
+        settings=settings,
+        settings_path=settings_path,
+    )
     if problem is not None:
         app.message = (problem, "warning")
     stop = threading.Event()
-    told = workspace, lambda text: app.call_later(app.agent_is, text), stop
+    arguments = workspace, lambda text: app.call_later(app.show_agent_notice, text), stop
     options = {"is_readonly": readonly and not demo}
-    threading.Thread(target=keep_agent, args=told, kwargs=options, name="agent keeper", daemon=True).start()
+    threading.Thread(target=keep_agent, args=arguments, kwargs=options, name="agent keeper", daemon=True).start()
     try:
         # Textual's mouse support reports every motion; `terminal.features` has ours.
         code = app.run(mouse=False)
@@ -308,13 +323,19 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
         problem = app.save_settings()
     if problem is not None:
         print(f"gputui: {clean(problem)}", file=sys.stderr)  # noqa: T201
-    for words in app.unanswered.values() if sys.stdout.isatty() else ():
-        # The agent drops commands of processes that have ended.
-        print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
-    active = sum(not row.run.state.is_over for row in app.snapshot.runs)
-    if active and not demo and sys.stdout.isatty():
-        words = "1 run continues" if active == 1 else f"{active} runs continue"
-        print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201
+    if sys.stdout.isatty():
+        _say_goodbye(app)
     if code is None:
         return app.return_code or 0
     return code
+
+
+def _say_goodbye(app: GputuiApp) -> None:
+    """Print what goes on without the screen, and what does not."""
+    for title in app.unanswered.values():
+        # The agent drops commands of processes that have ended.
+        print(f"gputui: {clean(title)}: not done yet, and dropped with the screen.")  # noqa: T201
+    active = sum(not row.run.state.is_over for row in app.snapshot.runs)
+    if active and not app.is_demo:
+        runs = "1 run continues" if active == 1 else f"{active} runs continue"
+        print(f"gputui: {runs} without the screen; gputui shows it again.")  # noqa: T201

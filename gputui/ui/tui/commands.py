@@ -49,7 +49,7 @@ class Commands(Shell):
     def __init__(self) -> None:
         super().__init__()
         self.unanswered: dict[int, str] = {}
-        """The words of commands by their ids; the agent drops them when the screen ends."""
+        """The titles of commands by their ids; the agent drops them when the screen ends."""
         self._refusals: list[str] = []
         """What was refused of the commands that were asked together."""
         self._shown_answer: tuple[str, CommandAnswer] | None = None
@@ -63,15 +63,22 @@ class Commands(Shell):
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, ActionScreen))
 
     @property
-    def run_asked(self) -> Run:
+    def chosen_run(self) -> Run:
         """The run that a checked action applies to."""
         run = self.page.run_in_question
         assert run is not None
         return run
 
-    def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
-        """Write a command in a thread, after those asked before; its answer is shown."""
-        self.ask_in_order([(words, self._writer(verb, run_id, args))], patience_seconds(verb))
+    def ask(self, title: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
+        """Write a command in a thread, after those asked before; its answer is shown.
+
+        Args:
+            title: the command in a few words: ``Stop vit-1``.
+            verb: its name in the store.
+            run_id: the run that it is about.
+            args: its arguments.
+        """
+        self.ask_in_order([(title, self._writer(verb, run_id, args))], patience_seconds(verb))
 
     def _writer(self, verb: str, run_id: str | None, args: Mapping[str, Any]) -> Callable[[], int]:
         """A function that writes a command and returns its id."""
@@ -81,21 +88,25 @@ class Commands(Shell):
         workspace = self.workspace
 
         def write() -> int:
-            told = {**args, "asker": asker()}
+            request = {**args, "asker": asker()}
             if verb in ("resume", "restart") and run_id is not None:
                 # The agent says what is wrong with a specification that cannot be read.
                 with suppress(SpecError):
-                    told |= ticket_to_renew(workspace, run_id)
+                    request |= ticket_to_renew(workspace, run_id)
             with closing(open_commander(workspace.database)) as store:
-                return submit(store, verb, run_id, told, actor(), now=time.time(), doorbell=workspace.doorbell)
+                return submit(store, verb, run_id, request, actor(), now=time.time(), doorbell=workspace.doorbell)
 
         return write
 
     def ask_in_order(
         self, questions: Sequence[tuple[str, Callable[[], int]]], patience: float = ANSWER_SECONDS
     ) -> None:
-        """`ask` several commands, each by a function that writes it and returns its id; without an answer in time it is
-        withdrawn."""
+        """`ask` several commands; without an answer in time they are withdrawn.
+
+        Args:
+            questions: the title of each command, and a function that writes it and returns its id.
+            patience: how many seconds to wait for an answer.
+        """
         earlier, written = self._newest_write, threading.Event()
         self._newest_write, self._refusals = written, []
 
@@ -103,9 +114,9 @@ class Commands(Shell):
             earlier.wait()
             ids = []
             try:
-                for words, write in questions:
+                for title, write in questions:
                     ids.append(write())
-                    self.call_later(self._asked, words, ids[-1])
+                    self.call_later(self._await_answer, title, ids[-1])
             except Exception as error:
                 # Without a report, the command would be lost silently.
                 self.tell(f"Cannot ask the agent: {error or type(error).__name__}", "error")
@@ -116,23 +127,25 @@ class Commands(Shell):
 
         threading.Thread(target=work, name="asking", daemon=True).start()
 
-    def _asked(self, words: str, command_id: int) -> None:
-        self.unanswered[command_id] = words
+    def _await_answer(self, title: str, command_id: int) -> None:
+        self.unanswered[command_id] = title
         self.feed.watch(command_id)
-        self.say(f"{words}…")
+        self.say(f"{title}…")
 
-    def answered(self, answer: CommandAnswer) -> None:
-        words = self.unanswered.pop(answer.command_id, "")
+    def take_answer(self, answer: CommandAnswer) -> None:
+        """Show the agent's answer, and open what it made."""
+        title = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
-            reason, subject = answer.reason or "", words.rpartition(" ")[2]
-            text = f"Refused: {reason}" if subject in reason else f"{words}: refused. {reason}"
+            reason, subject = answer.reason or "", title.rpartition(" ")[2]
+            text = f"Refused: {reason}" if subject in reason else f"{title}: refused. {reason}"
             self._refusals.append(text)
-            others = len(self._refusals) - 1
-            self.say(f"{text} {others} more refused." if others else text, "error")
+            if len(self._refusals) > 1:
+                text += f" {len(self._refusals) - 1} more refused."
+            self.say(text, "error")
             return
         result = answer.result or {}
         if not self._refusals:
-            self._shown_answer = (answer_text(words, result), answer)
+            self._shown_answer = (answer_text(title, result), answer)
             self.say(self._shown_answer[0])
         if answer.verb == "run":
             self.select_run(str(result.get("id", "")))
@@ -153,17 +166,19 @@ class Commands(Shell):
             self.message = ("", "info")
 
     def _ask_first(
-        self, words: str, effect: str, verb: str, run_id: str | None = None, args: Mapping[str, Any] | None = None
+        self, title: str, effect: str, verb: str, run_id: str | None = None, args: Mapping[str, Any] | None = None
     ) -> None:
         """`ask` once the person confirms it; ``effect`` says what it does."""
-        self.confirmed(f"{words}?", effect, lambda: self.ask(words, verb, run_id, args or {}))
+        self.confirm(f"{title}?", effect, lambda: self.ask(title, verb, run_id, args or {}))
 
     # --- a study
 
     def do_study_pause(self) -> None:
-        study_id, is_paused = self.page.study_in_question, self.page.context().study == "paused"
-        words, verb = ("Resume", "study_resume") if is_paused else ("Pause", "study_pause")
-        self.ask(f"{words} {study_id}", verb, None, {"study": study_id})
+        study_id = self.page.study_in_question
+        if self.page.context().study == "paused":
+            self.ask(f"Resume {study_id}", "study_resume", None, {"study": study_id})
+        else:
+            self.ask(f"Pause {study_id}", "study_pause", None, {"study": study_id})
 
     def do_study_stop(self) -> None:
         study_id = self.page.study_in_question
@@ -176,9 +191,10 @@ class Commands(Shell):
         """Do with all marked runs that can be acted on what the action ``name`` does, once the person confirms it."""
         deed, marked = OF_MARKED[name], self.page.marked_runs
         runs = deed.runs_of(marked)
-        told = deed.args if args is None else args
-        questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, told)) for run in runs]
-        self.confirmed(
+        if args is None:
+            args = deed.args
+        questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, args)) for run in runs]
+        self.confirm(
             f"{deed.word} {count_of(len(runs), 'run')}?",
             several_words(runs, deed.refused(marked), deed.effect, with_sizes=name == "remove"),
             lambda: self.ask_in_order(questions, patience_seconds(deed.verb)),
@@ -201,30 +217,33 @@ class Commands(Shell):
         self._ask_first(f"Stop {run.run_id}", effect, "stop", run.run_id, {"now": False})
 
     def do_restart(self) -> None:
-        run = self.run_asked
-        now = "" if run.state.is_over else " Its processes are stopped first."
-        effect = f"It begins at step 0, with the parameters of its launch.{now}"
+        run = self.chosen_run
+        effect = "It begins at step 0, with the parameters of its launch."
+        if not run.state.is_over:
+            effect += " Its processes are stopped first."
         self._ask_first(f"Restart {run.run_id}", effect, "restart", run.run_id)
 
     def do_resume(self) -> None:
-        run = self.run_asked
-        words, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
+        run = self.chosen_run
+        title, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
         if run.state == "succeeded":
             effect = "It is complete; it goes on from its newest checkpoint."
         elif run.study_id is not None:
             kind = "pruned trial" if run.trial_state == "pruned" else "trial"
             state = self.snapshot.study_states.get(run.study_id)
-            over = " that is over" if state is None or state.is_over else ""
-            effect = f"It is a {kind} of a study{over}; what it reaches now does not count there."
+            study = "a study that is over" if state is None or state.is_over else "a study"
+            effect = f"It is a {kind} of {study}; what it reaches now does not count there."
         else:
-            self.ask(words, "resume", run.run_id, args)
+            self.ask(title, "resume", run.run_id, args)
             return
-        self._ask_first(words, effect, "resume", run.run_id, args)
+        self._ask_first(title, effect, "resume", run.run_id, args)
 
     def do_remove(self) -> None:
-        run = self.run_asked
-        size = "" if run.size_bytes is None else f": {bytes_text(run.size_bytes)}"
-        effect = f"Its metrics, logs and checkpoints are removed, too{size}. This cannot be undone."
+        run = self.chosen_run
+        effect = "Its metrics, logs and checkpoints are removed, too"
+        if run.size_bytes is not None:
+            effect += f": {bytes_text(run.size_bytes)}"
+        effect += ". This cannot be undone."
         self._ask_first(f"Remove {run.run_id}", effect, "rm", run.run_id)
 
     # --- the queue, and GPUs in quarantine
@@ -239,21 +258,21 @@ class Commands(Shell):
             self._ask_first("Pause the queue", effect, "queue_pause")
 
     def _move_in_queue(self, word: str, place: str) -> None:
-        self.ask(f"{word} in the queue", "queue_move", self.run_asked.run_id, {"place": place})
+        self.ask(f"{word} in the queue", "queue_move", self.chosen_run.run_id, {"place": place})
 
     do_queue_up = partialmethod(_move_in_queue, "Earlier", "up")
     do_queue_down = partialmethod(_move_in_queue, "Later", "down")
 
     def do_clear_gpu(self) -> None:
-        held, chosen = self.snapshot.machine.quarantined, self.page.gpu_in_question
-        if chosen is None or chosen.uuid not in held:
-            chosen = next(gpu for gpu in self.snapshot.gpus if gpu.uuid in held)
-        effect = f"Runs can have it again. It was set aside: {clean(held[chosen.uuid].words)}"
-        self._ask_first(f"Clear GPU {chosen.index}", effect, "clear_gpu", args={"uuid": chosen.uuid})
+        quarantined, gpu = self.snapshot.machine.quarantined, self.page.gpu_in_question
+        if gpu is None or gpu.uuid not in quarantined:
+            gpu = next(gpu for gpu in self.snapshot.gpus if gpu.uuid in quarantined)
+        effect = f"Runs can have it again. It was set aside: {clean(quarantined[gpu.uuid].words)}"
+        self._ask_first(f"Clear GPU {gpu.index}", effect, "clear_gpu", args={"uuid": gpu.uuid})
 
 
-def answer_text(words: str, result: Mapping[str, Any]) -> str:
-    """The agent's answer as a sentence; ``words`` name the command."""
+def answer_text(title: str, result: Mapping[str, Any]) -> str:
+    """The agent's answer to the command of this title as a sentence: ``vit-1 running``."""
     subject, sign = clean(str(result.get("id", ""))), (RUN_SIGNS | STUDY_SIGNS).get(str(result.get("state")))
     if "text" in result:
         return clean(str(result["text"]))
@@ -264,8 +283,10 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
     if result.get("position") is not None:
         return f"{subject} is #{result['position']} in the queue"
     if sign is None:
-        return f"{words}: done"
-    return f"{subject}{':' if sign.word == 'stopping' else ''} {sign.word}"
+        return f"{title}: done"
+    if sign.word == "stopping":
+        return f"{subject}: stopping"
+    return f"{subject} {sign.word}"
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:

@@ -45,16 +45,16 @@ class Navigation(Commands):
         if page is not self.page:
             return
         pages = (screen for screen in self.screen_stack if isinstance(screen, ActionScreen))
-        interests = [interest for each in pages if (interest := each.interest()) is not None]
+        interests = [interest for screen in pages if (interest := screen.interest()) is not None]
         # The page of alerts below others keeps its data: its cursor may be on a resolved alert.
         self.feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
     def go_to(
-        self, kind: type[P], make: Callable[[], P] | None = None, is_it: Callable[[P], bool] = lambda page: True
+        self, kind: type[P], make: Callable[[], P] | None = None, fits: Callable[[P], bool] = lambda page: True
     ) -> P:
-        """Go to the page of this kind: return to the one that fits, or push a new one."""
+        """Go to the page of this kind: return to the one that ``fits``, or push a new one."""
         for screen in self.screen_stack:
-            if isinstance(screen, kind) and is_it(screen):
+            if isinstance(screen, kind) and fits(screen):
                 screen.pop_until_active()
                 return screen
         page = (make or kind)()
@@ -81,10 +81,10 @@ class Navigation(Commands):
     def do_processes(self) -> None:
         from gputui.ui.tui.pages.processes.page import ProcessesScreen
 
-        gpu = self.page.gpu_in_question if self.page.SCOPE == "gpu" else None
+        before = self.page
         page = self.go_to(ProcessesScreen)
-        if gpu is not None:
-            page.show_gpu(gpu.index)
+        if before.SCOPE == "gpu" and before.gpu_in_question is not None:
+            page.show_gpu(before.gpu_in_question.index)
 
     def do_alerts(self) -> None:
         from gputui.ui.tui.pages.alerts.page import AlertsScreen
@@ -146,8 +146,10 @@ class Navigation(Commands):
         from gputui.ui.tui.pages.launch.page import ChooseProfileScreen
         from gputui.ui.tui.pages.launch.plan import profile_path
 
-        run = self.page.run_in_question if self.page.SCOPE == "run" else None
-        self.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
+        profile = None
+        if self.page.SCOPE == "run" and (run := self.page.run_in_question) is not None:
+            profile = profile_path(run)
+        self.push_screen(ChooseProfileScreen(profile))
 
     def launch_from(self, profile: str) -> None:
         """Open the launch form with a profile."""
@@ -162,7 +164,7 @@ class Navigation(Commands):
         from gputui.ui.tui.pages.launch.page import LaunchScreen
         from gputui.ui.tui.pages.launch.plan import profile_path
 
-        run, count = self.run_asked, None
+        run, count = self.chosen_run, None
         if (spec := known_spec(run)) is not None:
             count = spec.gpus.count * spec.gpus.share
         prefill = Prefill(run.profile, launched_params(run), count, profile_path(run), run.run_id, run.target)
@@ -170,7 +172,7 @@ class Navigation(Commands):
 
     # --- dialogs
 
-    def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
+    def confirm(self, title: str, text: str, do: Callable[[], object]) -> None:
         """Call ``do`` if the person confirms it."""
         from gputui.ui.tui.dialogs.questions import ConfirmScreen
 
@@ -191,14 +193,14 @@ class Navigation(Commands):
             self.push_screen(MenuScreen(clean(study_id), items))
             return
         # What changes nothing of the run comes before what discards its steps.
-        words = {"resume": "from their newest valid checkpoints", "restart": "from step 0"}
+        effects = {"resume": "from their newest valid checkpoints", "restart": "from step 0"}
         title = f"{len(context.marked)} marked runs"
         if run is not None and not context.marked:
             newest, title = run.checkpoint_step, run.run_id
             begin = "its newest valid checkpoint" if newest is None else f"step {count(newest)}"
-            words = {"resume": f"from {begin}", "clone": "with changes", "restart": "from step 0"}
+            effects = {"resume": f"from {begin}", "clone": "with changes", "restart": "from step 0"}
         items = []
-        for name, effect in words.items():
+        for name, effect in effects.items():
             action = find(name, "run")
             perform = partial(self.perform, name)
             items.append(MenuItem(KEYS_OF_RERUN[name], action.label, effect, perform, action.why_not(context)))
@@ -208,8 +210,10 @@ class Navigation(Commands):
         from gputui.ui.tui.dialogs.questions import FormScreen
 
         def check(form: FormScreen[int]) -> tuple[int | None, str]:
-            number = int(form.typed[0]) if form.typed[0].isdecimal() else 0
-            return number if 0 < number < 100_000 else None, f"{study_id} gets that many more trials."
+            hint = f"{study_id} gets that many more trials."
+            if not form.typed[0].isdecimal() or not 0 < int(form.typed[0]) < 100_000:
+                return None, hint
+            return int(form.typed[0]), hint
 
         def extend(trials: int) -> None:
             self.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
@@ -222,7 +226,7 @@ class Navigation(Commands):
         if marked := self.page.marked_runs:
             self.push_screen(tags_form(marked, lambda changes: self.ask_marked("label", changes)))
             return
-        run = self.run_asked
+        run = self.chosen_run
 
         def save(changes: LabelChanges) -> None:
             if changes:
@@ -282,7 +286,7 @@ class Navigation(Commands):
     moment: Moment | None = None
     """The requested moment and, once read, the actual one; None for the present."""
 
-    def is_wanted(self, snapshot: Snapshot) -> bool:
+    def accepts(self, snapshot: Snapshot) -> bool:
         """Take note of a newer snapshot; False if it is not of the requested moment."""
         past = snapshot.past
         if past is None and self.moment is not None and snapshot.problem is None:
@@ -294,13 +298,15 @@ class Navigation(Commands):
             self._arrive(past.request, snapshot)
         return True
 
-    def _arrive(self, asked: Moment, snapshot: Snapshot) -> None:
+    def _arrive(self, request: Moment, snapshot: Snapshot) -> None:
+        """Take the actual moment of a request, and say where it differs."""
         at, past = snapshot.at, snapshot.past
         assert past is not None
         self.moment = Moment(at)
-        if asked.ticks and at == asked.at:
-            self.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
-        elif not asked.ticks and asked.at < at and asked.direction <= 0:
+        if request.ticks and at == request.at:
+            where = "before" if request.ticks < 0 else "after"
+            self.say(f"Nothing happened {where} this.")
+        elif not request.ticks and request.at < at and request.direction <= 0:
             self.say(f"The record begins here, at {dated_clock(at, past.now)}.")
         elif at >= past.now:
             self.do_live()
@@ -325,7 +331,8 @@ class Navigation(Commands):
 
     def _step(self, steps: int) -> None:
         here = self.moment or Moment(float(math.floor(self._present)))
-        self.look_back(Moment(here.at + steps * STEP_SECONDS, direction=-1 if steps < 0 else 1))
+        direction = -1 if steps < 0 else 1
+        self.look_back(Moment(here.at + steps * STEP_SECONDS, direction=direction))
 
     do_time_back = partialmethod(_step, -1)
     do_time_forth = partialmethod(_step, 1)

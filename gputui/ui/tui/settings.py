@@ -66,21 +66,23 @@ def values_of(name: str) -> tuple[Any, ...]:
 def load(path: Path) -> tuple[Settings, str | None]:
     """The settings of a file, and a sentence about those that cannot be used. Missing ones are defaults."""
     try:
-        known = _read(path)
+        stored = _read(path)
     except FileNotFoundError:
         return Settings(), None
     except (OSError, msgspec.MsgspecError) as error:
-        words = error.strerror if isinstance(error, OSError) else error
-        return Settings(), f"The settings in {path} cannot be read ({words}); the defaults hold."
-    found: dict[str, Any] = {}
+        reason = error.strerror if isinstance(error, OSError) else error
+        return Settings(), f"The settings in {path} cannot be read ({reason}); the defaults hold."
+    values: dict[str, Any] = {}
     wrong: list[str] = []
-    for name in known.keys() & TYPES.keys():
+    for name in stored.keys() & TYPES.keys():
         try:
-            found[name] = msgspec.convert(known[name], TYPES[name])
+            values[name] = msgspec.convert(stored[name], TYPES[name])
         except msgspec.ValidationError:
-            wrong.append(clean(f"{name} = {json.dumps(known[name], ensure_ascii=False)[:40]}"))
-    problem = f"In {path}, {', '.join(sorted(wrong))} cannot be used; the default holds." if wrong else None
-    return replace(Settings(), **found), problem
+            wrong.append(clean(f"{name} = {json.dumps(stored[name], ensure_ascii=False)[:40]}"))
+    settings = replace(Settings(), **values)
+    if wrong:
+        return settings, f"In {path}, {', '.join(sorted(wrong))} cannot be used; the default holds."
+    return settings, None
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> str | None:
@@ -88,9 +90,9 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
 
     Returns a sentence if the old file was broken and was set aside. Raises OSError.
     """
-    known, problem = {}, None
+    stored, problem = {}, None
     try:
-        known = _read(path)
+        stored = _read(path)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
     except msgspec.MsgspecError:
@@ -98,7 +100,7 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
         path.replace(aside)
         problem = f"The settings could not be read; they were set aside as {aside}."
     with replaced(path, PRIVATE_FILE_MODE) as file:
-        file.write(json.dumps({**known, **changes}, indent=2, ensure_ascii=False).encode() + b"\n")
+        file.write(json.dumps({**stored, **changes}, indent=2, ensure_ascii=False).encode() + b"\n")
     return problem
 
 

@@ -54,7 +54,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
     ask_in_order: Callable[[Sequence[tuple[str, Callable[[], int]]]], None]
     # Methods of `Navigation`.
-    confirmed: Callable[[str, str, Callable[[], object]], None]
+    confirm: Callable[[str, str, Callable[[], object]], None]
     look_back: Callable[[Moment], None]
     do_time_type: Callable[[], None]
     request_data: Callable[[Screen[Any]], None]
@@ -75,12 +75,14 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     _failed_drawings: set[tuple[str, str, int | None]]
 
     @property
-    def line_words(self) -> str | None:
+    def lag_words(self) -> str | None:
         """The lag of the terminal in words; None while it keeps up."""
-        slowed = ", fewer updates" if self.pace.is_slowed else ""
-        if (lag := self.lag_seconds) > LAG_SECONDS:
-            return f"terminal {duration(lag)} behind{slowed}"
-        return None
+        lag = self.lag_seconds
+        if lag <= LAG_SECONDS:
+            return None
+        if self.pace.is_slowed:
+            return f"terminal {duration(lag)} behind, fewer updates"
+        return f"terminal {duration(lag)} behind"
 
     # --- painting
 
@@ -123,8 +125,8 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
             # Another user's log cannot be written.
             with suppress(OSError), self.workspace.agent_log.open("a", encoding="utf-8") as log:
                 log.write(f"the screen could not draw {place}:\n{text}")
-        words = f" ✗ This could not be drawn: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}."
-        return [(words, "bad"), (f" {clean(str(self.workspace.agent_log))} has the traceback.", "dim")]
+        sentence = f" ✗ This could not be drawn: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}."
+        return [(sentence, "bad"), (f" {clean(str(self.workspace.agent_log))} has the traceback.", "dim")]
 
     # --- sentences
 

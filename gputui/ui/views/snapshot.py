@@ -100,7 +100,7 @@ class StudyRow(NamedTuple):
     over: int
     running: int
     queued: int
-    wanted: int | None
+    planned: int | None
     metric: str
     best: float | None
     best_number: int | None
@@ -108,7 +108,7 @@ class StudyRow(NamedTuple):
 
 class StudyPage(NamedTuple):
     """The study whose page is open. ``rungs`` are the values of each trial by its number; ``running_seconds`` is how
-    long it ran, without its pauses; ``known`` are all studies, newest first."""
+    long it ran, without its pauses; ``studies`` are all, newest first."""
 
     study: StudyRecord
     spec: StudySpec
@@ -116,7 +116,7 @@ class StudyPage(NamedTuple):
     rungs: Mapping[int, Sequence[RungValue]]
     gpu_hours: float
     running_seconds: float
-    known: tuple[StudyRow, ...]
+    studies: tuple[StudyRow, ...]
 
 
 class LogTail(NamedTuple):
@@ -179,9 +179,9 @@ class CheckpointList(Struct, frozen=True):
 
     def at(self, at: float, gone: Sequence[Checkpoint]) -> CheckpointList:
         """The checkpoints of a past moment: those that had been written, and ``gone``, which were there then."""
-        kept = [each for each in self.newest if each.modified_at is not None and each.modified_at <= at]
-        shown = sorted((*kept, *gone), key=lambda each: each.modified_at or 0.0, reverse=True)
-        return replace(self, newest=tuple(shown), count=self.count - len(self.newest) + len(shown))
+        written = [file for file in self.newest if file.modified_at is not None and file.modified_at <= at]
+        listed = sorted((*written, *gone), key=lambda file: file.modified_at or 0.0, reverse=True)
+        return replace(self, newest=tuple(listed), count=self.count - len(self.newest) + len(listed))
 
 
 class RunPage(Struct, frozen=True):

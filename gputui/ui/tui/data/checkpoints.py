@@ -18,6 +18,9 @@ from gputui.ui.views.snapshot import Checkpoint, CheckpointList
 if TYPE_CHECKING:
     from gputui.runs.checkpoint_files import FoundCheckpoint
 
+AFTER_ALL = 1 << 62
+"""The order of a file that the ledger does not have yet."""
+
 LIST_SECONDS = 5.0
 MOST_LISTED = 50
 
@@ -27,12 +30,12 @@ CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
 
 class LedgerFact(Struct, frozen=True):
     """The ledger's entry of a checkpoint; ``refused`` says why the run will not resume from it, ``is_contested``
-    whether that is because another run may have written it; ``seen`` is its place in the order of all."""
+    whether that is because another run may have written it; ``order`` is its place in the order of all."""
 
     step: int | None
     attempt: int | None
     refused: str
-    seen: int = 0
+    order: int = 0
     is_contested: bool = False
 
 
@@ -65,9 +68,9 @@ class CheckpointReader:
             self._query, self._listed_at = query, now
             self._thread = threading.Thread(target=self._look, args=(query,), name="checkpoints", daemon=True)
             self._thread.start()
-        folder, found = self._found
+        folder, newest = self._found
         if folder == query.folder:
-            return found
+            return newest
         return CheckpointList()
 
     def wait(self, seconds: float) -> None:
@@ -82,37 +85,38 @@ class CheckpointReader:
         from gputui.runs.checkpoint_formats import validate
         from gputui.runs.learned_checkpoints import LEARNED
 
-        lying: list[FoundCheckpoint] = []
+        files: list[FoundCheckpoint] = []
         if query.pattern == LEARNED:
-            lying = [file for path in query.facts if (file := measured(Path(path))) is not None]
+            files = [file for path in query.facts if (file := measured(Path(path))) is not None]
         else:
             with suppress(OSError):
-                lying = list_checkpoints(query.folder, query.pattern)
-        lying.sort(key=lambda one: facts.seen if (facts := query.facts.get(one.path)) else 1 << 62, reverse=True)
-        self._show(query, lying)
-        written = (one for one in lying if (facts := query.facts.get(one.path)) and facts.attempt is not None)
-        newest = next(written, None)
-        for one in lying[:MOST_LISTED]:
-            is_small = one.size_bytes is not None and one.size_bytes <= CHECKED_UNASKED_BYTES
-            is_wanted = Path(one.path).name == query.to_check or (one is newest and is_small)
-            if is_wanted and one not in self._checked:
-                info = validate(Path(one.path))
+                files = list_checkpoints(query.folder, query.pattern)
+        orders = {path: fact.order for path, fact in query.facts.items()}
+        files.sort(key=lambda file: orders.get(file.path, AFTER_ALL), reverse=True)
+        self._show(query, files)
+        written = {path for path, fact in query.facts.items() if fact.attempt is not None}
+        newest = next((file for file in files if file.path in written), None)
+        for file in files[:MOST_LISTED]:
+            is_small = file.size_bytes is not None and file.size_bytes <= CHECKED_UNASKED_BYTES
+            is_requested = Path(file.path).name == query.to_check
+            if (is_requested or (file is newest and is_small)) and file not in self._checked:
+                info = validate(Path(file.path))
                 is_valid = None if info.is_unreadable else info.valid
-                self._checked[one] = (is_valid, clean(info.why))
-                self._show(query, lying)
+                self._checked[file] = (is_valid, clean(info.why))
+                self._show(query, files)
 
-    def _show(self, query: CheckpointQuery, lying: list[FoundCheckpoint]) -> None:
+    def _show(self, query: CheckpointQuery, files: list[FoundCheckpoint]) -> None:
         from gputui.runs.checkpoint_names import step_in_name
 
         listed = []
-        for one in lying[:MOST_LISTED]:
-            path, checked = Path(one.path), self._checked.get(one, (None, ""))
+        for file in files[:MOST_LISTED]:
+            path, checked = Path(file.path), self._checked.get(file, (None, ""))
             step = step_in_name(path, query.folder)
-            found = Checkpoint(clean(path.name), step, one.size_bytes, one.modified_ns / 1e9, *checked)
-            if (fact := query.facts.get(one.path)) is not None:
-                found = found._replace(
+            checkpoint = Checkpoint(clean(path.name), step, file.size_bytes, file.modified_ns / 1e9, *checked)
+            if (fact := query.facts.get(file.path)) is not None:
+                checkpoint = checkpoint._replace(
                     step=fact.step, attempt=fact.attempt, refused=clean(fact.refused), is_contested=fact.is_contested
                 )
-            listed.append(found)
+            listed.append(checkpoint)
         # A single assignment, because the feed's thread reads it at any time.
-        self._found = (query.folder, CheckpointList(tuple(listed), len(lying), is_known=True))
+        self._found = (query.folder, CheckpointList(tuple(listed), len(files), is_known=True))

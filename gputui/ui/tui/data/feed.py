@@ -164,7 +164,9 @@ class Feed:
                 self._version, self._interest_read, self._read_at = version, interest, clock
                 self._past_read_at, self._problem = clock, None
                 return True
-            return self._pass_time(now, clock, self._problem if is_news else None)
+            if is_news:
+                return self._pass_time(now, clock, self._problem)
+            return self._pass_time(now, clock, None)
         except StoreMissingError:
             self._close()
             return self._pass_time(now, clock, None)
@@ -176,8 +178,8 @@ class Feed:
             self._close()
             place = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
-            words = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
-            return self._pass_time(now, clock, words)
+            sentence = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
+            return self._pass_time(now, clock, sentence)
 
     def _pass_time(self, now: float, clock: float, problem: str | None) -> bool:
         """Update clock and ages of the old snapshot, once a second or if the problem changed."""
@@ -185,7 +187,9 @@ class Feed:
             return False
         self._read_at, self._problem = clock, problem
         later = self._reader.later(self._newest, now, self._interest_read)
-        self._newest = replace(later, problem=problem) if problem is not None else later
+        if problem is not None:
+            later = replace(later, problem=problem)
+        self._newest = later
         return True
 
     def _open(self, clock: float) -> sqlite3.Connection | None:
@@ -212,10 +216,10 @@ class Feed:
 
     def _answer(self, connection: sqlite3.Connection) -> None:
         for command_id in tuple(self._watched):
-            found = commands.answer(connection, command_id)
-            if found is not None and self._tell is not None:
+            answer = commands.answer(connection, command_id)
+            if answer is not None and self._tell is not None:
                 self._watched.discard(command_id)
-                self._tell(found)
+                self._tell(answer)
 
 
 def look_seconds(newest: Snapshot) -> float:

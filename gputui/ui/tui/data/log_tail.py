@@ -35,25 +35,31 @@ class LogReader:
         self._file: _FollowedFile | None = None
         self._tail = LogTail()
 
-    def read(self, attempt_dir: Path, wanted: str | None, *, deep: bool = False) -> LogTail:
-        """The newest lines of the log labelled ``wanted``, as harmless text; None for the most useful log of this
-        attempt. ``deep`` reads further back. An unchanged log is the same tail."""
+    def read(self, attempt_dir: Path, label: str | None, *, deep: bool = False) -> LogTail:
+        """The newest lines of a log, as harmless text. An unchanged log is the same tail.
+
+        Args:
+            attempt_dir: the folder of the newest attempt.
+            label: the label of the log; None for the most useful one of this attempt.
+            deep: whether to read further back.
+        """
         if attempt_dir != self._directory:
             # Logs of ended attempts do not change.
             self._directory, self._earlier = attempt_dir, dict(_earlier_logs(attempt_dir))
-        own = {_label(log): log for log in shown_logs(attempt_dir)}
-        written = {name: log for name, log in own.items() if _size(log.path)[0] > 0}
+        newest = {_label(log): log for log in shown_logs(attempt_dir)}
+        written = {name: log for name, log in newest.items() if _size(log.path)[0] > 0}
         labels = (*written, *self._earlier)
-        logs = {**own, **self._earlier}
-        # The first rank's standard output, else the first log that is not empty.
-        ranks = [each for each, log in written.items() if log.rank is not None and log.stream == "stdout"]
-        name = wanted if wanted in logs else next(iter([*ranks, *written, *own]), None)
-        if name is None:
+        logs = {**newest, **self._earlier}
+        if label not in logs:
+            # The first rank's standard output, else the first log that is not empty.
+            ranks = [name for name, log in written.items() if log.rank is not None and log.stream == "stdout"]
+            label = next(iter([*ranks, *written, *newest]), None)
+        if label is None:
             return LogTail(labels=labels)
-        log = logs[name]
+        log = logs[label]
         key = (log.path, *_size(log.path), labels, deep)
         if key != self._key:
-            self._key, self._tail = key, self._follow(log, name, labels, deep=deep)
+            self._key, self._tail = key, self._follow(log, label, labels, deep=deep)
         return self._tail
 
     def _follow(self, log: RankLog, name: str, labels: tuple[str, ...], *, deep: bool) -> LogTail:
@@ -90,9 +96,11 @@ class _FollowedFile:
     def read(self, *, deep: bool) -> Sequence[str]:
         """Read what was written since the last time; returns the unfinished line. Raises OSError."""
         size, end, newest = self.path.stat().st_size, self._end, self.first + len(self.lines)
-        if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
+        loaded_bytes = DEEP_BYTES if self._is_deep else TAIL_BYTES
+        if end is None or size < end or size - end > loaded_bytes:
             # A new file, a truncated one, or one that grew far beyond the kept lines.
-            self._begin(max(0, size - (DEEP_BYTES if deep else TAIL_BYTES)))
+            depth = DEEP_BYTES if deep else TAIL_BYTES
+            self._begin(max(0, size - depth))
             self.first = newest
             self._is_deep = deep
         elif deep and not self._is_deep:
@@ -113,16 +121,18 @@ class _FollowedFile:
         self.is_whole, self._is_cut = start == 0, start > 0
         self._end, self._begun = start, ""
 
-    def _read_on(self, until: int | None) -> None:
+    def _read_on(self, stop: int | None) -> None:
         """Read complete lines up to a place in the file, or to its end."""
-        while (end := self._end or 0) != until:
-            most = DEEP_BYTES if until is None else until - end
+        while (end := self._end or 0) != stop:
+            most = DEEP_BYTES if stop is None else stop - end
             window = read_window(self.path, end, most, as_written=True)
             if window.end <= end:
                 break
-            # The rest of a line is skipped; if it has no end, its rest is better than nothing.
-            cut = window.text.find("\n") + 1 if self._is_cut else 0
-            lines, self._begun = printed_lines(window.text[cut:], self._begun)
+            text = window.text
+            if self._is_cut:
+                # The rest of a line is skipped; if it has no end, its rest is better than nothing.
+                text = text[text.find("\n") + 1 :]
+            lines, self._begun = printed_lines(text, self._begun)
             self._end, self._is_cut = window.end, False
             harmless = [clean(line) for line in lines]
             self.lines += harmless
@@ -136,9 +146,9 @@ class _FollowedFile:
 
 def _label(log: RankLog) -> str:
     """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``, ``job``."""
+    if log.rank is None and log.stream == "job":
+        return "job"
     if log.rank is None:
-        if log.stream == "job":
-            return "job"
         return "launcher"
     if log.stream == "stdout":
         return f"rank {log.rank}"
@@ -147,7 +157,9 @@ def _label(log: RankLog) -> str:
 
 def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
     """The non-empty logs of earlier attempts, the newest attempt first."""
-    number = int(attempt_dir.name) if attempt_dir.name.isascii() and attempt_dir.name.isdigit() else 0
+    number = 0
+    if attempt_dir.name.isascii() and attempt_dir.name.isdigit():
+        number = int(attempt_dir.name)
     for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
         for log in shown_logs(attempt_dir.with_name(str(before))):
             if _size(log.path)[0] > 0:

@@ -15,6 +15,7 @@ from gputui.runs import notices
 from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
 from gputui.store.agent import AgentView
+from gputui.store.alerts import AlertView
 from gputui.store.hardware import (
     GpuView,
     gpu_events,
@@ -44,19 +45,25 @@ def machine_state(
     """The machine now, or at the past moment ``at``: quarantines and pauses that have ended since are not stored, and
     the queue is not read. Raises sqlite3.Error."""
     failed, pause = quarantined(connection), queue.pause(connection)
-    if at is not None:
-        failed = {uuid: found for uuid, found in failed.items() if found.since <= at}
-        pause = pause if pause is not None and pause.at <= at else None
-    seen = now if at is None else at
-    xids = xid_counts(connection, seen)
-    waiting = read_waiting_runs(connection, now) if at is None else WaitingRuns()
-    situation = None
+    moment = now
+    waiting = WaitingRuns()
+    if at is None:
+        waiting = read_waiting_runs(connection, now)
+    else:
+        moment = at
+        failed = {uuid: quarantine for uuid, quarantine in failed.items() if quarantine.since <= at}
+        if pause is not None and pause.at > at:
+            pause = None
+    xids = xid_counts(connection, moment)
+    promised: Mapping[str, str] = {}
     if waiting.runs:
         # Imported on first use: mostly the queue is empty.
         from gputui.profiles.situation import situation_of
 
         situation = situation_of(agent, gpus, failed, (), waiting)
-    return MachineState(failed, pause, xids, waiting, {} if situation is None else situation.promised)
+        if situation is not None:
+            promised = situation.promised
+    return MachineState(failed, pause, xids, waiting, promised)
 
 
 class GpuPageReader:
@@ -72,10 +79,10 @@ class GpuPageReader:
         bucket_seconds = span_seconds / GPU_BUCKETS
         bucket = int(now // bucket_seconds)
         if (uuid, span_seconds, bucket) != self._known:
-            until = bucket * bucket_seconds
-            since = until - span_seconds
-            self._history = gpu_history(connection, since, until, GPU_BUCKETS, uuid).get(uuid)
-            self._memory = memory_temperature_history(connection, uuid, since, until, GPU_BUCKETS)
+            end = bucket * bucket_seconds
+            start = end - span_seconds
+            self._history = gpu_history(connection, start, end, GPU_BUCKETS, uuid).get(uuid)
+            self._memory = memory_temperature_history(connection, uuid, start, end, GPU_BUCKETS)
             self._known = (uuid, span_seconds, bucket)
         return GpuPage(
             uuid=uuid,
@@ -104,24 +111,24 @@ class CostReader:
                 "WHERE a.run_id = i.run_id ORDER BY a.number DESC LIMIT 1) FROM incidents AS i GROUP BY run_id"
             ).fetchall()
         }
-        self._known = {run_id: known for run_id, known in self._known.items() if run_id in met}
-        left = COSTS_PER_READ
+        self._known = {run_id: self._known[run_id] for run_id in self._known.keys() & met.keys()}
+        budget = COSTS_PER_READ
         is_behind = False
         rows = []
         for run, progress in runs:
-            known = None
-            if run.run_id in met:
-                known = self._known.get(run.run_id)
-                # The cost of an incident is final with the next attempt's first step.
-                basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
-                if known is None or known[0] != basis:
-                    if left:
-                        left -= 1
-                        cost = total(RunHistory.read(connection, run).costs().values())
-                        known = self._known[run.run_id] = basis, cost
-                    else:
-                        is_behind = True
-            rows.append(RunRow(run, progress, known[1] if known else None))
+            if run.run_id not in met:
+                rows.append(RunRow(run, progress))
+                continue
+            # The cost of an incident is final with the next attempt's first step.
+            basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
+            computed_from, cost = self._known.get(run.run_id, (None, None))
+            if computed_from != basis and budget:
+                budget -= 1
+                cost = total(RunHistory.read(connection, run).costs().values())
+                self._known[run.run_id] = basis, cost
+            elif computed_from != basis:
+                is_behind = True
+            rows.append(RunRow(run, progress, cost))
         return rows, is_behind
 
 
@@ -130,7 +137,9 @@ OVER_KEPT = 200
 
 def read_alerts(connection: sqlite3.Connection, with_history: bool, at: float | None = None) -> AlertsState:
     """The alerts now, or at a past moment. Raises sqlite3.Error."""
-    over = alerts.cleared(connection, OVER_KEPT, at) if with_history else []
+    over: Sequence[AlertView] = ()
+    if with_history:
+        over = alerts.cleared(connection, OVER_KEPT, at)
     return AlertsState(tuple(alerts.lasting(connection, at)), tuple(over))
 
 
@@ -182,7 +191,7 @@ class IdleReader:
     ) -> Mapping[tuple[str, int], float]:
         """Since when (UTC unix seconds) each process has held memory of an idle GPU, by the GPU's UUID and the PID.
         Raises sqlite3.Error."""
-        found: dict[tuple[str, int], float] = {}
+        idle_since: dict[tuple[str, int], float] = {}
         for gpu in gpus:
             pids = [process.pid for process in gpu.processes or () if process.memory_bytes]
             if not pids or gpu.state != "ok" or gpu.utilization_percent != 0:
@@ -191,13 +200,14 @@ class IdleReader:
             idle = self._idle_since(connection, gpu.uuid, now)
             if idle is not None:
                 present = present_since(connection, gpu.uuid)
-                found |= {(gpu.uuid, pid): max(idle, present[pid]) for pid in pids if pid in present}
-        return found
+                idle_since |= {(gpu.uuid, pid): max(idle, present[pid]) for pid in pids if pid in present}
+        return idle_since
 
     def _idle_since(self, connection: sqlite3.Connection, uuid: str, now: float) -> float | None:
-        known = self._known.pop(uuid, None)
-        found = idleness(connection, uuid, 0.0 if known is None else known[1], now)
-        since = found.since if known is None or found.was_busy else known[0]
+        since, read_at = self._known.pop(uuid, (None, 0.0))
+        newest = idleness(connection, uuid, read_at, now)
+        if since is None or newest.was_busy:
+            since = newest.since
         if since is not None:
             self._known[uuid] = (since, now)
         return since

@@ -69,7 +69,7 @@ class _Reading(NamedTuple):
     at: float | None
 
     @property
-    def seen(self) -> float:
+    def moment(self) -> float:
         """The moment that is shown."""
         if self.at is None:
             return self.now
@@ -127,28 +127,22 @@ class SnapshotReader:
         self.is_behind = False
         try:
             self._then.clear()
-            at, past = (None, None) if interest.moment is None else self._past_of(connection, interest.moment, now)
+            at = past = None
+            if interest.moment is not None:
+                at, past = self._past_of(connection, interest.moment, now)
             reading = _Reading(connection, interest, now, at)
             runs = self._runs(connection, at)
-            gpus = tuple(read_gpus(connection, now, at, None if at is None else holders(runs)))
-            of_gpus, of_host = self._histories(reading)
-            agent = agent_seen = read_agent(connection)
-            if agent is not None and at is not None:
-                # The store keeps only the newest. `Past.gap` tells whether any ran then; with GPUs recorded, it had no
-                # problem with them.
-                problem = None if gpus else agent.gpu_problem
-                agent_seen = replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=problem)
-            has_processes = interest.processes and at is None
-            # Most homes have no study, and import nothing for one.
-            has_studies = connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None
-            studies, study_states = self._studies.overview(connection, runs, at) if has_studies else ((), {})
-            return Snapshot(
-                at=reading.seen,
-                agent=agent_seen,
+            owners = None if at is None else holders(runs)
+            gpus = tuple(read_gpus(connection, now, at, owners))
+            gpu_history, host_history = self._histories(reading)
+            agent = read_agent(connection)
+            snapshot = Snapshot(
+                at=reading.moment,
+                agent=agent,
                 gpus=gpus,
-                gpu_history=of_gpus,
+                gpu_history=gpu_history,
                 host=read_host(connection, at),
-                host_history=of_host,
+                host_history=host_history,
                 runs=self._rows(reading, runs),
                 events=tuple(read_news(connection, at, limit=EVENTS_KEPT)),
                 page=self._page(reading, runs),
@@ -156,42 +150,70 @@ class SnapshotReader:
                 machine=machine_state(connection, now, at, agent, gpus),
                 alerts=read_alerts(connection, interest.alerts, at),
                 gpu_page=self._read_gpu_page(reading, runs),
-                processes=self.processes.read(gpus) if has_processes else None,
-                idle_since=self._idle.read(connection, gpus, now) if has_processes else {},
-                studies=studies,
-                study_states=study_states,
-                study_page=self._studies.page(connection, interest.study_id, runs, now, at)
-                if interest.studies
-                else None,
-                problem=full_disk_words(self._workspace.state, agent, now) if at is None else None,
-                unsent=unsent_words(connection) if at is None else None,
                 past=past,
             )
+            snapshot = self._with_studies(reading, snapshot, runs)
+            if at is None:
+                return self._of_the_present(reading, snapshot)
+            if agent is None:
+                return snapshot
+            # The store keeps only the newest agent. `Past.gap` tells whether any ran then; with GPUs recorded, it had
+            # no problem with them.
+            problem = None if gpus else agent.gpu_problem
+            return replace(snapshot, agent=replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=problem))
         finally:
             connection.execute("ROLLBACK")
             self._has_read = True
+
+    def _with_studies(self, reading: _Reading, snapshot: Snapshot, runs: list[Run]) -> Snapshot:
+        """The snapshot with its studies; most homes have none, and import nothing for one."""
+        connection, interest, now, at = reading
+        if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None:
+            studies, states = self._studies.overview(connection, runs, at)
+            snapshot = replace(snapshot, studies=studies, study_states=states)
+        if interest.studies:
+            page = self._studies.page(connection, interest.study_id, runs, now, at)
+            snapshot = replace(snapshot, study_page=page)
+        return snapshot
+
+    def _of_the_present(self, reading: _Reading, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what is known only of the present: processes and problems."""
+        connection, interest, now, _ = reading
+        if interest.processes:
+            processes = self.processes.read(snapshot.gpus)
+            idle_since = self._idle.read(connection, snapshot.gpus, now)
+            snapshot = replace(snapshot, processes=processes, idle_since=idle_since)
+        problem = full_disk_words(self._workspace.state, snapshot.agent, now)
+        return replace(snapshot, problem=problem, unsent=unsent_words(connection))
 
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The snapshot at a later time: clock, ages, log and processes change without the store."""
         if snapshot.past is not None:
             return replace(snapshot, past=snapshot.past._replace(now=now), problem=None)
-        stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
+        interval = snapshot.agent.interval_seconds if snapshot.agent else None
+        stale_after = stale_after_seconds(interval)
+        processes = self.processes.read(snapshot.gpus) if interest.processes else None
+        page = snapshot.page
+        if page is not None:
+            page = self.run_page.later(page, interest)
         return replace(
             snapshot,
             at=now,
             gpus=tuple(aged(gpu, now, stale_after) for gpu in snapshot.gpus),
             problem=full_disk_words(self._workspace.state, snapshot.agent, now),
-            processes=self.processes.read(snapshot.gpus) if interest.processes else None,
-            page=None if snapshot.page is None else self.run_page.later(snapshot.page, interest),
+            processes=processes,
+            page=page,
         )
 
     def _past_of(self, connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
         # Imported on first use: most screens never show the past.
         from gputui.ui.tui.data.past import past_of
 
-        # A request is resolved once, so that new events do not change it.
-        is_known = self._resolved is not None and self._resolved[0] == moment
-        at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
+        request = moment
+        if self._resolved is not None and self._resolved[0] == moment:
+            # A request is resolved once, so that new events do not change it.
+            request = Moment(self._resolved[1])
+        at, past = past_of(connection, request, now)
         self._resolved = (moment, at)
         return at, past._replace(request=moment)
 
@@ -201,12 +223,12 @@ class SnapshotReader:
         bucket = int(now // _BUCKET_SECONDS)
         if at is None and bucket == self._bucket:
             return self._short
-        until = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
-        span = until - HISTORY_SECONDS, until, HISTORY_BUCKETS
-        found = gpu_history(connection, *span), host_history(connection, *span)
+        end = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
+        span = end - HISTORY_SECONDS, end, HISTORY_BUCKETS
+        histories = gpu_history(connection, *span), host_history(connection, *span)
         if at is None:
-            self._bucket, self._short = bucket, found
-        return found
+            self._bucket, self._short = bucket, histories
+        return histories
 
     def _runs(self, connection: sqlite3.Connection, at: float | None) -> list[Run]:
         """All runs in the order of `in_order`."""
@@ -222,8 +244,8 @@ class SnapshotReader:
         connection, interest, _, at = reading
         if at is not None:
             return tuple(RunRow(run, self._progress_then(connection, run, at)) for run in runs)
-        known = {run.run_id for run in runs}
-        self._trackers = {run_id: tracker for run_id, tracker in self._trackers.items() if run_id in known}
+        run_ids = {run.run_id for run in runs}
+        self._trackers = {run_id: tracker for run_id, tracker in self._trackers.items() if run_id in run_ids}
         rows = []
         budget = OVER_RUNS_PER_READ
         for run in runs:
@@ -278,15 +300,16 @@ class SnapshotReader:
         uuid = reading.interest.gpu_uuid
         if uuid is None:
             return None
-        page = self._gpu_page.read(reading.connection, uuid, reading.interest.gpu_span_seconds, reading.seen)
+        page = self._gpu_page.read(reading.connection, uuid, reading.interest.gpu_span_seconds, reading.moment)
         if reading.at is None:
             return page
-        held = next((run for run in runs if uuid in run.gpus), None)
-        return page._replace(leased_since=held.attempt_started_at if held is not None else None)
+        leased_since = next((run.attempt_started_at for run in runs if uuid in run.gpus), None)
+        return page._replace(leased_since=leased_since)
 
     def _compared(self, reading: _Reading) -> dict[str, ChartData]:
         connection, interest, now, at = reading
-        self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
+        run_ids = {*interest.compared, interest.run_id or ""}
+        self._curves.keep(run_ids - {""})
         request = interest.charts
         if request is None:
             return {}

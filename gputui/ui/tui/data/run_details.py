@@ -58,24 +58,34 @@ class RunPageReader:
         attempts = tuple(history.attempts)
         if at is None:
             self._ledger = (run_id, _ledger_facts(connection, run, attempts))
-        listed, log, request = self._checkpoints(run, interest), self._tail(run, interest), interest.charts
-        if at is not None:
+        listed, log = self._checkpoints(run, interest), self._tail(run, interest)
+        charts = None
+        if interest.charts is not None:
+            charts = self._curves.read(connection, run_id, interest.charts, now, at)
+        usage = None
+        if at is None:
+            usage = intake.intake(connection, run_id)
+        else:
             from gputui.ui.tui.data.past import past_tail  # most screens never show the past
 
-            log = past_tail(log, at, attempts[-1].ended_at if attempts else None)
+            ended_at = attempts[-1].ended_at if attempts else None
+            log = past_tail(log, at, ended_at)
             gone = [
                 Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
                 for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run_id, at)
             ]
             listed = listed and listed.at(at, gone)
-        paid: Mapping[int, Cost] = {}
+        costs: Mapping[int, Cost] = {}
         if history.incidents:
             # Among a million lines that is slow, and done when one of these has changed.
-            moves = [(each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts]
+            moves = [
+                (attempt.started_at, attempt.first_step, attempt.first_step_at, attempt.ended_at)
+                for attempt in attempts
+            ]
             basis = (run_id, moves, history.incidents, history.decisions)
             if basis != self._costs[0]:
                 self._costs = (basis, history.costs())
-            paid = self._costs[1]
+            costs = self._costs[1]
         return RunPage(
             run=run,
             launched=launched_params(run),
@@ -86,10 +96,10 @@ class RunPageReader:
             decisions=tuple(history.decisions),
             log=log,
             rank_count=_rank_count(run),
-            charts=None if request is None else self._curves.read(connection, run_id, request, now, at),
-            costs=paid,
+            charts=charts,
+            costs=costs,
             checkpoints=listed,
-            intake=intake.intake(connection, run_id) if at is None else None,
+            intake=usage,
             sinks=tuple(sinks_of(run, Path())),
             data_events=tuple(read_data_events(connection, run_id, at)),
         )
@@ -101,11 +111,13 @@ class RunPageReader:
     def _checkpoints(self, run: Run, interest: Interest) -> CheckpointList | None:
         """The known checkpoints; None if the run's specification cannot be read."""
         spec = known_spec(run)
-        facts = self._ledger[1] if self._ledger[0] == run.run_id else {}
         if spec is None:
             return None
         if hides_checkpoints(spec):
             return CheckpointList(is_elsewhere=True)
+        run_id, facts = self._ledger
+        if run_id != run.run_id:
+            facts = {}
         folder, pattern = watched_checkpoints(spec, self._workspace.run_dir(run.run_id))
         return self.checkpoints.read(CheckpointQuery(folder, pattern, interest.checkpoint_to_check, facts))
 
@@ -120,16 +132,12 @@ def _ledger_facts(connection: sqlite3.Connection, run: Run, attempts: Sequence[A
     rows = checkpoints.of_run(connection, run.run_id)
     spans = attempt_spans.spans_of(run, attempts, time.time())
     refused = {row.path: why for row, why in resumable.refused(rows, spans)}
-    return {
-        row.path: LedgerFact(
-            row.step,
-            row.attempt if row.is_written else None,
-            refused.get(row.path, ""),
-            row.seen,
-            is_contested=row.origin == "contested",
-        )
-        for row in rows
-    }
+    facts: dict[str, LedgerFact] = {}
+    for row in rows:
+        attempt = row.attempt if row.is_written else None
+        reason, is_contested = refused.get(row.path, ""), row.origin == "contested"
+        facts[row.path] = LedgerFact(row.step, attempt, reason, row.seen, is_contested)
+    return facts
 
 
 def _rank_count(run: Run) -> int:
@@ -152,7 +160,7 @@ def launched_params(run: Run) -> Mapping[str, object]:
 
 def launched_code(run: Run) -> str | None:
     """The code version that a run was launched with, in words; None if unknown."""
-    words = code_words(json_mapping(run.spec_json).get("code"))
-    if words is None:
+    version = code_words(json_mapping(run.spec_json).get("code"))
+    if version is None:
         return None
-    return clean(words)
+    return clean(version)

@@ -26,28 +26,28 @@ class StudyReader:
         self, store: Connection, runs: Sequence[Run], at: float | None = None
     ) -> tuple[tuple[StudyRow, ...], Mapping[str, StudyState]]:
         """The newest active studies with their progress, and the states of all by their ids. Raises sqlite3.Error."""
-        known = studies.read_studies(store, at)
-        active = [study for study in known if not study.state.is_over][:ROWS_KEPT]
-        states = {study.study_id: study.state for study in known}
+        records = studies.read_studies(store, at)
+        active = [study for study in records if not study.state.is_over][:ROWS_KEPT]
+        states = {study.study_id: study.state for study in records}
         return tuple(self._row(store, study, runs, at) for study in active), states
 
     def page(
         self, store: Connection, study_id: str | None, runs: Sequence[Run], now: float, at: float | None = None
     ) -> StudyPage | None:
         """Everything about a study, the newest for None. Raises sqlite3.Error."""
-        known = studies.read_studies(store, at)
-        study = next((one for one in known if study_id in (None, one.study_id)), None)
+        records = studies.read_studies(store, at)
+        study = next((record for record in records if study_id in (None, record.study_id)), None)
         if study is None:
             return None
-        until = now if at is None else at
+        moment = now if at is None else at
         return StudyPage(
             study,
             study_spec(study),
             tuple(studies.read_trials(store, study.study_id, at)),
             studies.rungs_by_trial(store, study.study_id, at),
-            studies.study_gpu_hours(store, study.study_id, until),
-            studies.study_wall_seconds(store, study.study_id, until),
-            tuple(self._row(store, one, runs, at) for one in known),
+            studies.study_gpu_hours(store, study.study_id, moment),
+            studies.study_wall_seconds(store, study.study_id, moment),
+            tuple(self._row(store, record, runs, at) for record in records),
         )
 
     def _row(self, store: Connection, study: StudyRecord, runs: Sequence[Run], at: float | None) -> StudyRow:
@@ -59,18 +59,24 @@ class StudyReader:
         # A trial runs from its launch on, though its run may wait in the queue.
         queued = {run.run_id for run in runs if run.state == "queued"}
         begun = [trial.run_id in queued for trial in trials if trial.state is TrialState.RUNNING]
+        planned = spec.wanted_trials
+        if planned is not None:
+            # Points that a person added, reruns and earlier runs count beyond the budget.
+            planned = max(planned, len(trials))
+        value, number = None, None
         best = best_trial(trials, spec.objectives)
+        if best is not None:
+            value, number = best.value, best.number
         row = StudyRow(
             study.study_id,
             study.state,
             over=sum(trial.state.is_over for trial in trials),
             running=begun.count(False),
             queued=begun.count(True),
-            # Points that a person added, reruns and earlier runs count beyond the budget.
-            wanted=None if spec.wanted_trials is None else max(spec.wanted_trials, len(trials)),
+            planned=planned,
             metric=spec.objectives[0].metric,
-            best=None if best is None else best.value,
-            best_number=None if best is None else best.number,
+            best=value,
+            best_number=number,
         )
         if study.state.is_over:
             self._ended[key] = row

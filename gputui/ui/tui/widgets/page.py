@@ -143,7 +143,7 @@ class ActionScreen(Screen[None]):
             is_readonly=app.is_readonly,
             past_at=past_at,
             is_ascii=app.is_ascii,
-            connection_lag=app.line_words,
+            connection_lag=app.lag_words,
             keys=app.keys.on(self.SCOPE),
         )
 

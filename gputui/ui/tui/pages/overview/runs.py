@@ -164,10 +164,10 @@ def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, st
         "RUN": [(clean(entry.study_id if study is None else study.study_id), "text")],
         "STATE": [("study", style)],
     }
-    if study is not None and study.wanted:
-        share = min(1.0, study.over / study.wanted)
+    if study is not None and study.planned:
+        share = min(1.0, study.over / study.planned)
         cells["PROGRESS"] = _share_bar(share, next((w for c, w in placed if c.head == "PROGRESS"), 0), "bar")
-        cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.wanted, 'trial')}", "dim")]
+        cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.planned, 'trial')}", "dim")]
     head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
     gap = placed[len(head)][0].gap
     return [*_short_row(head, gap, study_words(entry, snapshot.at), width)]

@@ -113,7 +113,7 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
         def send(name: str, words: str) -> None:
             number = signal.Signals[f"SIG{name}"]
-            self.shell.confirmed("Signal", f"Send {name}? It {words}.", lambda: self._send(row, number))
+            self.shell.confirm("Signal", f"Send {name}? It {words}.", lambda: self._send(row, number))
 
         items = [MenuItem(key, name, words, partial(send, name, words)) for key, name, words in SIGNALS]
         self.app.push_screen(MenuScreen("Signal", items, _about(row)))

@@ -180,7 +180,7 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             self.shell.say("Still checking; a moment.")
         else:
             words = f"Start {plan.head}?"
-            self.shell.confirmed("Start the study", words, lambda: self._check(path))
+            self.shell.confirm("Start the study", words, lambda: self._check(path))
 
     def _check(self, path: Path) -> None:
         """Make the checks that start a process, then start the study."""

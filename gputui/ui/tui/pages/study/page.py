@@ -112,7 +112,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         self.keep_cursor()
         self.show_head(width)
         top = view.result_lines(page, self.runs, width)
-        if height >= STUDIES_HEIGHT and len(page.known) > 1:
+        if height >= STUDIES_HEIGHT and len(page.studies) > 1:
             top += self.framed(view.study_lines(page, inner, STUDIES_MOST), width)
         detail = self.framed(view.detail_lines(self.current, self.snapshot.at, inner), width)
         detail = detail if left - len(top) >= LIST_LEAST + 3 else []
@@ -139,7 +139,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
     # --- actions
 
     def _turn(self, by: int) -> None:
-        ids = [row.study_id for row in self.study.known] if self.study is not None else []
+        ids = [row.study_id for row in self.study.studies] if self.study is not None else []
         if len(ids) < 2:
             self.shell.say("There is no other study.")
         else:
@@ -164,7 +164,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         number = self.current.trial.number
         text = f"Cut trial {number} short? Its run ends at once, without a checkpoint."
         ask = partial(self._ask, f"Prune trial {number}", "study_prune", trial=number)
-        self.shell.confirmed("Prune the trial", text, ask)
+        self.shell.confirm("Prune the trial", text, ask)
 
     def do_keep(self) -> None:
         assert self.current is not None

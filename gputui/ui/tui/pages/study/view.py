@@ -242,11 +242,11 @@ def study_title(page: StudyPage) -> list[Span]:
 def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
     """The head of a study: its method; trials, best value and cost; the study's reason and
     problem."""
-    study, row = page.study, next(one for one in page.known if one.study_id == page.study.study_id)
+    study, row = page.study, next(one for one in page.studies if one.study_id == page.study.study_id)
     lines = [fitting(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
     # That all its trials have ended, the first line says.
-    is_told = study.state is StudyState.FINISHED and row.over == row.wanted
+    is_told = study.state is StudyState.FINISHED and row.over == row.planned
     for text, style in (("" if is_told else study.reason, of_state), (study.problem, "bad")):
         lines += paragraph((" ", style), clean(text or ""), style, width)[:2]
     return lines
@@ -280,14 +280,14 @@ def _results(page: StudyPage, row: StudyRow, runs: Mapping[str, RunRow]) -> list
 
 def trials_done(row: StudyRow) -> str:
     """``5 of 8 trials ended``."""
-    if row.wanted is None:
+    if row.planned is None:
         return f"{count_of(row.over, 'trial')} ended"
-    return f"{count(row.over)} of {count_of(row.wanted, 'trial')} ended"
+    return f"{count(row.over)} of {count_of(row.planned, 'trial')} ended"
 
 
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
     """At most ``most`` studies with their best values, newest first, the one shown among them."""
-    known, shown = page.known, page.study.study_id
+    known, shown = page.studies, page.study.study_id
     place = next(number for number, row in enumerate(known) if row.study_id == shown)
     first = min(max(0, place - most + 1), max(0, len(known) - most))
     lines = [rule("STUDIES", width, f"{place + 1} of {len(known)}")]
