@@ -61,7 +61,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         super().__init__(ListState())
         self.edit = LineEdit()
         self.rows: tuple[Row, ...] | None = None
-        self._is_taken_ahead = False
+        self._is_chosen_ahead = False
 
     def interest(self) -> None:
         """None: the list shows nothing of the feed."""
@@ -79,7 +79,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         """The row of a file that is no known one."""
 
     @property
-    def found(self) -> Sequence[Row]:
+    def matches(self) -> Sequence[Row]:
         """The rows that match; of a typed path also the files that begin so, it itself first."""
 
         def texts(row: Row) -> tuple[str, str, tuple[int, ...]]:
@@ -105,7 +105,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
             return []
 
     def make_listing(self) -> Listing[Row]:
-        return Listing("", self.columns(), {"": self.found}, lambda row: row.path, empty=self.empty_words())
+        return Listing("", self.columns(), {"": self.matches}, lambda row: row.path, empty=self.empty_words())
 
     def empty_words(self) -> str:
         """The sentence in place of rows."""
@@ -123,7 +123,9 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list with the title and the typed text in place of the heading."""
         has_room = width >= 76 and not self.edit.text
-        note = f" type to filter · ↵ {self.VERB} · {self.PATH_NOTE} " if has_room else ""
+        note = ""
+        if has_room:
+            note = f" type to filter · ↵ {self.VERB} · {self.PATH_NOTE} "
         edit = self.edit.spans(max(8, width - len(self.TITLE) - len(note) - 4))
         return [between([(f" {self.TITLE}  ", "title"), *edit], [(note, "dim")], width), *lines[1:]]
 
@@ -132,7 +134,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         self.rows = tuple(rows)
         self._type(self.edit)
         self.point_at(near)
-        if self._is_taken_ahead:
+        if self._is_chosen_ahead:
             self.do_choose()
         self.changed()
 
@@ -162,7 +164,8 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     # --- keys
 
     def take_key(self, event: events.Key) -> bool:
-        edit = self.edit.typed(event.key, event.character if event.is_printable else None)
+        character = event.character if event.is_printable else None
+        edit = self.edit.typed(event.key, character)
         if edit is None or event.key == "question_mark":
             return False
         self._type(edit)
@@ -176,7 +179,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
 
     def do_choose(self) -> None:
         path = self.chosen
-        self._is_taken_ahead = self.rows is None
+        self._is_chosen_ahead = self.rows is None
         if self.rows is not None and path is not None:
             if path.is_file():
                 self.take(path)

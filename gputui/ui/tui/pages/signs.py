@@ -63,7 +63,7 @@ PAGE_SIGNS: Mapping[Scope, list[Sign]] = {
         *_TIME_LINE,
     ],
     "run": [*_RUNS, *_CHARTS, _RANK_WAIT, *_TIME_LINE],
-    "gpu": [Sign(words[:1], words[2:], style) for words, style in STATES.values()],
+    "gpu": [Sign(text[:1], text[2:], style) for text, style in STATES.values()],
     "compare": [_BEST, *_CHARTS],
     "studies": [*TRIAL_SIGNS.values(), _BEST],
     "alerts": [Sign(glyph, severity, style) for severity, (glyph, style) in SIGNS.items() if severity != "refusal"],

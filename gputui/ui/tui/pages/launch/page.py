@@ -394,8 +394,8 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             return [(row.missing, "warn") if row.missing else (used, "dim")]
 
         # No wider than needed, so that the descriptions get the rest; paths are cut.
-        names = max((len(row.name) for row in self.found if "/" not in row.name), default=12)
-        states = max((len(text) for row in self.found for text, _ in state(row)), default=0)
+        names = max((len(row.name) for row in self.matches if "/" not in row.name), default=12)
+        states = max((len(text) for row in self.matches for text, _ in state(row)), default=0)
         most = self.app.size.width // 4
 
         def about(row: ProfileRow, width: int) -> list[Span]:
@@ -416,18 +416,18 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         return filled(lines, width, 3)
 
     @property
-    def found(self) -> Sequence[ProfileRow]:
+    def matches(self) -> Sequence[ProfileRow]:
         if self._command:
             return ()
         if self.chosen_path is not None or not self.edit.text:
-            return super().found
+            return super().matches
         scripts = [file for file in self._files_at(Path(self.edit.text).absolute()) if file.suffix == ".py"]
-        return [*super().found, *map(self.row_of_file, scripts)]
+        return [*super().matches, *map(self.row_of_file, scripts)]
 
     @property
     def _command(self) -> tuple[str, ...]:
         """The words of a typed command; none for text that filters."""
-        return typed.command_in(self.edit.text, Path.cwd(), is_filter=bool(super().found))
+        return typed.command_in(self.edit.text, Path.cwd(), is_filter=bool(super().matches))
 
     def empty_words(self) -> str:
         if self._command:

@@ -26,8 +26,8 @@ BESIDE_WIDTH = 150
 """From this width on, processes and events are side by side."""
 
 
-class Wanted(NamedTuple):
-    """The wanted lines of each area: ``gpus`` gives the lines of that panel if it may have so many; the others count
+class AreaNeeds(NamedTuple):
+    """The lines that each area needs: ``gpus`` gives the lines of that panel if it may have so many; the others count
     rows. ``others`` are the processes of no run, ``hidden`` those of them that no row of a GPU shows."""
 
     gpus: Callable[[int], int]
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     is_beside: bool = False
 
 
-def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | None = None, passing: int = 0) -> Rows:
+def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | None = None, passing: int = 0) -> Rows:
     """Share ``height`` lines of a page without head and footer.
 
     First come the GPUs, while some runs and events stay in sight; then, if some runs fit beside them, low charts of all
@@ -59,33 +59,37 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     wide page has processes and events side by side. ``passing`` lines of an alert or message are taken from the events,
     and then from the runs, so that no panel goes for them.
     """
-    is_framed = is_boxed(width, height + 2) if is_framed is None else is_framed
-    frame = 2 if is_framed else 1
+    if is_framed is None:
+        is_framed = is_boxed(width, height + 2)
+    frame, few_events = 1, LEAST_EVENTS
+    if is_framed:
+        frame, few_events = 2, FEW_EVENTS
     # As without what passes, so that no panel moves for it but the events.
     whole = height + passing
-    runs = frame + max(1, wanted.runs)
+    runs = frame + max(1, needs.runs)
     events = least_events = 0
+    runs_in_sight = min(runs, frame + 2)
     if whole >= HEIGHT_OF_EVENTS:
-        least_events = frame + min(LEAST_EVENTS, max(1, wanted.events))
-        events = frame + min(FEW_EVENTS if is_framed else LEAST_EVENTS, max(1, wanted.events))
-    runs_in_sight = min(runs, frame + (RUNS_IN_SIGHT if events else 2))
-    gpus = min(height, max(0, wanted.gpus(max(2, whole - runs_in_sight - events))))
+        least_events = frame + min(LEAST_EVENTS, max(1, needs.events))
+        events = frame + min(few_events, max(1, needs.events))
+        runs_in_sight = min(runs, frame + RUNS_IN_SIGHT)
+    gpus = min(height, max(0, needs.gpus(max(2, whole - runs_in_sight - events))))
     rest = max(0, whole - gpus)
-    is_beside = bool(wanted.processes) and width >= BESIDE_WIDTH
+    is_beside = bool(needs.processes) and width >= BESIDE_WIDTH
     if is_beside and events:
-        events = max(events, min(frame + 1 + wanted.processes, rest // 3))
+        events = max(events, min(frame + 1 + needs.processes, rest // 3))
     spare = rest - min(runs, frame + RUNS_BESIDE_CHARTS) - events
     processes = 0
-    if wanted.others and not is_beside and events:
-        processes = frame + 1 + min(FEW_PROCESSES, wanted.others)
+    if needs.others and not is_beside and events:
+        processes = frame + 1 + min(FEW_PROCESSES, needs.others)
         needed = processes
-        if not wanted.hidden:
-            needed += CHARTS_LEAST * wanted.has_charts + runs - min(runs, frame + RUNS_BESIDE_CHARTS)
+        if not needs.hidden:
+            needed += CHARTS_LEAST * needs.has_charts + runs - min(runs, frame + RUNS_BESIDE_CHARTS)
         if spare < needed:
             processes = 0
     least_spare = height - gpus - runs_in_sight - least_events
     charts = 0
-    if wanted.has_charts and min(spare, least_spare) - processes >= CHARTS_LEAST:
+    if needs.has_charts and min(spare, least_spare) - processes >= CHARTS_LEAST:
         charts = CHARTS_LEAST
     runs = max(0, min(runs, rest - events - charts - processes))
     if not is_beside:
@@ -93,14 +97,14 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
         runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - events))
     runs = min(runs, height - gpus)
     rest = height - gpus - runs - frame
-    listed = max(1, wanted.events)
+    listed = max(1, needs.events)
     some = min(SOME_EVENTS, listed)
     if is_beside:
-        listed, some = max(listed, 1 + wanted.processes), max(some, 1 + wanted.processes)
+        listed, some = max(listed, 1 + needs.processes), max(some, 1 + needs.processes)
     if charts:
         charts = _higher(charts, CHARTS_MOST, rest - processes - some)
     if processes:
-        processes = _higher(processes, frame + 1 + wanted.processes, rest - charts - some)
+        processes = _higher(processes, frame + 1 + needs.processes, rest - charts - some)
     if charts:
         charts = _higher(charts, height // CHARTS_SHARE, rest - processes - listed)
     events = rest + frame - charts - processes

@@ -49,14 +49,18 @@ class Charted(NamedTuple):
 
     @classmethod
     def of_gpu(cls, gpu: GpuView, history: GpuHistory | None) -> Charted:
+        utilizations, memories = None, None
+        if history is not None:
+            utilizations = history.utilization_percent
+            memories = shares(history.memory_used_bytes, gpu.memory_total_bytes)
         return cls(
             f"{gpu.index}",
             gpu.utilization_percent,
             gpu.memory_used_bytes,
             gpu.memory_total_bytes,
             gpu.temperature_celsius,
-            None if history is None else history.utilization_percent,
-            None if history is None else shares(history.memory_used_bytes, gpu.memory_total_bytes),
+            utilizations,
+            memories,
             is_hot(gpu),
             gpu.state,
         )
@@ -97,7 +101,8 @@ class Charted(NamedTuple):
             (f" {gigabytes(self.memory_used_bytes).strip()}G", memory),
         ]
         if self.temperature_celsius is not None:
-            figures.append((f" {self.temperature_celsius:.0f}°", "warn" if self.is_hot else "text"))
+            heat = "warn" if self.is_hot else "text"
+            figures.append((f" {self.temperature_celsius:.0f}°", heat))
         return figures
 
     def figures_in(self, width: int) -> int:
@@ -167,12 +172,13 @@ def _figures_in_all(charted: Sequence[Charted], width: int, across: int) -> int:
 def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, figures: int) -> list[Line]:
     """A chart with the first ``figures`` in its heading, whose words have the styles of the curves."""
     inner, _ = _inner(width, height)
-    words: list[Span] = [(" ", "text"), *subject.figures[:figures], (" ", "text")]
-    heading = [*words, ("─" * (inner - cells_in(words)), "rule")]
+    spans: list[Span] = [(" ", "text"), *subject.figures[:figures], (" ", "text")]
+    heading = [*spans, ("─" * (inner - cells_in(spans)), "rule")]
     if height < BOXED_FROM:
         return [[*line, (" ", "text")] for line in [heading, *plot]]
-    span: list[Span] = [(" 10 min ", "dim")] if figures == ALL_FIGURES else []
-    return box([heading, *plot], width, span)
+    if figures < ALL_FIGURES:
+        return box([heading, *plot], width)
+    return box([heading, *plot], width, [(" 10 min ", "dim")])
 
 
 def _plot(subject: Charted, width: int, height: int) -> list[Line]:

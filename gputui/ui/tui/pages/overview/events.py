@@ -38,8 +38,8 @@ class EventRow(NamedTuple):
 def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None = None) -> list[Line]:
     """A heading and the newest events; with a cursor, those around the event of that id."""
     events, now = snapshot.events, snapshot.at
-    shown = event_rows(snapshot, width, height, cursor)
-    numbers = [number for number, event in enumerate(events, 1) if any(row.event is event for row in shown)]
+    rows = event_rows(snapshot, width, height, cursor)
+    numbers = [number for number, event in enumerate(events, 1) if any(row.event is event for row in rows)]
     note = ""
     if numbers and cursor is not None and len(numbers) < len(events):
         note = f"{numbers[0]}–{numbers[-1]} of {len(events)}"
@@ -47,21 +47,27 @@ def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None
     if not events and height > 1:
         lines.append(fit_line([("  No event is recorded.", "dim")], width))
     name_width = _name_width(snapshot)
-    for text, event, is_first in shown:
+    for text, event, is_first in rows:
         if event is None:
             lines.append(fit_line([(f" {text}", "dim")], width))
             continue
+        is_current = event.event_id == cursor
         spans = [(" " * (len(_SIGNS) + _TIME + name_width), "text")]
         if is_first:
-            time = clock(event.at) if height >= NAMED_DAYS else f"{dated_clock(event.at, now):<{_DATED_TIME}}"
+            pointer = "▸" if is_current else " "
+            time = clock(event.at)
+            if height < NAMED_DAYS:
+                time = f"{dated_clock(event.at, now):<{_DATED_TIME}}"
             spans = [
-                ("▸" if event.event_id == cursor else " ", "cursor"),
+                (pointer, "cursor"),
                 (f"{time} ", "dim"),
                 (SEVERITY_GLYPHS.get(event.severity, " ") + " ", SEVERITY_STYLES.get(event.severity, "text")),
                 *fit_line([(_name(event, snapshot), "label")], name_width),
             ]
         line = fit_line([*spans, (_GAP + text, "text")], width)
-        lines.append(selected(line) if event.event_id == cursor else line)
+        if is_current:
+            line = selected(line)
+        lines.append(line)
     return lines[:height]
 
 
@@ -88,14 +94,14 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
     below, end = max(0, height - 1), len(rows)
     if place is not None:
         end = min(end, max(below, place + below // 2 + 1))
-    shown = rows[max(0, end - below) : end]
-    first = shown[0].event if shown else None
-    if first is not None and not shown[0].is_first:
+    visible = rows[max(0, end - below) : end]
+    first = visible[0].event if visible else None
+    if first is not None and not visible[0].is_first:
         # Its first line has no room.
-        shown[0] = EventRow(clip_middle(_message(first, snapshot), max(1, room - _TIME)), first)
+        visible[0] = EventRow(clip_middle(_message(first, snapshot), max(1, room - _TIME)), first)
     if height >= NAMED_DAYS and first is not None and day_name(first.at) != day_name(now):
-        shown[0] = EventRow(day_name(first.at))
-    return shown
+        visible[0] = EventRow(day_name(first.at))
+    return visible
 
 
 @lru_cache(512)

@@ -8,7 +8,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.layout.moments import time_line
 from gputui.ui.tui.layout.strips import alert_strip, head_line, notice_lines
-from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
+from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import with_studies
@@ -32,7 +32,8 @@ def overview_frame(
         head.append(time_line(snapshot.past, snapshot.at, width))
     head += notice_lines(snapshot, notice, width)
     alerts = alert_strip(snapshot, width)
-    head += [] if alerts is None else [alerts]
+    if alerts is not None:
+        head.append(alerts)
     entries, events = with_studies(snapshot.runs, snapshot.studies), snapshot.events
     notes: list[Line] = []
     if height is None:
@@ -47,11 +48,11 @@ def overview_frame(
             gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(replace(snapshot, events=events), width)))
         )
     else:
-        wanted = Wanted(
+        needs = AreaNeeds(
             lambda most: gpu_height(snapshot, width, most), len(entries), 0, 0, 0,
             len(event_rows(snapshot, width)), has_charts=False,
         )  # fmt: skip
-        rows = share_rows(width, max(0, height - len(head)), wanted, is_framed=False)
+        rows = share_rows(width, max(0, height - len(head)), needs, is_framed=False)
     lines = [
         *head,
         *gpu_panel(snapshot, width, rows.gpus),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from msgspec.structs import replace
+
 from gputui.core.units import UNKNOWN, gibibytes, percent, rate
 from gputui.metrics.draw.glyphs import SPARK
 from gputui.metrics.draw.raster import Span
@@ -79,9 +81,9 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
     used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
-    if used is None or not total:
-        if used is None:
-            return _dash(3)
+    if used is None:
+        return _dash(3)
+    if not total:
         return [(f"{gigabytes(used):>3}G", "text")]
     style = load_style("memory", 100 * used / total)
     text: list[Span] = [(f"{gigabytes(used):>3}", style), (f"/{f'{gigabytes(total)}G':<4} ", "dim")]
@@ -90,13 +92,17 @@ def _memory(row: GpuRow, width: int) -> list[Span]:
 
 def gigabytes(count_bytes: float | None) -> str:
     """``0.4`` or ``46``: GiB in three cells."""
-    return gibibytes(count_bytes, 1 if count_bytes is not None and count_bytes < 9.95 * 2**30 else 0)
+    if count_bytes is not None and count_bytes < 9.95 * 2**30:
+        return gibibytes(count_bytes, 1)
+    return gibibytes(count_bytes, 0)
 
 
 def _short_memory(row: GpuRow, width: int) -> list[Span]:
     total = row.gpu.memory_total_bytes
-    of_total: list[Span] = [(f"/{gigabytes(total)}G", "dim")] if total is not None and width >= 7 else []
-    return [(f"{gigabytes(row.gpu.memory_used_bytes):>3}", "text"), *of_total]
+    used: Span = (f"{gigabytes(row.gpu.memory_used_bytes):>3}", "text")
+    if total is None or width < 7:
+        return [used]
+    return [used, (f"/{gigabytes(total)}G", "dim")]
 
 
 def _temperature(row: GpuRow, width: int) -> list[Span]:
@@ -112,7 +118,9 @@ def _power(row: GpuRow, width: int) -> list[Span]:
     value, limit = row.gpu.power_watts, row.gpu.power_limit_watts
     if value is None:
         return _dash(width)
-    return [(f"{value:.0f}", "text"), (" W" if limit is None else f"/{limit:.0f}W", "text" if limit is None else "dim")]
+    if limit is None:
+        return [(f"{value:.0f}", "text"), (" W", "text")]
+    return [(f"{value:.0f}", "text"), (f"/{limit:.0f}W", "dim")]
 
 
 def _step_rate(row: GpuRow, width: int) -> list[Span]:
@@ -126,7 +134,8 @@ def _wait(row: GpuRow, width: int) -> list[Span]:
     share = _waiting(row)
     if share is None:
         return []
-    return [(percent(min(share, 1.0) * 100), "warn" if share >= WAITING_FRACTION else "text")]
+    style = "warn" if share >= WAITING_FRACTION else "text"
+    return [(percent(min(share, 1.0) * 100), style)]
 
 
 def _history(row: GpuRow, width: int) -> list[Span]:
@@ -166,7 +175,9 @@ def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
     """The columns of rows of so many cells. The least important ones have the highest numbers, and whose a GPU is comes
     before all of them; the bars of utilisation and memory have the same length, so that they can be compared."""
     bar = min(18, max(4, 6 + (width - 80) // 5))
-    is_wide = width >= WIDE
+    waiting: Column[GpuRow] = Column("DATA", 4, _wait, ">", importance=2, gap=1, value=_waiting)
+    if width >= WIDE:
+        waiting = replace(waiting, head="DATA WAIT", width=9)
     longest = max((cells_in(who(row, WHO_MOST)) for row in rows), default=0)
     name = max(WHO_LEAST, min(longest, WHO_LEAST + (width - 80) // 2))
     return [
@@ -181,9 +192,7 @@ def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
         Column("POWER", 8, _power, ">", gap=1),
         Column("RUN / USER", name, who, grow=3, most=WHO_MOST),
         Column("STEP/S", 6, _step_rate, ">", importance=1, value=_step_seconds),
-        Column(
-            "DATA WAIT" if is_wide else "DATA", 9 if is_wide else 4, _wait, ">", importance=2, gap=1, value=_waiting
-        ),
+        waiting,
         Column("LAST 10 MIN", 12, _history, importance=3),
         _number("CLOCK", 8, lambda gpu: gpu.sm_clock_mhz, "{} MHz".format, importance=5, gap=2),
         _number("P", 3, lambda gpu: gpu.performance_state, "P{}".format, "dim", importance=12, align="<"),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import (
+    Column,
     Placed,
     box,
     fit_line,
@@ -21,6 +22,7 @@ from gputui.ui.tui.layout.columns import (
     wrap,
 )
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost, who
+from gputui.ui.tui.layout.lists import index_of
 from gputui.ui.tui.layout.strips import gpu_figures, host_figures
 from gputui.ui.tui.pages.overview.gpu_cells import SHORT_COLUMNS, columns
 from gputui.ui.views.snapshot import Snapshot
@@ -61,8 +63,9 @@ def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str 
     room = max(1, height - HEAD_ROWS - _has_host(count, height))
     across = 2 if count > room and width >= 2 * SHORT_ROW_WIDTH else 1
     down = min(room, -(-count // across))
-    shown, place_of = across * down, uuids.index(cursor) if cursor in uuids else top
-    return GpuGrid(across, down, max(0, min(max(min(top, place_of), place_of - shown + 1), count - shown)))
+    visible, index = across * down, index_of(uuids, cursor, top)
+    top = max(min(top, index), index - visible + 1)
+    return GpuGrid(across, down, max(0, min(top, count - visible)))
 
 
 def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
@@ -99,25 +102,30 @@ def gpu_panel(
     host = host_figures(snapshot, inner)
     if is_framed:
         return box(lines, width, rule("HOST", inner, figures=host))
-    spans = [[("  " if number else " host  ", "label"), *figure] for number, figure in enumerate(host)]
+    spans = [[("  ", "label"), *figure] for figure in host]
+    spans[0][0] = (" host  ", "label")
     return [*lines, fitting(spans, width)][:height]
 
 
 def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> list[Line]:
     """The columns' heads and the rows of the GPUs shown."""
-    half = width if grid.across == 1 else (width - 2) // 2
+    row_width = width
+    if grid.across > 1:
+        row_width = (width - 2) // 2
     rows = [gpu_row(snapshot, gpu) for gpu in snapshot.gpus]
-    listed = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(rows, width)
-    placed = place(telling(listed, rows), half - 1)
-    shown = rows[grid.top : grid.top + grid.across * grid.down]
-    cells = [_gpu_line(placed, row, snapshot.at, half, cursor) for row in shown]
-    head = _indented(head_line(placed, half - 1))
+    listed: Sequence[Column[GpuRow]] = SHORT_COLUMNS
+    if grid.across == 1 and width >= NARROW:
+        listed = columns(rows, width)
+    placed = place(telling(listed, rows), row_width - 1)
+    visible = rows[grid.top : grid.top + grid.across * grid.down]
+    lines = [_gpu_line(placed, row, snapshot.at, row_width, cursor) for row in visible]
+    head = _indented(head_line(placed, row_width - 1))
     if grid.across == 1:
-        return [head, *cells]
+        return [head, *lines]
     gap = ("  ", "text")
-    beside: Sequence[Line] = [*cells[grid.down :], *[[] for _ in range(2 * grid.down - len(cells))]]
-    pairs = zip(cells[: grid.down], beside, strict=True)
-    return [fit_line([*left, gap, *right], width) for left, right in ((head, head), *pairs)]
+    second: Sequence[Line] = [*lines[grid.down :], *[[] for _ in range(2 * grid.down - len(lines))]]
+    pairs = zip([head, *lines[: grid.down]], [head, *second], strict=True)
+    return [fit_line([*line, gap, *beside], width) for line, beside in pairs]
 
 
 def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
@@ -127,10 +135,10 @@ def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, curso
         line = fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1)
     elif failed is not None and gpu.run_id is None:
         # Beside its values, in place of a run's.
-        own = placed[: next(number for number, (column, _) in enumerate(placed) if column.cell is who)]
-        left = sum(room + column.gap for column, room in own)
+        values = placed[: next(number for number, (column, _) in enumerate(placed) if column.cell is who)]
+        values_width = sum(room + column.gap for column, room in values)
         why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.words), "text")]
-        line = [*row_line(own, row, left, style), *fit_line(why, width - 1 - left)]
+        line = [*row_line(values, row, values_width, style), *fit_line(why, width - 1 - values_width)]
     else:
         line = row_line(placed, row, width - 1, style)
     return _indented(line, gpu.uuid == cursor)
@@ -149,8 +157,9 @@ def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:
     elif snapshot.agent is None:
         text = "Waiting for the first sample…" if snapshot.problem is None else ""
     elif snapshot.agent.gpu_problem:
-        problem = clean(snapshot.agent.gpu_problem).rstrip()
-        text = problem if "--demo" in problem else f"{problem.rstrip('.')}. `gputui --demo` simulates eight GPUs."
+        text = clean(snapshot.agent.gpu_problem).rstrip()
+        if "--demo" not in text:
+            text = f"{text.rstrip('.')}. `gputui --demo` simulates eight GPUs."
     else:
         text = "Looking for GPUs…"
     return [fit_line([("  " + line, "text")], width) for line in wrap(text, width - 4)]

@@ -13,7 +13,7 @@ from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.columns import as_panel, is_boxed, rule
 from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import alert_strip, demo_line, gpu_figures, head_line
-from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
+from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
 from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import GpuGrid, gpu_grid, gpu_height, gpu_panel
@@ -71,10 +71,11 @@ class OverviewScreen(OverviewCursor):
             head.append(demo_line(snapshot, width))
         self.head.show(head)
         strip = alert_strip(snapshot, width, self.key_words)
-        self.alerts.show([] if strip is None else [strip])
-        passing = self.draw_frame(width) - 1 + (strip is not None)
+        strips = [] if strip is None else [strip]
+        self.alerts.show(strips)
+        passing = self.draw_frame(width) - 1 + len(strips)
         foreign = [sum(process.run_id is None for process in gpu.processes) for gpu in snapshot.gpus if gpu.processes]
-        wanted = Wanted(
+        needs = AreaNeeds(
             lambda most: self._gpu_height(width, height, most),
             len(self.entries),
             sum(len(gpu.processes or ()) for gpu in snapshot.gpus),
@@ -83,7 +84,7 @@ class OverviewScreen(OverviewCursor):
             len(event_rows(snapshot, width)),
             has_charts=bool(snapshot.gpus) and not self.is_folded,
         )
-        rows = share_rows(width, height - len(head) - 1 - passing, wanted, is_framed=is_framed, passing=passing)
+        rows = share_rows(width, height - len(head) - 1 - passing, needs, is_framed=is_framed, passing=passing)
         self._draw_gpus(width, rows.gpus, is_framed)
         frame = 2 if is_framed else 1
         self.scroll_to_cursor(rows.runs - frame)
@@ -106,7 +107,9 @@ class OverviewScreen(OverviewCursor):
             totals = rule("GPUS", width, figures=gpu_figures(snapshot))
             self.gpus.draw(lambda: [totals, *self._charts.lines(snapshot, width, height - 1)], height=height)
             return
-        cursor = focus.gpu if focus.section == "gpus" else None
+        cursor = None
+        if focus.section == "gpus":
+            cursor = focus.gpu
         self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)
         top = self._grid.top
         self.focus_at = replace(focus, gpu_top=top)
@@ -115,22 +118,25 @@ class OverviewScreen(OverviewCursor):
     def _draw_lower(self, width: int, rows: Rows, is_framed: bool) -> None:
         """Processes and events, below each other or side by side."""
         snapshot = self.snapshot
-        left = width // 2 if rows.is_beside else width if rows.processes else 0
-        right = width - left if rows.is_beside else width
         styles = self.lower.styles
+        process_width = width if rows.processes else 0
+        event_width, height, layout = width, rows.events + rows.processes, "vertical"
+        if rows.is_beside:
+            process_width = width // 2
+            event_width, height, layout = width - process_width, rows.events, "horizontal"
         if rows.is_beside != self._is_beside:
             # Textual lays out again even for the same layout.
             self._is_beside = rows.is_beside
-            styles.layout = "horizontal" if rows.is_beside else "vertical"
-        styles.height = rows.events if rows.is_beside else rows.events + rows.processes
-        self.processes.styles.width, self.events.styles.width = left, right
+            styles.layout = layout
+        styles.height = height
+        self.processes.styles.width, self.events.styles.width = process_width, event_width
         processes = partial(process_panel, snapshot)
         events = partial(events_panel, snapshot, cursor=self._current_event)
         has_frame = is_framed and rows.events > 2
         self.processes.draw(
-            lambda: as_panel(processes, left, rows.processes, is_framed=is_framed), height=rows.processes
+            lambda: as_panel(processes, process_width, rows.processes, is_framed=is_framed), height=rows.processes
         )
-        self.events.draw(lambda: as_panel(events, right, rows.events, is_framed=has_frame), height=rows.events)
+        self.events.draw(lambda: as_panel(events, event_width, rows.events, is_framed=has_frame), height=rows.events)
 
     @property
     def _current_event(self) -> int | None:
@@ -141,7 +147,7 @@ class OverviewScreen(OverviewCursor):
     # --- the mouse
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """The cursor moves in the section under the pointer."""
+        """Move the cursor in the section under the pointer."""
         sections: dict[Widget | None, Section] = {self.gpus: "gpus", self.runs: "runs", self.events: "events"}
         section = sections.get(pane)
         if section is not None:

@@ -26,6 +26,12 @@ def _negated(value: float | None) -> float | None:
     return -value
 
 
+def _lost_seconds(row: RunRow) -> float | None:
+    if row.cost is None:
+        return None
+    return row.cost.lost_seconds
+
+
 ORDERS: tuple[RowOrder[RunRow], ...] = (
     RowOrder("state", "s", "", None),
     RowOrder("newest", "n", "newest first", lambda row: -row.run.sequence),
@@ -33,7 +39,7 @@ ORDERS: tuple[RowOrder[RunRow], ...] = (
     RowOrder("loss", "l", "by loss", _loss),
     RowOrder("left", "e", "by time left", lambda row: row.progress.seconds_left),
     RowOrder("pace", "p", "fastest first", lambda row: _negated(row.progress.steps_per_second)),
-    RowOrder("lost", "f", "by what failures cost", lambda row: _negated(row.cost.lost_seconds if row.cost else None)),
+    RowOrder("lost", "f", "by what failures cost", lambda row: _negated(_lost_seconds(row))),
 )
 """All orders, in the order in which a key steps through them. The first keeps that of the snapshot: active runs, the
 queue, ended runs."""
@@ -69,18 +75,19 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
             idle[study_id].append(row)
     folded = {study_id for study_id, trials in idle.items() if len(trials) > 1} | active.keys()
     entries: list[Entry] = []
-    shown: set[str] = set()
+    placed: set[str] = set()
     for row in rows:
         study_id = row.run.study_id
         if study_id is None or study_id not in folded:
             entries.append(row)
             continue
-        if study_id not in shown:
-            shown.add(study_id)
+        if study_id not in placed:
+            placed.add(study_id)
             entries.append(StudyEntry(study_id, tuple(idle[study_id]), active.get(study_id)))
         if row not in idle[study_id]:
             entries.append(row)
-    return [*(StudyEntry(each, (), study) for each, study in active.items() if each not in shown), *entries]
+    without_trials = [StudyEntry(study_id, (), study) for study_id, study in active.items() if study_id not in placed]
+    return [*without_trials, *entries]
 
 
 def words_of(entry: Entry) -> str:
@@ -89,5 +96,5 @@ def words_of(entry: Entry) -> str:
     if isinstance(entry, StudyEntry):
         return entry.study_id
     run = entry.run
-    words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "")
-    return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or ""))
+    texts = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "")
+    return " ".join((*texts, *(f"#{tag}" for tag in run.tags), run.note or ""))

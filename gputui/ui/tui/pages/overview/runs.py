@@ -14,7 +14,9 @@ from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.metrics.progress import Progress
 from gputui.recovery.costs import in_words
+from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import (
     Column,
     Placed,
@@ -40,7 +42,7 @@ from gputui.ui.views.run_words import (
     status_line,
     tag_words,
 )
-from gputui.ui.views.snapshot import RunRow, Snapshot
+from gputui.ui.views.snapshot import RunRow, Snapshot, StudyRow
 from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, run_sign
 
 
@@ -52,10 +54,20 @@ class RunsState(ListState, frozen=True):
     is_focused: bool = True
 
 
-class _Shown(NamedTuple):
-    row: RunRow
+class _TableRow(NamedTuple):
+    """A run with what its cells depend on besides."""
+
+    run_row: RunRow
     snapshot: Snapshot
     state: RunsState
+
+    @property
+    def run(self) -> Run:
+        return self.run_row.run
+
+    @property
+    def progress(self) -> Progress:
+        return self.run_row.progress
 
 
 def runs_panel(
@@ -63,16 +75,19 @@ def runs_panel(
 ) -> list[Line]:
     """A heading, then a row per run or study. ``entries`` are filtered and sorted; without ``has_keys`` the panel is
     printed, and names no key."""
-    shown = entries[state.top : state.top + max(0, height - 1)]
-    placed = place(_columns(entries, snapshot, state, width), width)
-    notes: list[Span] = [(f"{len(state.marked)} marked", "accent")] if state.marked else []
-    part = ""
-    if len(entries) > len(shown) > 0:
-        part = f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}"
-    lines = [_heading(placed if entries else [], state, part, notes, width)]
+    notes: list[Span] = []
+    if state.marked:
+        notes.append((f"{len(state.marked)} marked", "accent"))
     if not entries:
-        lines.append(fit_line([("  " + _empty_text(snapshot, state, has_keys=has_keys), "dim")], width))
-    return [*lines, *(_row(placed, entry, snapshot, state, width) for entry in shown)][:height]
+        text = f"  {_empty_text(snapshot, state, has_keys=has_keys)}"
+        return [_heading([], state, "", notes, width), fit_line([(text, "dim")], width)][:height]
+    visible = entries[state.top : state.top + max(0, height - 1)]
+    placed = place(_columns(entries, snapshot, state, width), width)
+    part = ""
+    if len(entries) > len(visible) > 0:
+        part = f"{state.top + 1}–{state.top + len(visible)} of {len(entries)}"
+    lines = [_heading(placed, state, part, notes, width)]
+    return [*lines, *(_row(placed, entry, snapshot, state, width) for entry in visible)][:height]
 
 
 def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
@@ -86,11 +101,12 @@ def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
     return "No run yet; gputui run launches a profile or a command."
 
 
-def _heading(placed: Placed[_Shown], state: RunsState, part: str, notes: Sequence[Span], width: int) -> Line:
+def _heading(placed: Placed[_TableRow], state: RunsState, part: str, notes: Sequence[Span], width: int) -> Line:
     """``RUNS 1–5 of 40 ── STATE ── PROGRESS ── … 2 marked``: the ``part`` of the list that is shown stands above the
     names, short if it has no room there, so that it covers no head."""
-    filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
-    title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).title, filter_words)))
+    title = f"RUNS {order_named(ORDERS, state.order).title}".rstrip()
+    if state.filter_text:
+        title += f" /{clean(state.filter_text)}"
     cells_before_state = sum(room for _, room in placed[:2]) + _GAP_OF_NAME
     if part and cell_width(f" {title} {part} ") > cells_before_state:
         part = part.replace(" of ", "/")
@@ -100,31 +116,34 @@ def _heading(placed: Placed[_Shown], state: RunsState, part: str, notes: Sequenc
     return _with_heads([*line, *rest], placed, cells_in(line))
 
 
-def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
+def _with_heads(line: Line, placed: Placed[_TableRow], start: int) -> Line:
     """Put the columns' heads into the bare part of a rule, each above its column."""
     heads: list[Span] = []
-    at = 0
     bare = next(number for number, (_, style) in enumerate(line) if style == "rule")
     end = start + cell_width(line[bare][0])
-    for column, room in placed:
-        left = at if column is placed[0][0] else at + column.gap
-        at = left + room
+    x = 0
+    for number, (column, room) in enumerate(placed):
+        if number:
+            x += column.gap
         head = f" {column.head} "
         # Aligned like the cells below.
-        begin = left + room - len(column.head) - 1 if column.align == ">" else left - 1
+        begin = x - 1
+        if column.align == ">":
+            begin += room - len(column.head)
         if column.head and begin >= start and begin + len(head) < end:
             heads += [("─" * (begin - start), "rule"), (head, "head")]
             start = begin + len(head)
+        x += room
     return [*line[:bare], *heads, ("─" * (end - start), "rule"), *line[bare + 1 :]]
 
 
-def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
+def _row(placed: Placed[_TableRow], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     if isinstance(entry, StudyEntry):
         line = _study_row(placed, entry, snapshot, state, width)
     elif _is_training(entry):
-        line = row_line(placed, _Shown(entry, snapshot, state), width)
+        line = row_line(placed, _TableRow(entry, snapshot, state), width)
     else:
-        line = _idle_row(placed, _Shown(entry, snapshot, state), width)
+        line = _idle_row(placed, _TableRow(entry, snapshot, state), width)
     if entry_id(entry) == state.cursor and state.is_focused:
         return selected(line)
     return line
@@ -134,39 +153,52 @@ def _is_training(row: RunRow) -> bool:
     return row.run.shown_state == "running" and not awaits_step(row)
 
 
-def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+def _idle_row(placed: Placed[_TableRow], row: _TableRow, width: int) -> Line:
     """A run that does not train now: its first columns, then its status line in the room of the others. What matters of
     a failed one is the reason, which begins behind its state."""
-    run, progress = shown.row.run, shown.row.progress
-    has_step = run.shown_state in ("succeeded", "ending", "stopping", "stopped") and progress.step is not None
-    shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
-    cells = max(number for number, (c, _) in enumerate(placed, 1) if c.head in shown_heads) if has_step else 3
-    cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
-    head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
-    tags, note = tag_words(run), clean(run.note or "")
-    words, style = status_line(shown.row, shown.snapshot.at)
-    indices = _gpu_indices(shown) if run.holds_gpus else ""
-    gpus = f" · GPU {indices}" if indices else ""
-    more = gpus + cost + (f" · {note}" if note else "")
-    at_step = f"step {count(progress.step)} · " if progress.step is not None and not has_step else ""
-    before = _queue_words(shown) + at_step + (f"{tags} · " if tags else "")
-    after = ((words + more, style),) if style == "dim" else ((words, style), (more, "dim"))
+    run, progress = row.run, row.progress
+    labels = _queue_words(row)
+    last_heads: tuple[str, ...] = ("STATE",)
+    if run.shown_state in ("succeeded", "ending", "stopping", "stopped") and progress.step is not None:
+        last_heads = ("STEP",)
+        if progress.listed_metric[1] is not None:
+            last_heads = ("STEP", "LOSS", "METRIC")
+    elif progress.step is not None:
+        labels += f"step {count(progress.step)} · "
+    if run.tags:
+        labels += f"{tag_words(run)} · "
+    last = max(number for number, (column, _) in enumerate(placed) if column.head in last_heads)
+    head = tuple((tuple(column.cell(row, room)), room, column) for column, room in placed[: last + 1])
+    status, style = status_line(row.run_row, row.snapshot.at)
+    facts = ""
+    if run.holds_gpus and (indices := _gpu_indices(row)):
+        facts += f" · GPU {indices}"
+    if row.run_row.cost is not None and (cost := in_words(row.run_row.cost)):
+        facts += f" · failures cost {cost}"
+    if note := clean(run.note or ""):
+        facts += f" · {note}"
+    tail: tuple[Span, ...] = ((labels, "label"), (status, style), (facts, "dim"))
+    if style == "dim":
+        tail = ((labels, "label"), (status + facts, "dim"))
     gap = placed[len(head)][0].gap
-    return [*_short_row(head, gap, ((before, "label"), *after), width)]
+    return [*_short_row(head, gap, tail, width)]
 
 
-def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
+def _study_row(placed: Placed[_TableRow], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     """A study: how far it is and its best value, or how its trials ended."""
     study = entry.study
-    style = "dim" if study is None else STUDY_SIGNS[study.state].style
+    glyph, style = "◇", "dim"
+    if study is not None:
+        glyph, style = "◆", STUDY_SIGNS[study.state].style
     cells: dict[str, list[Span]] = {
-        "": [*_pointer(entry_id(entry), state), ("◇" if study is None else "◆", style)],
-        "RUN": [(clean(entry.study_id if study is None else study.study_id), "text")],
+        "": [*_pointer(entry_id(entry), state), (glyph, style)],
+        "RUN": [(clean(entry.study_id), "text")],
         "STATE": [("study", style)],
     }
     if study is not None and study.planned:
         share = min(1.0, study.over / study.planned)
-        cells["PROGRESS"] = _share_bar(share, next((w for c, w in placed if c.head == "PROGRESS"), 0), "bar")
+        room = next((room for column, room in placed if column.head == "PROGRESS"), 0)
+        cells["PROGRESS"] = _share_bar(share, room, "bar")
         cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.planned, 'trial')}", "dim")]
     head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
     gap = placed[len(head)][0].gap
@@ -174,26 +206,37 @@ def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, st
 
 
 def study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
-    study = entry.study
-    if study is not None:
-        state = () if study.state == "running" else ((f"{STUDY_SIGNS[study.state].word} · ", "warn"),)
-        live = f"{study.running} running"
-        if study.queued:
-            live = f"{live} · {study.queued} queued" if study.running else f"{study.queued} queued"
-        if study.best is None:
-            return (*state, (live, "dim"))
-        best = f" (trial {study.best_number}) · {live}"
-        return (*state, ("best ", "dim"), (metric_value(study.best), "label"), (best, "dim"))
+    """``best 0.931 (trial 12) · 3 running``; of an ended study ``2 h ago · 20 trials: 18 done · 2 failed``."""
+    if entry.study is not None:
+        return _active_study_words(entry.study)
     states = Counter(trial.run.trial_state or run_sign(trial.run.state).word for trial in entry.trials)
-    words = " · ".join(f"{count(number)} {word.replace('complete', 'done')}" for word, number in states.most_common())
-    last = max((trial.run.ended_at for trial in entry.trials if trial.run.ended_at is not None), default=None)
-    ended = "" if last is None else f"{ago(now - last)} · "
-    return ((f"{ended}{count_of(len(entry.trials), 'trial')}: {words}", "dim"),)
+    counts = " · ".join(f"{count(number)} {word.replace('complete', 'done')}" for word, number in states.most_common())
+    text = f"{count_of(len(entry.trials), 'trial')}: {counts}"
+    ends = [trial.run.ended_at for trial in entry.trials if trial.run.ended_at is not None]
+    if ends:
+        text = f"{ago(now - max(ends))} · {text}"
+    return ((text, "dim"),)
+
+
+def _active_study_words(study: StudyRow) -> tuple[Span, ...]:
+    spans: list[Span] = []
+    if study.state != "running":
+        spans.append((f"{STUDY_SIGNS[study.state].word} · ", "warn"))
+    counts = []
+    if study.running or not study.queued:
+        counts.append(f"{study.running} running")
+    if study.queued:
+        counts.append(f"{study.queued} queued")
+    text = " · ".join(counts)
+    if study.best is not None:
+        spans += [("best ", "dim"), (metric_value(study.best), "label")]
+        text = f" (trial {study.best_number}) · {text}"
+    return (*spans, (text, "dim"))
 
 
 @lru_cache(1024)
 def _short_row(
-    head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], gap: int, tail: tuple[Span, ...], width: int
+    head: tuple[tuple[tuple[Span, ...], int, Column[_TableRow]], ...], gap: int, tail: tuple[Span, ...], width: int
 ) -> tuple[Span, ...]:
     """Cells, each with its room and its column, and the text ``gap`` cells behind them, whose dim facts are whole or
     not there; the last cell takes the room that it needs.
@@ -204,8 +247,9 @@ def _short_row(
     for number, (spans, room, column) in enumerate(head, 1):
         if number == len(head):
             room = max(room, sum(cell_width(text) for text, _ in spans))
-        cell = fit_line(spans, room, column.align)
-        line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
+        if number > 1:
+            line.append((" " * column.gap, "text"))
+        line += fit_line(spans, room, column.align)
     line.append((" " * gap, "text"))
     for text, style in tail:
         while style == "dim" and cell_width(text) > width - cells_in(line) and " · " in text:
@@ -214,43 +258,51 @@ def _short_row(
     return tuple(fit_line(line, width))
 
 
-def _queue_words(shown: _Shown) -> str:
-    run = shown.row.run
+def _queue_words(row: _TableRow) -> str:
+    """``#2 priority 5 · ``: the place of a queued run; empty for others."""
+    run = row.run
     if run.state != "queued":
         return ""
-    waiting = [row.run.run_id for row in shown.snapshot.runs if row.run.state == "queued"]
-    return f"#{waiting.index(run.run_id) + 1} " + (f"priority {run.priority} " if run.priority else "") + "· "
+    waiting = [queued.run.run_id for queued in row.snapshot.runs if queued.run.state == "queued"]
+    place = f"#{waiting.index(run.run_id) + 1}"
+    if run.priority:
+        return f"{place} priority {run.priority} · "
+    return f"{place} · "
 
 
-def _sign(shown: _Shown, width: int) -> list[Span]:
-    sign = state_sign(shown.row, shown.snapshot.at)
-    return [*_pointer(shown.row.run.run_id, shown.state), (sign.glyph, sign.style)]
+def _sign(row: _TableRow, width: int) -> list[Span]:
+    sign = state_sign(row.run_row, row.snapshot.at)
+    return [*_pointer(row.run.run_id, row.state), (sign.glyph, sign.style)]
 
 
 def _pointer(row_id: str, state: RunsState) -> list[Span]:
-    is_marked = row_id in state.marked
-    if row_id == state.cursor:
-        pointer = "◈" if is_marked else "▸" if state.is_focused else "›"
-    else:
-        pointer = "◆" if is_marked else " "
-    return [(pointer, "cursor" if state.is_focused or is_marked else "dim")]
+    """The cursor or the mark of a row."""
+    if row_id in state.marked:
+        pointer = "◈" if row_id == state.cursor else "◆"
+        return [(pointer, "cursor")]
+    if state.is_focused:
+        pointer = "▸" if row_id == state.cursor else " "
+        return [(pointer, "cursor")]
+    pointer = "›" if row_id == state.cursor else " "
+    return [(pointer, "dim")]
 
 
-def _name(shown: _Shown, width: int) -> list[Span]:
-    run = shown.row.run
-    return [(clip_middle(run_title(run), width), "text" if run.state.is_over else run_style(run))]
+def _name(row: _TableRow, width: int) -> list[Span]:
+    run = row.run
+    style = "text" if run.state.is_over else run_style(run)
+    return [(clip_middle(run_title(run), width), style)]
 
 
-def _state(shown: _Shown, width: int) -> list[Span]:
-    sign = state_sign(shown.row, shown.snapshot.at)
+def _state(row: _TableRow, width: int) -> list[Span]:
+    sign = state_sign(row.run_row, row.snapshot.at)
     return [(sign.word, sign.style)]
 
 
-def _step(shown: _Shown, width: int) -> list[Span]:
-    progress = shown.row.progress
+def _step(row: _TableRow, width: int) -> list[Span]:
+    progress = row.progress
     if progress.step is None:
         return []
-    step, is_over = count(progress.step), shown.row.run.state.is_over
+    step, is_over = count(progress.step), row.run.state.is_over
     totals: list[str] = []
     if progress.total_steps and not is_over:
         totals = [f"/{count(progress.total_steps)}", f"/{short_number(progress.total_steps)}"]
@@ -258,87 +310,100 @@ def _step(shown: _Shown, width: int) -> list[Span]:
     return [(step, "text"), (total, "dim")]
 
 
-def _done(shown: _Shown, width: int) -> list[Span]:
+def _done(row: _TableRow, width: int) -> list[Span]:
     """The share of the steps done, as a bar and in percent."""
-    share = shown.row.share_done
+    share = row.run_row.share_done
     if share is None:
         return []
-    return _share_bar(share, width, "dim" if shown.row.run.state.is_over else "bar")
+    style = "dim" if row.run.state.is_over else "bar"
+    return _share_bar(share, width, style)
 
 
 def _share_bar(share: float, width: int, style: str) -> list[Span]:
     return [*bar_spans(share, width - 5, style), (f"{math.floor(share * 100):>4}%", "text")]
 
 
-def _metric(shown: _Shown, width: int) -> list[Span]:
+def _metric(row: _TableRow, width: int) -> list[Span]:
     """``accuracy 0.931``: the run's own metric, without its path where that does not fit."""
-    name, value = shown.row.progress.listed_metric
+    name, value = row.progress.listed_metric
     number = _number(value, _LOSS.width)
     room = width - sum(cell_width(text) for text, _ in number) - 1
-    name = clean(name) if cell_width(clean(name)) <= room else clean(name.rpartition("/")[2])
-    if number:
-        return [(f"{clip(name, room)} ", "dim"), *number]
-    return []
+    if not number:
+        return []
+    if cell_width(clean(name)) > room:
+        name = name.rpartition("/")[2]
+    return [(f"{clip(clean(name), room)} ", "dim"), *number]
 
 
 def _number(value: float | None, width: int) -> list[Span]:
     if value is None:
         return []
+    usual = metric_value(value)
+    if 0.0995 <= abs(value) < 1000:
+        # Three decimals keep the points of usual losses below each other.
+        usual = f"{value:.3f}"
     # As many digits as fit: a clipped number would be another number.
-    # Three decimals keep the points of usual losses below each other.
-    usual = f"{value:.3f}" if 0.0995 <= abs(value) < 1000 else metric_value(value)
     texts = [usual, *(f"{value:.{digits}g}" for digits in (3, 2, 1)), f"{value:.0e}".replace("e-0", "e-")]
     text = next((text for text in texts if cell_width(text) <= width), texts[-1])
-    return [(text, "text" if math.isfinite(value) else "bad")]
+    style = "text" if math.isfinite(value) else "bad"
+    return [(text, style)]
 
 
-def _curve(shown: _Shown, width: int) -> list[Span]:
-    progress = shown.row.progress
-    # Beside another metric it would be taken for the curve of that one.
-    losses = () if progress.has_own_metric and progress.metric_value is not None else progress.losses
-    return [(spark(ease(losses), width), run_style(shown.row.run))]
+def _curve(row: _TableRow, width: int) -> list[Span]:
+    progress = row.progress
+    losses = progress.losses
+    if progress.has_own_metric and progress.metric_value is not None:
+        # Beside another metric it would be taken for the curve of that one.
+        losses = ()
+    return [(spark(ease(losses), width), run_style(row.run))]
 
 
-def _time_left(shown: _Shown, width: int) -> list[Span]:
-    words, style = status_line(shown.row, shown.snapshot.at)
-    return [(words.removesuffix(" left"), style)]
+def _time_left(row: _TableRow, width: int) -> list[Span]:
+    status, style = status_line(row.run_row, row.snapshot.at)
+    return [(status.removesuffix(" left"), style)]
 
 
-def _gpu_indices(shown: _Shown) -> str:
+def _gpu_indices(row: _TableRow) -> str:
     """``0–3, 6``: the GPUs of a run; empty for none."""
-    return index_ranges(sorted(gpu.index for gpu in shown.snapshot.gpus if gpu.uuid in shown.row.run.gpus))
+    return index_ranges(sorted(gpu.index for gpu in row.snapshot.gpus if gpu.uuid in row.run.gpus))
 
 
-def _pace(shown: _Shown, width: int) -> list[Span]:
-    pace = shown.row.progress.steps_per_second
-    if pace is None or silent_seconds(shown.row, shown.snapshot.at):
+def _pace(row: _TableRow, width: int) -> list[Span]:
+    pace = row.progress.steps_per_second
+    if pace is None or silent_seconds(row.run_row, row.snapshot.at):
         return []
     return [(rate(pace), "text")]
 
 
-def _lost(shown: _Shown, width: int) -> list[Span]:
+def _lost(row: _TableRow, width: int) -> list[Span]:
     """The cost of failures: ``421 steps 3 min``."""
-    cost = shown.row.cost
+    cost = row.run_row.cost
     if cost is None:
         return []
-    steps = "" if cost.lost_steps is None else count_of(cost.lost_steps, "step")
-    time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
-    words = " ".join(filter(None, (steps, time)))
-    if words:
-        return [(words, "warn")]
-    return []
+    parts = []
+    if cost.lost_steps is not None:
+        parts.append(count_of(cost.lost_steps, "step"))
+    if cost.lost_seconds is not None:
+        parts.append(duration(cost.lost_seconds))
+    if not parts:
+        return []
+    return [(" ".join(parts), "warn")]
 
 
-def _run_time(shown: _Shown, width: int) -> list[Span]:
-    seconds = shown.row.run.trained_seconds(shown.snapshot.at)
+def _run_time(row: _TableRow, width: int) -> list[Span]:
+    seconds = row.run.trained_seconds(row.snapshot.at)
     if seconds is None:
         return []
-    return [(duration(seconds if seconds < 60 else seconds // 60 * 60), "text")]
+    if seconds >= 60:
+        seconds = seconds // 60 * 60
+    return [(duration(seconds), "text")]
 
 
-def _labels(shown: _Shown, width: int) -> list[Span]:
-    tags, note = tag_words(shown.row.run), clean(shown.row.run.note or "")
-    return [(tags, "label"), (f" {note}" if tags else note, "dim")]
+def _labels(row: _TableRow, width: int) -> list[Span]:
+    tags, note = tag_words(row.run), clean(row.run.note or "")
+    if tags:
+        note = f" {note}"
+    return [(tags, "label"), (note, "dim")]
 
 
 _LEAST_NAME, _GAP_OF_NAME = 13, 1
@@ -347,23 +412,23 @@ _FITTED = ("GPUS", "LOST", "PROFILE")
 """The columns that only runs which are not over have, and whose cells differ in length."""
 
 
-def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, width: int) -> list[Column[_Shown]]:
+def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, width: int) -> list[Column[_TableRow]]:
     """The columns for these rows, none wider than its cells need, so that the words behind them get the rest. Long
     names have up to a sixth of the width, and more if it is spare."""
-    rows = [_Shown(entry, snapshot, state) for entry in entries if isinstance(entry, RunRow)]
+    rows = [_TableRow(entry, snapshot, state) for entry in entries if isinstance(entry, RunRow)]
     # Also those that start or end now, so that no column moves while they do.
-    active = [shown for shown in rows if not shown.row.run.state.is_over]
-    widest = max((cell_width(run_title(shown.row.run)) for shown in rows), default=0)
+    active = [row for row in rows if not row.run.state.is_over]
+    widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
-    others: list[Column[_Shown]] = []
+    others: list[Column[_TableRow]] = []
     for column in _OTHERS:
         if column.head not in _FITTED:
             others.append(column)
         elif telling([column], active):
             others.append(fitted(column, active))
-    if any(shown.row.progress.has_own_metric for shown in rows):
+    if any(row.progress.has_own_metric for row in rows):
         others[others.index(_LOSS)] = _METRIC
-    if any(shown.row.run.tags or shown.row.run.note for shown in rows):
+    if any(row.run.tags or row.run.note for row in rows):
         others.insert(-1, _LABELS)
     return [
         _SIGN,
@@ -374,16 +439,16 @@ def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, wid
 
 
 # As wide as any state after a restart, so that no column moves when a run begins, ends or restarts.
-_STATE: Column[_Shown] = Column(
+_STATE: Column[_TableRow] = Column(
     "STATE", max(cell_width(sign.word) for sign in RUN_SIGNS.values()) + len(" ↻1"), _state, gap=1
 )
-_SIGN: Column[_Shown] = Column("", 2, _sign)
-_LABELS: Column[_Shown] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
-_LOSS: Column[_Shown] = Column(
-    "LOSS", 7, lambda shown, width: _number(shown.row.progress.loss, width), ">", importance=1, gap=2
+_SIGN: Column[_TableRow] = Column("", 2, _sign)
+_LABELS: Column[_TableRow] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
+_LOSS: Column[_TableRow] = Column(
+    "LOSS", 7, lambda row, width: _number(row.progress.loss, width), ">", importance=1, gap=2
 )
-_METRIC: Column[_Shown] = Column("METRIC", 14, _metric, ">", importance=1, gap=2, grow=1, most=20)
-_OTHERS: tuple[Column[_Shown], ...] = (
+_METRIC: Column[_TableRow] = Column("METRIC", 14, _metric, ">", importance=1, gap=2, grow=1, most=20)
+_OTHERS: tuple[Column[_TableRow], ...] = (
     Column("PROGRESS", 9, _done, importance=2, gap=1, grow=1, most=20),
     Column("STEP", 13, _step, ">", gap=1),
     _LOSS,
@@ -392,14 +457,14 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     Column(
         "GPUS",
         8,
-        lambda shown, _: [(_gpu_indices(shown), "text")],
+        lambda row, _: [(_gpu_indices(row), "text")],
         importance=5,
         gap=2,
         most=24,
-        value=lambda shown: _gpu_indices(shown) or None,
+        value=lambda row: _gpu_indices(row) or None,
     ),
-    Column("LOST", 21, _lost, importance=6, gap=2, value=lambda shown: _lost(shown, 0) or None),
+    Column("LOST", 21, _lost, importance=6, gap=2, value=lambda row: _lost(row, 0) or None),
     Column("TIME", 11, _run_time, ">", importance=7, gap=2),
-    Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),
+    Column("PROFILE", 12, lambda row, _: [(clean(row.run.profile), "dim")], importance=8, gap=2, most=24),
     Column("ETA", 11, _time_left, gap=2, grow=4),
 )

@@ -82,8 +82,8 @@ class OverviewCursor(ListPage):
         of_run = next((gpu for gpu in gpus if run is not None and run.run_id in gpu.run_ids), None)
         if self.focus_at.section == "events":
             event = self.event_in_question
-            named = re.search(r"\bGPU (\d+)\b", f"{event.subject} {event.message}" if event else "")
-            return next((gpu for gpu in gpus if named is not None and gpu.index == int(named[1])), of_run)
+            match = event and re.search(r"\bGPU (\d+)\b", f"{event.subject} {event.message}")
+            return next((gpu for gpu in gpus if match and gpu.index == int(match[1])), of_run)
         return of_run or next(iter(gpus), None)
 
     @property
@@ -104,30 +104,35 @@ class OverviewCursor(ListPage):
     def run_in_question(self) -> Run | None:
         """The run under the cursor, or the run of the GPU or event under it; none on the row of a study, whose trials
         are not shown."""
-        wanted = self.table.cursor
+        subject: GpuView | EventView | None
         if self.focus_at.section == "gpus":
-            wanted = gpu.run_id if (gpu := self.gpu_in_question) else None
+            subject = self.gpu_in_question
         elif self.focus_at.section == "events":
-            wanted = event.run_id if (event := self.event_in_question) else None
-        return self.snapshot.run_of(wanted)
+            subject = self.event_in_question
+        else:
+            return self.snapshot.run_of(self.table.cursor)
+        if subject is None:
+            return None
+        return self.snapshot.run_of(subject.run_id)
 
     def context(self) -> Context:
-        held, study_id = self.snapshot.machine, self.study_in_question
+        study = None
+        if (study_id := self.study_in_question) is not None:
+            study = str(self.snapshot.study_states.get(study_id, "unknown"))
         return replace(
             super().context(),
             marked=self.marked_runs,
-            study=None if study_id is None else str(self.snapshot.study_states.get(study_id, "unknown")),
+            study=study,
             section=self.focus_at.section,
             gpu=self.gpu_in_question,
-            quarantined=frozenset(held.quarantined),
+            quarantined=frozenset(self.snapshot.machine.quarantined),
         )
 
     def replacement(self, ids: Sequence[str]) -> str:
         """The row of the study that the run under the cursor has joined, else the first row."""
         run = self.snapshot.run_of(self.table.cursor)
-        study = f"study {run.study_id}" if run is not None else ""
-        if study in ids:
-            return study
+        if run is not None and f"study {run.study_id}" in ids:
+            return f"study {run.study_id}"
         return ids[0]
 
     def keep_cursor(self) -> None:
@@ -137,24 +142,26 @@ class OverviewCursor(ListPage):
             self._awaited = None
         super().keep_cursor()
         snapshot, focus = self.snapshot, self.focus_at
-        section = focus.section if focus.section in self._filled() else "runs"
-        event = focus.event
-        if event is not None and all(each.event_id != event for each in snapshot.events):
-            event = snapshot.events[0].event_id if snapshot.events else None
+        if focus.section not in self._sections():
+            focus = replace(focus, section="runs")
+        event_ids = [event.event_id for event in snapshot.events]
+        if focus.event is not None and focus.event not in event_ids:
+            focus = replace(focus, event=next(iter(event_ids), None))
         uuids = [gpu.uuid for gpu in snapshot.gpus]
-        gpu = focus.gpu if focus.gpu in uuids else next(iter(uuids), None)
-        self.focus_at = replace(focus, section=section, gpu=gpu, event=event)
-        if self.table.is_focused != (section == "runs"):
-            self.table = replace(self.table, is_focused=section == "runs")
+        if focus.gpu not in uuids:
+            focus = replace(focus, gpu=next(iter(uuids), None))
+        self.focus_at = focus
+        if self.table.is_focused != (focus.section == "runs"):
+            self.table = replace(self.table, is_focused=focus.section == "runs")
 
-    def _filled(self) -> list[Section]:
+    def _sections(self) -> list[Section]:
         """The sections that can have the cursor now."""
-        filled: list[Section] = ["runs"]
+        sections: list[Section] = ["runs"]
         if self.snapshot.gpus and not self.is_folded:
-            filled.append("gpus")
+            sections.append("gpus")
         if self.snapshot.events:
-            filled.append("events")
-        return filled
+            sections.append("events")
+        return sections
 
     def select_run(self, run_id: str) -> None:
         """Put the cursor on a run as soon as it is there."""
@@ -176,9 +183,9 @@ class OverviewCursor(ListPage):
 
     def _turn_section(self, by: int) -> None:
         """Focus the next section, or the previous one with -1, that is not empty."""
-        place, filled = SECTIONS.index(self.focus_at.section), self._filled()
+        place, sections = SECTIONS.index(self.focus_at.section), self._sections()
         following = (SECTIONS[(place + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
-        self.focus_on(next(section for section in following if section in filled))
+        self.focus_on(next(section for section in following if section in sections))
         self.changed()
 
     do_focus_next = partialmethod(_turn_section, 1)
@@ -186,7 +193,9 @@ class OverviewCursor(ListPage):
 
     def focus_on(self, section: Section) -> None:
         """Move the cursor into a section, to its last place there."""
-        event = self.focus_at.event
-        if section == "events" and event is None and self.snapshot.events:
-            event = self.snapshot.events[-1].event_id
-        self.focus_at = replace(self.focus_at, section=section, event=event if section == "events" else None)
+        event = None
+        if section == "events":
+            event = self.focus_at.event
+            if event is None and self.snapshot.events:
+                event = self.snapshot.events[-1].event_id
+        self.focus_at = replace(self.focus_at, section=section, event=event)

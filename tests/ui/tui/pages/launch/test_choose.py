@@ -77,7 +77,7 @@ async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, app:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"alp")
         await until(pilot, lambda: choosing(app).rows is not None)
-        assert [row.name for row in choosing(app).found] == ["alpha"]
+        assert [row.name for row in choosing(app).matches] == ["alpha"]
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.entry.name == "alpha"  # type: ignore[union-attr]
@@ -159,11 +159,11 @@ async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n")
         await until(pilot, lambda: choosing(app).rows is not None)
-        names = [row.name for row in choosing(app).found]
+        names = [row.name for row in choosing(app).matches]
         # A profile of the home has the name alpha.
         assert names[:2] == ["alpha.yaml", "train"] and "mine.yaml" in names[2] and "data" not in names
         await pilot.press(*"trai")
-        assert [row.name for row in choosing(app).found] == ["train", "train.py"]
+        assert [row.name for row in choosing(app).matches] == ["train", "train.py"]
         await pilot.press("tab")
         assert choosing(app).edit.text == "train."
         assert "train.py train.yaml" in text(app, "message")
@@ -180,7 +180,7 @@ async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"./t")
         await until(pilot, lambda: choosing(app).rows is not None)
-        assert [row.name for row in choosing(app).found] == ["tiny.yaml", "train-big.yaml", "train.py"]
+        assert [row.name for row in choosing(app).matches] == ["tiny.yaml", "train-big.yaml", "train.py"]
         assert "tiny.yaml" in text(app, "list") and "this file" not in text(app, "list")
         await pilot.press(*"yp")
         assert "No file begins so." in text(app, "list")

@@ -20,7 +20,7 @@ from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import gpu_totals, head_line, host_figures, notice_lines
-from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
+from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
 from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
@@ -174,7 +174,7 @@ def shared(
     width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0, hidden: int = 0
 ) -> Rows:
     """The areas' shares of so many lines."""
-    wanted = Wanted(
+    wanted = AreaNeeds(
         lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, hidden, events, has_charts=gpus > 0
     )
     return share_rows(width, height, wanted)
@@ -351,7 +351,7 @@ def test_no_row_is_blank_while_something_is_hidden() -> None:
     assert shared(120, 33, runs=7, processes=3, events=40, hidden=1) == Rows(11, 9, processes=5, events=8)
     # Runs never begin below the middle, and an alert takes no chart.
     assert all(shared(width, height).gpus <= height // 2 + 1 for width in (80, 200) for height in range(20, 60))
-    assert share_rows(120, 32, Wanted(lambda _: 11, 8, 0, 0, 0, 40), passing=2).charts > 0
+    assert share_rows(120, 32, AreaNeeds(lambda _: 11, 8, 0, 0, 0, 40), passing=2).charts > 0
 
 
 @pytest.mark.parametrize(("width", "height", "least"), [(80, 21, 2), (120, 34, 4), (140, 43, 7)])
@@ -359,7 +359,7 @@ def test_no_row_is_blank_while_something_is_hidden() -> None:
 def test_events_are_in_sight_beside_many_runs_and_a_process_of_no_run(
     width: int, height: int, least: int, passing: int
 ) -> None:
-    wanted = Wanted(lambda _: 11, runs=9, processes=7, others=1, hidden=0, events=40)
+    wanted = AreaNeeds(lambda _: 11, runs=9, processes=7, others=1, hidden=0, events=40)
     rows = share_rows(width, height - passing, wanted, passing=passing)
     frame = 2 if width >= 100 else 1
     assert rows.events - frame >= least
