@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -42,16 +41,16 @@ class AlertsScreen(ListingPage[AlertView]):
         """Active alerts in the chosen order, by severity the new ones first; then resolved ones."""
         alerts, order, now = self.snapshot.alerts, self.table.order, self.snapshot.at
         active = matching(alerts.last, self.table.filter_text, _searched)
-        active.sort(key=lambda one: (-one.raised_at, -one.alert_id))
+        active.sort(key=lambda alert: (-alert.raised_at, -alert.alert_id))
         if order == "severity":
-            active.sort(key=lambda one: (not one.is_news(now), SEVEREST_FIRST.index(one.severity)))
+            active.sort(key=lambda alert: (not alert.is_news(now), SEVEREST_FIRST.index(alert.severity)))
         resolved = matching(alerts.over, self.table.filter_text, _searched)
         sections, empty = {"": active, "RESOLVED": resolved}, "No active alerts."
-        return Listing("ALERTS", _columns(self.snapshot), sections, lambda one: one.alert_id, empty=empty)
+        return Listing("ALERTS", _columns(self.snapshot), sections, lambda alert: alert.alert_id, empty=empty)
 
     def summary(self) -> list[Span]:
         active, now = self.snapshot.alerts.last, self.snapshot.at
-        return [(f" · {len(active)} active, {sum(one.is_news(now) for one in active)} new", "text")]
+        return [(f" · {len(active)} active, {sum(alert.is_news(now) for alert in active)} new", "text")]
 
     def foot(self, width: int, height: int) -> list[Line]:
         """The alert under the cursor: sentence, remedy and history."""
@@ -96,8 +95,12 @@ class AlertsScreen(ListingPage[AlertView]):
         assert alert is not None
 
         def silence(seconds: float, is_everywhere: bool) -> None:
-            target = {"rule": alert.rule} if is_everywhere else {"id": alert.alert_id}
-            self.shell.ask("Silence", "alert_silence", None, {"seconds": seconds, **target})
+            args: dict[str, object] = {"seconds": seconds}
+            if is_everywhere:
+                args["rule"] = alert.rule
+            else:
+                args["id"] = alert.alert_id
+            self.shell.ask("Silence", "alert_silence", None, args)
 
         self.app.push_screen(silence_form(alert, self.snapshot.at, silence))
 
@@ -112,35 +115,42 @@ def _title(rule_name: str) -> str:
     return clean(rule_name)
 
 
-def _searched(one: AlertView) -> str:
-    words = (one.sentence, one.rule, _title(one.rule), one.severity, one.subject_name, one.run_id)
-    return " ".join(word or "" for word in words)
+def _searched(alert: AlertView) -> str:
+    """The words that a filter searches."""
+    texts = (alert.sentence, alert.rule, _title(alert.rule), alert.severity, alert.subject_name, alert.run_id or "")
+    return " ".join(texts)
 
 
 def _columns(snapshot: Snapshot) -> list[Column[AlertView]]:
     now = snapshot.at
 
-    def sign(one: AlertView, _: int) -> list[Span]:
-        glyph, style = SIGNS[one.severity]
-        return [(glyph, style if one.lasts else "dim")]
+    def sign(alert: AlertView, _: int) -> list[Span]:
+        glyph, style = SIGNS[alert.severity]
+        if not alert.lasts:
+            style = "dim"
+        return [(glyph, style)]
 
-    def sentence(one: AlertView, _: int) -> list[Span]:
-        return [(alert_words(one, snapshot), "text" if one.is_news(now) else "dim")]
+    def sentence(alert: AlertView, _: int) -> list[Span]:
+        style = "text" if alert.is_news(now) else "dim"
+        return [(alert_words(alert, snapshot), style)]
 
     return [
         Column("", 1, sign),
-        Column("SINCE", 12, lambda one, _: [(dated_clock(one.raised_at, now), "dim")], gap=1),
-        Column("FOR", 11, partial(_lasted, now), gap=1, importance=1),
-        Column("STATE", 8, lambda one, _: [_state(one, now)], gap=1),
+        Column("SINCE", 12, lambda alert, _: [(dated_clock(alert.raised_at, now), "dim")], gap=1),
+        Column("FOR", 11, lambda alert, _: [(_lasting(alert, now), "dim")], gap=1, importance=1),
+        Column("STATE", 8, lambda alert, _: [_state(alert, now)], gap=1),
         Column("ALERT", 20, sentence, gap=1, grow=1),
     ]
 
 
-def _lasted(now: float, alert: AlertView, width: int) -> list[Span]:
-    seconds = (now if alert.cleared_at is None else alert.cleared_at) - alert.raised_at
-    # Rounded, so that it does not change with every second.
+def _lasting(alert: AlertView, now: float) -> str:
+    """How long an alert has lasted, rounded, so that it does not change with every second."""
+    end = now if alert.cleared_at is None else alert.cleared_at
+    seconds = end - alert.raised_at
+    if seconds < 10:
+        return "<10 s"
     step = 60 if seconds >= 60 else 10
-    return [("<10 s" if seconds < 10 else duration(seconds // step * step), "dim")]
+    return duration(seconds // step * step)
 
 
 def _state(alert: AlertView, now: float) -> Span:
@@ -157,14 +167,14 @@ def _history(alert: AlertView, now: float) -> list[str]:
     def clock(at: float) -> str:
         return dated_clock(at, now)
 
-    words = [f"raised {clock(alert.raised_at)}"]
+    parts = [f"raised {clock(alert.raised_at)}"]
     if alert.cleared_at is not None:
         lasted = duration(max(0.0, alert.cleared_at - alert.raised_at))
-        words.append(f"over {clock(alert.cleared_at)} after {lasted}, {alert.cleared_because or ''}")
+        parts.append(f"over {clock(alert.cleared_at)} after {lasted}, {alert.cleared_because or ''}")
     if alert.acknowledged_at is not None:
-        words.append(f"acked by {alert.acknowledged_by or '–'} {clock(alert.acknowledged_at)}")
+        parts.append(f"acked by {alert.acknowledged_by or '–'} {clock(alert.acknowledged_at)}")
     if alert.silenced_until is not None and alert.is_silenced(now):
-        words.append(f"silenced until {clock(alert.silenced_until)} by {alert.silenced_by or '–'}")
+        parts.append(f"silenced until {clock(alert.silenced_until)} by {alert.silenced_by or '–'}")
     if alert.run_id is not None:
-        return [*words, f"run {alert.run_id}"]
-    return words
+        parts.append(f"run {alert.run_id}")
+    return parts

@@ -56,30 +56,45 @@ class Comparison(Struct, frozen=True):
         """The first `MOST_CURVES` runs have a curve, in their ``colours`` or the next free one."""
         drawn: list[str | None] = [None] * MOST_CURVES
         for number, run_id in enumerate(run_ids[:MOST_CURVES]):
-            wanted = colours.get(run_id, number)
-            drawn[next(at % MOST_CURVES for at in range(wanted, 2**31) if drawn[at % MOST_CURVES] is None)] = run_id
+            colour = colours.get(run_id, number) % MOST_CURVES
+            while drawn[colour] is not None:
+                colour = (colour + 1) % MOST_CURVES
+            drawn[colour] = run_id
         return cls(tuple(run_ids), drawn=tuple(drawn))
 
     @property
     def notes(self) -> list[str]:
         drawn = sum(run_id is not None for run_id in self.drawn)
-        notes = [f"{drawn} shown"] if drawn < len(self.run_ids) else []
-        if self.sort != "chosen" or self.is_reversed:
-            notes.append(f"sorted by {clean(self.sort)}" + (", reversed" if self.is_reversed else ""))
+        notes = []
+        if drawn < len(self.run_ids):
+            notes.append(f"{drawn} shown")
+        if self.is_reversed:
+            notes.append(f"sorted by {clean(self.sort)}, reversed")
+        elif self.sort != "chosen":
+            notes.append(f"sorted by {clean(self.sort)}")
         if self.group is not None:
-            return [*notes, f"grouped by {clean(self.group)}"]
+            notes.append(f"grouped by {clean(self.group)}")
         return notes
 
-    def toggled(self, run_id: str) -> Comparison:
+    def toggle(self, run_id: str) -> Comparison:
         """The comparison with a run's curve hidden, or shown if a colour is free."""
-        drawn = [None if each == run_id else each for each in self.drawn]
-        if run_id not in self.drawn and None in drawn:
+        if run_id in self.drawn:
+            return replace(self, drawn=self._drawn_without(run_id))
+        drawn = list(self.drawn)
+        if None in drawn:
             drawn[drawn.index(None)] = run_id
         return replace(self, drawn=tuple(drawn))
 
     def without(self, run_id: str) -> Comparison:
-        left = tuple(each for each in self.run_ids if each != run_id)
-        return replace(self, run_ids=left, drawn=tuple(None if each == run_id else each for each in self.drawn))
+        """The comparison of the other runs."""
+        others = tuple(other_id for other_id in self.run_ids if other_id != run_id)
+        return replace(self, run_ids=others, drawn=self._drawn_without(run_id))
+
+    def _drawn_without(self, run_id: str) -> tuple[str | None, ...]:
+        drawn = list(self.drawn)
+        if run_id in drawn:
+            drawn[drawn.index(run_id)] = None
+        return tuple(drawn)
 
 
 class ComparedRun(Struct, frozen=True):
@@ -104,7 +119,7 @@ class ComparedRun(Struct, frozen=True):
 
 def metric_names(data: Iterable[ChartData]) -> list[str]:
     """The metrics of the runs, those of all runs first."""
-    counts = Counter(name for one in data for name in one.names)
+    counts = Counter(name for run_data in data for name in run_data.names)
     return sorted(counts, key=lambda name: -(counts[name] == max(counts.values())))
 
 
@@ -115,16 +130,16 @@ def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
     for row, params in zip(rows, launched, strict=True):
         if (code := launched_code(row.run)) is not None:
             params.setdefault("code", code)
-    found = {}
+    differences = {}
     for name in dict.fromkeys(name for params in launched for name in params):
         values = [params.get(name, UNSET) for params in launched]
         exact = tuple(_text(value, repr) for value in values)
         short = tuple(_text(value, parameter) for value in values)
         if len(set(short)) == len(set(exact)) > 1:
-            found[clean(name)] = short
+            differences[clean(name)] = short
         elif len(set(exact)) > 1:
-            found[clean(name)] = exact
-    return found
+            differences[clean(name)] = exact
+    return differences
 
 
 def _flat(params: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
@@ -151,19 +166,21 @@ def compare(
     runs = []
     for number, row in enumerate(chosen):
         run_id = row.run.run_id
-        curve = data[run_id].curves.get(metric) if run_id in data else None
-        runs.append(
-            ComparedRun(
-                row,
-                state_sign(row, now),
-                comparison.drawn.index(run_id) if run_id in comparison.drawn else None,
-                {name: values[number] for name, values in params.items()},
-                curve.last if curve is not None else None,
-                *_best(() if curve is None else curve.bins, metric),
-                seconds=row.run.trained_seconds(now),
-                axis=data[run_id].frame.axis if run_id in data else "step",
-            )
+        colour = comparison.drawn.index(run_id) if run_id in comparison.drawn else None
+        run = ComparedRun(
+            row,
+            state_sign(row, now),
+            colour,
+            {name: values[number] for name, values in params.items()},
+            seconds=row.run.trained_seconds(now),
         )
+        if run_id in data:
+            run = replace(run, axis=data[run_id].frame.axis)
+            curve = data[run_id].curves.get(metric)
+            if curve is not None:
+                best, x, is_exact = _best(curve.bins, metric)
+                run = replace(run, last=curve.last, best=best, best_x=x, is_best_x_exact=is_exact)
+        runs.append(run)
     runs = _ordered(runs, comparison, metric)
     values = list(dict.fromkeys(run.params.get(comparison.group or "") for run in runs))
     return sorted(runs, key=lambda run: values.index(run.params.get(comparison.group or "")))
@@ -171,16 +188,21 @@ def compare(
 
 def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None, bool]:
     """The best value of a curve, its place, and whether that is exact."""
-    sign = -1 if is_more_better(metric) else 1
-    ends = [(sign * (each.high if sign < 0 else each.low), number) for number, each in enumerate(bins)
-            if each.low is not None and each.high is not None]  # fmt: skip
-    if not ends:
+    best: float | None = None
+    place: Bin | None = None
+    for stretch in bins:
+        if stretch.low is None or stretch.high is None:
+            continue
+        if is_more_better(metric):
+            if best is None or stretch.high > best:
+                best, place = stretch.high, stretch
+        elif best is None or stretch.low < best:
+            best, place = stretch.low, stretch
+    if place is None:
         return None, None, True
-    lowest, number = min(ends)
-    best, found = sign * lowest, bins[number]
-    if best == found.first:
-        return best, found.first_x, True
-    return best, found.last_x, best == found.last
+    if best == place.first:
+        return best, place.first_x, True
+    return best, place.last_x, best == place.last
 
 
 def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> list[ComparedRun]:
@@ -191,9 +213,9 @@ def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> li
         return runs
     is_more_first = sort in ("step", "hours") or (sort in ("best", "last") and is_more_better(metric))
     keys = {run.run_id: _sort_key(run, sort) for run in runs}
-    known = [run for run in runs if keys[run.run_id] is not None]
-    known.sort(key=lambda run: keys[run.run_id] or (), reverse=is_more_first != is_reversed)
-    return [*known, *(run for run in runs if keys[run.run_id] is None)]
+    ordered = [run for run in runs if keys[run.run_id] is not None]
+    ordered.sort(key=lambda run: keys[run.run_id] or (), reverse=is_more_first != is_reversed)
+    return [*ordered, *(run for run in runs if keys[run.run_id] is None)]
 
 
 def _sort_key(run: ComparedRun, sort: str) -> tuple[bool, float, str] | None:
@@ -214,19 +236,30 @@ def _sort_key(run: ComparedRun, sort: str) -> tuple[bool, float, str] | None:
 
 
 def best_of(runs: Sequence[ComparedRun], metric: str) -> float | None:
+    """The best value of all runs; None if nothing is measured."""
     values = [run.best for run in runs if run.best is not None]
-    return (max if is_more_better(metric) else min)(values, default=None)
+    if is_more_better(metric):
+        return max(values, default=None)
+    return min(values, default=None)
 
 
 def param_texts(runs: Sequence[ComparedRun]) -> list[str]:
     """Each parameter in which the runs differ, with its values and the runs that have each."""
     texts: list[str] = []
-    for name in runs[0].params if runs else ():
-        texts += [""] if texts else []
+    for name in _parameter_names(runs):
+        if texts:
+            texts.append("")
         for value in dict.fromkeys(run.params[name] for run in runs):
             who = ", ".join(clean(run.run_id) for run in runs if run.params[name] == value)
             texts.append(f"{name} {value} · {who}")
     return texts or ["These runs were launched with the same parameters."]
+
+
+def _parameter_names(runs: Sequence[ComparedRun]) -> Sequence[str]:
+    """The parameters in which the runs differ: those of each."""
+    if not runs:
+        return ()
+    return tuple(runs[0].params)
 
 
 # --- the table
@@ -235,40 +268,58 @@ def param_texts(runs: Sequence[ComparedRun]) -> list[str]:
 def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Listing[ComparedRun]:
     """A row per run, under a heading for each value of the grouping parameter."""
     sections: dict[str, Sequence[ComparedRun]] = {}
-    for value, each in groupby(runs, lambda run: run.params.get(group or "")):
-        members, heading = list(each), ""
+    for value, group_runs in groupby(runs, lambda run: run.params.get(group or "")):
+        members, heading = list(group_runs), ""
         if value is not None:
             best = best_of(members, metric)
-            words = "nothing measured" if best is None else f"best {metric_words(metric, best)}"
-            heading = f"{clean(group or '')} {value} · {count_of(len(members), 'run')} · {words}"
+            measured = "nothing measured" if best is None else f"best {metric_words(metric, best)}"
+            heading = f"{clean(group or '')} {value} · {count_of(len(members), 'run')} · {measured}"
         sections[heading] = members
-    differing = len(runs[0].params) if runs else 0
+    notes: list[Span] = []
+    if count_differing := len(_parameter_names(runs)):
+        verb = "differs" if count_differing == 1 else "differ"
+        notes.append((f"{count_of(count_differing, 'parameter')} {verb}: i", "dim"))
+
+    def base(run: ComparedRun) -> str | None:
+        if run.colour is None:
+            return "dim"
+        return None
+
     return Listing(
         "RUNS",
         [*_columns(runs, metric), *_parameters(runs)],
         sections,
         lambda run: run.run_id,
-        [(f"{count_of(differing, 'parameter')} differ{'s' if differing == 1 else ''}: i", "dim")] if differing else [],
+        notes,
         empty="None of these runs is there any more; esc goes back.",
-        base=lambda run: "dim" if run.colour is None else None,
+        base=base,
     )
 
 
 def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRun]]:
     ids = [run.run_id for run in runs]
-    leading = best_of(runs, metric) if sum(run.best is not None for run in runs) > 1 else None
+    leading = None
+    if sum(run.best is not None for run in runs) > 1:
+        leading = best_of(runs, metric)
+    best_head = "MAX" if is_more_better(metric) else "MIN"
     bests = dict(zip(ids, aligned([metric_words(metric, run.best) for run in runs]), strict=True))
     lasts = dict(zip(ids, aligned([metric_words(metric, run.last) for run in runs]), strict=True))
 
     def mark(run: ComparedRun, _: int) -> list[Span]:
-        return [("·", "dim") if run.colour is None else (SHAPES[run.colour], f"series.{run.colour}")]
+        if run.colour is None:
+            return [("·", "dim")]
+        return [(SHAPES[run.colour], f"series.{run.colour}")]
 
     def best(run: ComparedRun, _: int) -> list[Span]:
-        is_leading = run.best is not None and run.best == leading
-        return [("★ " if is_leading else "", "good"), (bests[run.run_id], "good" if is_leading else "accent")]
+        if run.best is not None and run.best == leading:
+            return [("★ ", "good"), (bests[run.run_id], "good")]
+        return [(bests[run.run_id], "accent")]
 
     def at(run: ComparedRun, _: int) -> list[Span]:
-        return [("" if run.is_best_x_exact else "~", "dim"), (_place(run.best_x, run.axis), "dim")]
+        place = _place(run.best_x, run.axis)
+        if run.is_best_x_exact:
+            return [(place, "dim")]
+        return [(f"~{place}", "dim")]
 
     def state(run: ComparedRun, _: int) -> list[Span]:
         return [(run.sign.word, run.sign.style)]
@@ -276,7 +327,7 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
     return [
         Column("", 1, mark),
         Column("RUN", 16, lambda run, room: [(clip_middle(run_title(run.row.run), room), "text")], grow=2, most=40),
-        Column("MAX" if is_more_better(metric) else "MIN", 10, best, ">"),
+        Column(best_head, 10, best, ">"),
         Column("AT", 8, at, ">", importance=3),
         Column("LAST", 9, lambda run, _: [(lasts[run.run_id], "text")], ">", importance=1),
         Column("STEP", 9, lambda run, _: [(count(run.row.progress.step), "text")], ">", importance=2),
@@ -294,7 +345,7 @@ def _place(x: float | None, axis: Axis) -> str:
 
 def _parameters(runs: Sequence[ComparedRun]) -> list[Column[ComparedRun]]:
     columns: list[Column[ComparedRun]] = []
-    for place, name in enumerate(runs[0].params if runs else ()):
+    for place, name in enumerate(_parameter_names(runs)):
         texts = {run.run_id: run.params.get(name, UNSET) for run in runs}
         width = min(max(len(name), *map(len, texts.values()), 3), 18)
 

@@ -72,8 +72,8 @@ class CompareScreen(ListingPage[ComparedRun]):
 
     @property
     def _data(self) -> Mapping[str, ChartData]:
-        found = self.snapshot.compared
-        return {run_id: found[run_id] for run_id in self.comparison.run_ids if run_id in found}
+        compared = self.snapshot.compared
+        return {run_id: compared[run_id] for run_id in self.comparison.run_ids if run_id in compared}
 
     def make_listing(self) -> Listing[ComparedRun]:
         metric = self.charts.focused_key or ""
@@ -85,21 +85,21 @@ class CompareScreen(ListingPage[ComparedRun]):
 
     @property
     def _params(self) -> tuple[str, ...]:
-        return next((tuple(each.params) for each in self.listing.rows), ())
+        return next((tuple(run.params) for run in self.listing.rows), ())
 
     def summary(self) -> list[Span]:
-        words = [count_of(len(self.comparison.run_ids), "run"), metric_heading(self.charts.focused_key or "–")]
-        return [(" · ".join(["", *words]), "text"), *((f" · {note}", "accent") for note in self.comparison.notes)]
+        runs, metric = count_of(len(self.comparison.run_ids), "run"), metric_heading(self.charts.focused_key or "–")
+        return [(f" · {runs} · {metric}", "text"), *((f" · {note}", "accent") for note in self.comparison.notes)]
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         body, charts = max(0, height - 1 - self.draw_frame(width)), self.charts
         data, run_ids = self._data, self.comparison.run_ids
-        known = {row.run.run_id: row.run for row in self.snapshot.runs if row.run.run_id in run_ids}
-        if known and not self._has_colours:
+        by_id = {row.run.run_id: row.run for row in self.snapshot.runs if row.run.run_id in run_ids}
+        if by_id and not self._has_colours:
             self._has_colours = True
-            self.comparison = Comparison.of(run_ids, {run_id: run_colour(run) for run_id, run in known.items()})
+            self.comparison = Comparison.of(run_ids, {run_id: run_colour(run) for run_id, run in by_id.items()})
         charts.choose(metric_names(data.values()))
         self._made = None
         self.keep_cursor()
@@ -108,9 +108,9 @@ class CompareScreen(ListingPage[ComparedRun]):
         rows = min(len(self.listing.items) + self.listing.head_lines + is_framed, body // 2)
         rows = min(body, max(LEAST_TABLE_ROWS, rows))
         runs = tuple(
-            ChartedRun(data[run_id], run_title(known[run_id]), colour, run_id == self.table.cursor)
+            ChartedRun(data[run_id], run_title(by_id[run_id]), colour, run_id == self.table.cursor)
             for colour, run_id in enumerate(self.comparison.drawn)
-            if run_id in data and run_id in known
+            if run_id in data and run_id in by_id
         )
         charts.draw(ChartLook(charts.view, runs), (width, body - rows), is_framed=is_framed)
         self.list.draw(lambda: self.list_lines(width, rows), height=rows)
@@ -123,10 +123,9 @@ class CompareScreen(ListingPage[ComparedRun]):
 
     def do_hide(self) -> None:
         if (run := self.run_in_question) is not None:
-            toggled = self.comparison.toggled(run.run_id)
-            if toggled == self.comparison:
+            before, self.comparison = self.comparison, self.comparison.toggle(run.run_id)
+            if self.comparison == before:
                 self.shell.say(f"{MOST_CURVES} curves is the limit: there are no more colours; hide one first.")
-            self.comparison = toggled
 
     def do_leave_out(self) -> None:
         run = self.run_in_question
@@ -147,8 +146,8 @@ class CompareScreen(ListingPage[ComparedRun]):
     def do_code(self) -> None:
         """Show how the code of the run under the cursor differs from the first other run's."""
         run = self.run_in_question
-        other = next((each for each in self.comparison.run_ids if run is not None and each != run.run_id), None)
-        if run is None or other is None:
+        others = [run_id for run_id in self.comparison.run_ids if run is not None and run_id != run.run_id]
+        if run is None or not others:
             self.shell.say("There is no other run to compare its code with.")
             return
         runs, run_id = self.shell.workspace.runs, run.run_id
@@ -158,16 +157,16 @@ class CompareScreen(ListingPage[ComparedRun]):
             from gputui.runs.spec import SpecError
 
             try:
-                return tuple(run_code_diff(runs, other, run_id))
+                return tuple(run_code_diff(runs, others[0], run_id))
             except (CodeUnknownError, SpecError) as error:
                 return str(error)
 
-        def take(found: str | tuple[str, ...]) -> None:
-            if isinstance(found, str):
-                self.shell.say(found, "warning")
+        def take(diff: str | tuple[str, ...]) -> None:
+            if isinstance(diff, str):
+                self.shell.say(diff, "warning")
             else:
                 self.shell.say("")
-                self.app.push_screen(DiffScreen("Code", found))
+                self.app.push_screen(DiffScreen("Code", diff))
 
         self.shell.say("Comparing the code…")
         self.in_thread(work, take)

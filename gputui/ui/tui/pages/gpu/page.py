@@ -21,6 +21,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
+from gputui.ui.tui.layout.lists import after
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
 from gputui.ui.tui.pages.processes.view import process_panel
@@ -56,20 +57,23 @@ class GpuScreen(ActionScreen):
     def draw(self, width: int, height: int) -> None:
         gpu, snapshot = self.gpu_in_question, self.snapshot
         room = height - 1 - self.draw_frame(width)
-        words: list[Span] = [(" GPU", "title")]
-        gone = "  This GPU has not been seen for a day; esc goes back."
-        lines = [fit_line([(gone, "dim")], width)]
-        if gpu is not None:
+        title: list[Span] = [(" GPU", "title")]
+        if gpu is None:
+            lines = [fit_line([("  This GPU has not been seen for a day; esc goes back.", "dim")], width)]
+        else:
             state = STATES.get(gpu.state, ("✗ unreadable", "bad"))
-            words = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
-            lines = (self._wide if is_boxed(width, height) else self._narrow)(gpu, width, room)
+            title = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
+            arrange = self._wide if is_boxed(width, height) else self._narrow
+            lines = arrange(gpu, width, room)
         end = right_end(snapshot.at, snapshot.past, self.key_words)
-        self.head.show([self.with_trail(lambda cells: between(words, end, cells), width)])
+        self.head.show([self.with_trail(lambda cells: between(title, end, cells), width)])
         self.lines.show(lines, height=room)
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
-        charts = [] if page is None else chart_lines(gpu, page, width, 14, across=2)
+        charts: Sequence[Line] = ()
+        if page is not None:
+            charts = chart_lines(gpu, page, width, 14, across=2)
         lines = fact_lines(row, page, now, width, charts, keys=self.shell.keys)
         lines += self._processes(gpu, width) + report_lines(page, now, width)
         return self._scrolled(lines, width, room)
@@ -77,18 +81,20 @@ class GpuScreen(ActionScreen):
     def _wide(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         """The facts in frames at the left, the charts at the right."""
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
-        left_width = min(FACTS_WIDTH, width * 8 // 15)
-        inner, right_width = left_width - 2, width - left_width - 2
+        facts_width = min(FACTS_WIDTH, width * 8 // 15)
+        inner, charts_width = facts_width - 2, width - facts_width - 2
         facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner, keys=self.shell.keys)]
         processes, reports = self._processes(gpu, inner), report_lines(page, now, inner)
         # The last panel has the rows that are left.
         reports = filled(reports, inner, max(len(reports), room - len(facts) - len(processes) - 3))
-        left = [line for panel in (facts, processes, reports) for line in box(panel, left_width)]
-        across = 2 if right_width >= 120 or room < 24 else 1
-        charts = chart_lines(gpu, page, right_width, room - 2, across=across) if page else []
-        title = rule("HISTORY", right_width, f"last {duration(self.span_seconds)}")
-        right = box([title, *filled(charts, right_width, room - 2)], width - left_width)
-        return beside(self._scrolled(left, left_width, room), right)
+        panels = [line for panel in (facts, processes, reports) for line in box(panel, facts_width)]
+        charts: Sequence[Line] = ()
+        if page is not None:
+            across = 2 if charts_width >= 120 or room < 24 else 1
+            charts = chart_lines(gpu, page, charts_width, room - 2, across=across)
+        title = rule("HISTORY", charts_width, f"last {duration(self.span_seconds)}")
+        history = box([title, *filled(charts, charts_width, room - 2)], width - facts_width)
+        return beside(self._scrolled(panels, facts_width, room), history)
 
     def _processes(self, gpu: GpuView, width: int) -> list[Line]:
         only = replace(self.snapshot, gpus=(gpu,), processes=None)
@@ -97,11 +103,11 @@ class GpuScreen(ActionScreen):
     def _scrolled(self, lines: list[Line], width: int, room: int) -> list[Line]:
         self.top = min(max(0, self.top), max(0, len(lines) - room))
         below = len(lines) - self.top - room
-        shown = lines[self.top : self.top + room]
+        visible = lines[self.top : self.top + room]
         if below > 0:
             key = self.shell.keys.word("down", "gpu")
-            shown[-1] = fit_line([(f"  … {below + 1} more lines below, {key} scrolls", "dim")], width)
-        return shown
+            visible[-1] = fit_line([(f"  … {below + 1} more lines below, {key} scrolls", "dim")], width)
+        return visible
 
     # --- what it is about
 
@@ -123,9 +129,8 @@ class GpuScreen(ActionScreen):
         return self.snapshot.run_of(gpu.run_id)
 
     def context(self) -> Context:
-        held = self.snapshot.machine.quarantined
-        held_here = frozenset(held) & {self.uuid}
-        return replace(super().context(), gpu=self.gpu_in_question, quarantined=held_here)
+        quarantined = frozenset(self.snapshot.machine.quarantined) & {self.uuid}
+        return replace(super().context(), gpu=self.gpu_in_question, quarantined=quarantined)
 
     def copyable(self) -> list[Copyable]:
         return [Copyable("the GPU's UUID", self.uuid), *super().copyable()]
@@ -139,8 +144,7 @@ class GpuScreen(ActionScreen):
     def _turn(self, by: int) -> None:
         uuids = [gpu.uuid for gpu in self.snapshot.gpus]
         if uuids:
-            place = uuids.index(self.uuid) if self.uuid in uuids else 0
-            self.turn_to(uuids[(place + by) % len(uuids)])
+            self.turn_to(after(uuids, self.uuid, by))
 
     do_gpu_next, do_gpu_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
 
@@ -196,7 +200,8 @@ def fact_lines(
 ) -> list[Line]:
     """The page's lines: facts in words, bars of values with a limit, charts, all values, and the
     device."""
-    values, across = _values(row.gpu), 2 if width >= 2 * COLUMN_LEAST else 1
+    values = _values(row.gpu)
+    across = 2 if width >= 2 * COLUMN_LEAST else 1
     down = -(-len(values) // across)
     cells = [fit_line([fact.name, fact[1:]], width // across) for fact in values]
     table = [[span for cell in cells[number::down] for span in cell] for number in range(down)]
@@ -211,7 +216,7 @@ def fact_lines(
 
 
 def _states(row: GpuRow, page: GpuPage | None, now: float, keys: Keys) -> list[Fact]:
-    """Return whether the GPU works, its run, and what limits it."""
+    """Whether the GPU works, its run, and what limits it."""
     facts = []
     if row.gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
@@ -221,33 +226,45 @@ def _states(row: GpuRow, page: GpuPage | None, now: float, keys: Keys) -> list[F
         facts.append(Fact("quarantine", clean(text), "warn"))
     if row.gpu.is_excluded:
         facts.append(Fact("runs", "none of this home: gpus.yaml leaves it to others", "dim"))
-    held, condition = held_back(row), health(row)
-    throttled = Fact("throttled by", _plain(held) or "nothing", held[0][1] if held else "dim")
+    throttled = Fact("throttled by", "nothing", "dim")
+    if reasons := held_back(row):
+        throttled = Fact("throttled by", _plain(reasons), reasons[0][1])
+    condition = health(row)
     sound = Fact("health", _plain(condition), condition[0][1])
     return [*facts, _run(row, page, now), throttled, sound]
 
 
 def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
+    """The run on the GPU, for how long, and its progress there."""
     gpu, rank = row.gpu, row.rank
     if gpu.run_id is None:
-        many = "no list of processes"
+        processes = "no list of processes"
         if gpu.processes is not None:
-            many = count_of(len(gpu.processes), "process")
+            processes = count_of(len(gpu.processes), "process")
         ours = "none of ours" if row.promised is None else f"none yet, promised to {clean(row.promised)}"
-        return Fact("run", f"{ours}; {many}", "dim")
-    text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
+        return Fact("run", f"{ours}; {processes}", "dim")
     if gpu.shared_with:
         text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
+    elif gpu.rank is not None:
+        text = f"{clean(gpu.run_id)} rank {gpu.rank}"
+    else:
+        text = clean(gpu.run_id)
     if page is not None and page.leased_since is not None:
-        held = max(0.0, now - page.leased_since)
-        text += f", for {duration(held if held < 120 else held // 60 * 60)}"
-    text += "" if rank is None else _progress(rank)
-    is_slow = rank is not None and rank.is_slow
-    return Fact("run", text, "warn" if is_slow else "accent")
+        seconds = max(0.0, now - page.leased_since)
+        if seconds >= 120:
+            seconds = seconds // 60 * 60
+        text += f", for {duration(seconds)}"
+    if rank is None:
+        return Fact("run", text, "accent")
+    style = "warn" if rank.is_slow else "accent"
+    return Fact("run", text + _progress(rank), style)
 
 
 def _progress(rank: RankRow) -> str:
-    text = "" if rank.step is None else f", step {count(rank.step)}"
+    """``, step 4 310, 2.1 steps/s, waiting for data 3% of the time``: as far as it is known."""
+    text = ""
+    if rank.step is not None:
+        text += f", step {count(rank.step)}"
     if rank.step_seconds:
         text += f", {rate(1 / rank.step_seconds)} steps/s"
     if rank.waiting_fraction is not None:
@@ -261,23 +278,30 @@ def _gauges(gpu: GpuView, width: int) -> list[Line]:
     """Utilisation, memory, temperature and power as bars of their limits."""
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
     slowdown = gpu.facts.get("temperature_slowdown_celsius")
-    limit_words = "" if slowdown is None else f", throttles at {celsius(slowdown)}"
-    heat = celsius(gpu.temperature_celsius) + limit_words
-    whose = ", shared with the host" if gpu.facts.get("memory_is_unified") else ""
-    memory = f"{gibibytes(used)} of {gibibytes(total)} GiB{whose}"
+    heat = celsius(gpu.temperature_celsius)
+    if slowdown is not None:
+        heat += f", throttles at {celsius(slowdown)}"
+    heat_style = "warn" if is_hot(gpu) else "heat"
+    memory = f"{gibibytes(used)} of {gibibytes(total)} GiB"
+    if gpu.facts.get("memory_is_unified"):
+        memory += ", shared with the host"
     power = f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}"
     cells = max(6, min(GAUGE_MOST, width - LABEL_WIDTH - 2 - GAUGE_WORDS))
     lines = []
     for label, value, limit, text, style in (
         ("utilisation", gpu.utilization_percent, 100.0, percent(gpu.utilization_percent), "bar"),
         ("memory", used, total, memory, "bar2"),
-        ("temperature", gpu.temperature_celsius, slowdown, heat, "warn" if is_hot(gpu) else "heat"),
+        ("temperature", gpu.temperature_celsius, slowdown, heat, heat_style),
         ("power", gpu.power_watts, gpu.power_limit_watts, power, "power"),
     ):
-        fact = Fact(label, f" {text}", "warn" if style == "warn" else _style(gpu))
-        share = None if value is None or not limit else value / limit
-        bar = bar_spans(share, cells, "dim" if _style(gpu) == "dim" else style)
-        lines.append(fit_line([fact.name, *bar, fact[1:]], width))
+        text_style = "warn" if style == "warn" else _style(gpu)
+        if _style(gpu) == "dim":
+            style = "dim"
+        share = None
+        if value is not None and limit:
+            share = value / limit
+        fact = Fact(label, f" {text}", text_style)
+        lines.append(fit_line([fact.name, *bar_spans(share, cells, style), fact[1:]], width))
     return lines
 
 
@@ -296,13 +320,10 @@ def _values(gpu: GpuView) -> list[Fact]:
         # A driver that does not report reserved memory counts it as used.
         used = gpu.memory_used_bytes + (gpu.memory_reserved_bytes or 0)
         free = max(0, gpu.memory_total_bytes - used)
-    # The current limit is that of the power's bar.
-    default, most = (
-        None if limit == gpu.power_limit_watts else limit
-        for limit in (facts.get("power_limit_default_watts"), facts.get("power_limit_max_watts"))
-    )
-    resent = f", {slow['pcie_replays']} packets sent again" if slow.get("pcie_replays") else ""
-    known = {
+    state = UNKNOWN
+    if gpu.performance_state is not None:
+        state = f"P{gpu.performance_state}"
+    texts = {
         "free": _in_unit(free, 2**30, "GiB", decimals=1),
         "reserved": _in_unit(gpu.memory_reserved_bytes, 2**30, "GiB", decimals=1),
         "memory BW": percent(gpu.memory_utilization_percent),
@@ -313,18 +334,29 @@ def _values(gpu: GpuView) -> list[Fact]:
         "video decoder": percent(slow.get("decoder_percent")),
         "SM clock": _in_unit(gpu.sm_clock_mhz, 1, "MHz"),
         "memory clock": _in_unit(gpu.memory_clock_mhz, 1, "MHz"),
-        "state": UNKNOWN if gpu.performance_state is None else f"P{gpu.performance_state}",
-        "default power": watts(default),
-        "most power": watts(most),
+        "state": state,
+        "default power": _other_limit(gpu, "power_limit_default_watts"),
+        "most power": _other_limit(gpu, "power_limit_max_watts"),
         "energy": _in_unit(slow.get("energy_joules"), JOULES_PER_KWH, "kWh", decimals=1),
     }
-    values = [Fact(label, text, _style(gpu)) for label, text in known.items() if text != UNKNOWN]
+    values = [Fact(label, text, _style(gpu)) for label, text in texts.items() if text != UNKNOWN]
     style = "warn" if pcie_link(gpu)[0][1] == "warn" else "text"
-    values.append(Fact("PCIe", f"{pcie_words(gpu)}{resent}", style))
+    link = pcie_words(gpu)
+    if slow.get("pcie_replays"):
+        link += f", {slow['pcie_replays']} packets sent again"
+    values.append(Fact("PCIe", link, style))
     values.append(Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))))
     if "nvlink_received_bytes_per_second" in slow:
         values.append(Fact("NVLink B/s", _plain(traffic(gpu, "nvlink"))))
     return values
+
+
+def _other_limit(gpu: GpuView, name: str) -> str:
+    """A limit of power that is not the current one, which the power's bar has."""
+    limit = gpu.facts.get(name)
+    if limit == gpu.power_limit_watts:
+        return UNKNOWN
+    return watts(limit)
 
 
 def _memory_errors(gpu: GpuView) -> list[Fact]:
@@ -333,26 +365,34 @@ def _memory_errors(gpu: GpuView) -> list[Fact]:
         return []
     text = f"{count(corrected)} corrected, {count(uncorrected)} uncorrected"
     pending, failed = gpu.slow.get("row_remap_pending"), gpu.slow.get("row_remap_failed")
+    style = "text"
     if failed:
         text += "; a row remap failed"
+    elif pending:
+        text += "; a row remap is pending until a reset"
     elif pending is not None:
-        text += "; a row remap is pending until a reset" if pending else "; no row remap pending"
-    return [Fact("ECC", text, "bad" if uncorrected or failed else "warn" if pending else "text")]
+        text += "; no row remap pending"
+    if uncorrected or failed:
+        style = "bad"
+    elif pending:
+        style = "warn"
+    return [Fact("ECC", text, style)]
 
 
 def _identity(gpu: GpuView) -> list[Fact]:
     facts = gpu.facts
     readings = {"instant": "instantaneous power", "driver": "power averaged by the driver"}
     modes: dict[object, str] = {True: "on", False: "off"}
-    words = {
+    texts = {
         "PCI": facts.get("pci_bus_id"),
         "compute": facts.get("compute_capability"),
         "persistence": modes.get(facts.get("persistence_mode", "")),
         "MIG": modes.get(facts.get("mig_mode", "")),
     }
-    known = [f"{name} {word}" for name, word in words.items() if word]
-    known += [readings[facts["power_reading"]]] if facts.get("power_reading") in readings else []
-    device = Fact("device", clean(", ".join(known)) or UNKNOWN, "dim")
+    parts = [f"{name} {text}" for name, text in texts.items() if text]
+    if facts.get("power_reading") in readings:
+        parts.append(readings[facts["power_reading"]])
+    device = Fact("device", clean(", ".join(parts)) or UNKNOWN, "dim")
     return [device, Fact("UUID", clean(gpu.uuid), "dim")]
 
 
@@ -360,14 +400,17 @@ def pcie_words(gpu: GpuView) -> str:
     """The PCIe link as ``gen 5, 16 lanes``, or ``gen 1 of 5, 8 of 16 lanes`` where it is less than the GPU can have."""
     if gpu.slow.get("pcie_generation") is None and gpu.slow.get("pcie_width") is None:
         return UNKNOWN
-    words = []
+    parts = []
     for name, form in (("generation", "gen {}"), ("width", "{} lanes")):
         value, most = gpu.slow.get(f"pcie_{name}"), gpu.facts.get(f"pcie_{name}_max")
-        number = UNKNOWN if value is None else f"{value}"
-        if value is not None and most is not None and value != most:
+        if value is None:
+            number = UNKNOWN
+        elif most is None or value == most:
+            number = f"{value}"
+        else:
             number = f"{value} of {most}"
-        words.append(form.format(number))
-    return ", ".join(words)
+        parts.append(form.format(number))
+    return ", ".join(parts)
 
 
 def _in_unit(value: float | None, size: float, unit: str, decimals: int = 0) -> str:
@@ -389,9 +432,9 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
     if page is None or not page.events:
         return [*lines, fit_line([("  None.", "dim")], width)]
     for event in page.events:
-        words = {"xid": f"XID {event.code}", "returned": "back"}.get(event.event, event.event)
+        name = {"xid": f"XID {event.code}", "returned": "back"}.get(event.event, event.event)
         style = "text" if event.event == "returned" else "bad"
-        lead = (f" {dated_clock(event.at, now):<12}{words:<9} ", style)
+        lead = (f" {dated_clock(event.at, now):<12}{name:<9} ", style)
         lines += paragraph(lead, clean(event.text or ""), "text", width) or [fit_line([lead], width)]
     return lines
 
@@ -400,8 +443,8 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     """Charts of utilisation, memory, power and temperature, ``across`` side by side."""
     history, down = page.history, 4 // across
     if history is None:
-        words = f"  No sample in the last {duration(page.span_seconds)}."
-        return [fit_line([(words, "dim")], width)]
+        sentence = f"  No sample in the last {duration(page.span_seconds)}."
+        return [fit_line([(sentence, "dim")], width)]
     name, scale = ("min", 60.0) if page.span_seconds <= 3600 else ("h", 3600.0)
 
     def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
@@ -413,10 +456,10 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     limit, power = gpu.power_limit_watts, history.power_watts
     highest = max((value for value in [limit, *power] if value is not None), default=0.0)
     size, unit = (1000.0, "kW") if highest >= 1000.0 else (1.0, "W")
-    watts_now = [None if value is None else value / size for value in power]
+    in_unit = [value and value / size for value in power]
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
     percents = YAxis(low=0.0, high=100.0)
-    from_zero = YAxis(low=0.0, high=None if limit is None else limit / size)
+    from_zero = YAxis(low=0.0, high=limit and limit / size)
     drawn = [
         chart(
             curves,
@@ -429,10 +472,13 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
             ([curve(full, "bar2", "memory %")], percents),
-            ([curve(watts_now, "power", f"power {unit}")], from_zero),
+            ([curve(in_unit, "power", f"power {unit}")], from_zero),
             (heat, YAxis(low=20.0)),
         )
     ]
     gap: list[Line] = [[(" ", "text")]] * len(drawn[0])
-    rows = [[part for each in drawn[first : first + across] for part in (each, gap)] for first in range(0, 4, across)]
-    return [fit_line(line, width) for row in rows for line in beside(*row)]
+    lines: list[Line] = []
+    for first in range(0, 4, across):
+        row = [block for lines_of_chart in drawn[first : first + across] for block in (lines_of_chart, gap)]
+        lines += [fit_line(line, width) for line in beside(*row)]
+    return lines

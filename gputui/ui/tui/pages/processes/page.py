@@ -72,7 +72,9 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         return row.run_id
 
     def context(self) -> Context:
-        return replace(super().context(), pid=self.current.pid if self.current else None)
+        if self.current is None:
+            return super().context()
+        return replace(super().context(), pid=self.current.pid)
 
     def copyable(self) -> list[Copyable]:
         row = self.current
@@ -111,11 +113,11 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         if (row := self.current) is None:
             return
 
-        def send(name: str, words: str) -> None:
+        def send(name: str, effect: str) -> None:
             number = signal.Signals[f"SIG{name}"]
-            self.shell.confirm("Signal", f"Send {name}? It {words}.", lambda: self._send(row, number))
+            self.shell.confirm("Signal", f"Send {name}? It {effect}.", lambda: self._send(row, number))
 
-        items = [MenuItem(key, name, words, partial(send, name, words)) for key, name, words in SIGNALS]
+        items = [MenuItem(key, name, effect, partial(send, name, effect)) for key, name, effect in SIGNALS]
         self.app.push_screen(MenuScreen("Signal", items, _about(row)))
 
     def _send(self, row: view.ProcessRow, number: signal.Signals) -> None:
@@ -136,19 +138,19 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 def _about(row: view.ProcessRow) -> tuple[str, str]:
     """The process that a signal is for, and a warning if it belongs to a run."""
     about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
-    whose = f"{row.run_id}" if row.rank is None else f"rank {row.rank} of {row.run_id}"
-    warning = (
-        f"It belongs to {whose}: if it ends, that counts as a failure, and recovery acts. To end the run, stop it."
-    )
-    return about, "" if row.run_id is None else warning
+    if row.run_id is None:
+        return about, ""
+    owner = row.run_id if row.rank is None else f"rank {row.rank} of {row.run_id}"
+    warning = f"It belongs to {owner}: if it ends, that counts as a failure, and recovery acts."
+    return about, f"{warning} To end the run, stop it."
 
 
 def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
     """The environment of a process without secrets, line by line; or why it cannot be read."""
-    found, now = environment_of(pid), identify(pid)
-    if start_ticks is None or now is None or now.start_ticks != start_ticks:
+    environment, process = environment_of(pid), identify(pid)
+    if start_ticks is None or process is None or process.start_ticks != start_ticks:
         return [f"PID {pid} cannot be tied to a process that is seen here."]
-    if not found:
+    if not environment:
         return ["Its environment is empty, or cannot be read because it is another user's."]
-    hidden = Redactor(secrets_in(found, {})).env(found)
-    return [clean(f"{name:<12} {hidden[name]}") for name in sorted(hidden)]
+    redacted = Redactor(secrets_in(environment, {})).env(environment)
+    return [clean(f"{name:<12} {redacted[name]}") for name in sorted(redacted)]

@@ -66,7 +66,14 @@ class ProcessRow(Struct, frozen=True):
 
 def _largest(name: str, letter: str, value: Callable[[ProcessRow], float | None]) -> RowOrder[ProcessRow]:
     """An order with the largest value first."""
-    return RowOrder(name, letter, f"by {name}", lambda row: None if (known := value(row)) is None else -known)
+
+    def key(row: ProcessRow) -> float | None:
+        number = value(row)
+        if number is None:
+            return None
+        return -number
+
+    return RowOrder(name, letter, f"by {name}", key)
 
 
 ORDERS: tuple[RowOrder[ProcessRow], ...] = (
@@ -92,73 +99,85 @@ class ProcessesState(ListState, frozen=True):
 def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
     """All processes of a snapshot, each once: those on the GPUs, and those of our runs here."""
     hosts = dict(snapshot.processes or {})
-    held: dict[Key, list[tuple[GpuView, ProcessView]]] = {}
+    on_gpus: dict[Key, list[tuple[GpuView, ProcessView]]] = {}
     for gpu in snapshot.gpus:
         for process in gpu.processes or ():
-            held.setdefault((process.pid, process.start_ticks), []).append((gpu, process))
+            on_gpus.setdefault((process.pid, process.start_ticks), []).append((gpu, process))
     rows = []
-    for (pid, ticks), places in held.items():
-        is_same = pid in hosts and hosts[pid].start_ticks == ticks
-        row = _row((pid, ticks), places, hosts.pop(pid) if is_same else None)
-        since = [snapshot.idle_since.get((gpu.uuid, pid), snapshot.at) for gpu, _ in places]
+    for (pid, ticks), places in on_gpus.items():
+        host = None
+        if pid in hosts and hosts[pid].start_ticks == ticks:
+            host = hosts.pop(pid)
+        row = _row((pid, ticks), places, host)
         # A process is idle only if all its GPUs are.
-        seconds = 0.0 if row.sm_percent else snapshot.at - max(since)
-        rows.append(replace(row, idle_seconds=seconds) if seconds >= IDLE_SECONDS else row)
+        idle_since = max(snapshot.idle_since.get((gpu.uuid, pid), snapshot.at) for gpu, _ in places)
+        if not row.sm_percent and snapshot.at - idle_since >= IDLE_SECONDS:
+            row = replace(row, idle_seconds=snapshot.at - idle_since)
+        rows.append(row)
     return [*rows, *(_row((host.pid, host.start_ticks), (), host) for host in hosts.values())]
 
 
 def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None) -> ProcessRow:
-    listed = [process for _, process in places]
-    sources: list[HostProcess | ProcessView] = [*([host] if host else []), *listed]
-    user = next((clean(each.user) for each in sources if each.user), None)
-    command = next((clean(each.command) for each in sources if each.command), None)
+    """A process from the driver's list of each of its GPUs, and from the host."""
+    on_gpus = [process for _, process in places]
+    sources: list[HostProcess | ProcessView] = [*on_gpus]
+    if host is not None:
+        sources.insert(0, host)
     # The driver's list knows the run of a process that has overwritten its environment.
-    run_id, rank = next(((clean(each.run_id), each.rank) for each in [*listed, *sources] if each.run_id), (None, None))
-    sizes = [each.memory_bytes for each in listed if each.memory_bytes is not None]
-    total = sum(gpu.memory_total_bytes or 0 for gpu, _ in places)
+    owners = [(clean(source.run_id), source.rank) for source in (*on_gpus, *sources) if source.run_id]
+    run_id, rank = next(iter(owners), (None, None))
     row = ProcessRow(
         *key,
-        user=user,
-        command=command,
+        user=next((clean(source.user) for source in sources if source.user), None),
+        command=next((clean(source.command) for source in sources if source.command), None),
         run_id=run_id,
         rank=rank,
         gpus=tuple(sorted({gpu.index for gpu, _ in places})),
-        gpu_memory_bytes=sum(sizes) if sizes else None,
-        gpu_memory_percent=100 * sum(sizes) / total if sizes and total else None,
-        sm_percent=max((each.sm_percent for each in listed if each.sm_percent is not None), default=None),
+        sm_percent=max((process.sm_percent for process in on_gpus if process.sm_percent is not None), default=None),
     )
-    of_host = ("parent_pid", "cpu_percent", "memory_bytes", "state", "running_seconds")
+    sizes = [process.memory_bytes for process in on_gpus if process.memory_bytes is not None]
+    total = sum(gpu.memory_total_bytes or 0 for gpu, _ in places)
+    if sizes:
+        row = replace(row, gpu_memory_bytes=sum(sizes))
+    if sizes and total:
+        row = replace(row, gpu_memory_percent=100 * sum(sizes) / total)
     if host is None:
         return row
+    of_host = ("parent_pid", "cpu_percent", "memory_bytes", "state", "running_seconds")
     return replace(row, **{name: getattr(host, name) for name in of_host})
 
 
 def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> dict[str, list[ProcessRow]]:
     """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
-    found = matching(sorted(rows, key=lambda row: row.pid), state.filter_text, _searched)
+    matches = matching(sorted(rows, key=lambda row: row.pid), state.filter_text, _searched)
     groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
-    for row in order_named(ORDERS, state.order).sorted(found):
+    for row in order_named(ORDERS, state.order).sorted(matches):
         groups.setdefault(_group(row, state.grouping), []).append(row)
-    return {
-        heading and f"{heading} · {len(group)}": _as_tree(group) if state.is_tree else group
-        for (_, _, heading), group in sorted(groups.items())
-    }
+    if state.is_tree:
+        groups = {group: _as_tree(members) for group, members in groups.items()}
+    return {heading and f"{heading} · {len(members)}": members for (_, _, heading), members in sorted(groups.items())}
 
 
 def _group(row: ProcessRow, grouping: Grouping) -> tuple[bool, tuple[int, ...], str]:
-    """Groups sort by GPU or run; processes without one come last."""
+    """The group of a row, and its heading. Groups sort by GPU or run; processes without one come last."""
+    if grouping == "gpu" and not row.gpus:
+        return True, (), "no GPU"
     if grouping == "gpu":
-        return not row.gpus, row.gpus, f"GPU {index_ranges(row.gpus)}" if row.gpus else "no GPU"
+        return False, row.gpus, f"GPU {index_ranges(row.gpus)}"
     if grouping == "run":
         return row.run_id is None, (), row.run_id or "no run of ours"
     return False, (), ""
 
 
 def _searched(row: ProcessRow) -> str:
-    rank = "" if row.rank is None else f"r{row.rank}"
-    gpus = " ".join(f"gpu{index}" for index in row.gpus)
-    idle = "idle" if row.idle_seconds is not None else ""
-    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}"
+    """The texts that a filter searches."""
+    texts = [str(row.pid), row.user or "", row.command or "", row.run_id or ""]
+    if row.rank is not None:
+        texts.append(f"r{row.rank}")
+    texts += [f"gpu{index}" for index in row.gpus]
+    if row.idle_seconds is not None:
+        texts.append("idle")
+    return " ".join(texts)
 
 
 def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
@@ -167,24 +186,26 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
     children: dict[int, list[ProcessRow]] = {}
     roots: dict[Key, ProcessRow] = {}
     for row in rows:
-        root, seen = row, {row.pid}
-        while (parent := by_pid.get(root.parent_pid or 0)) is not None and parent.pid not in seen:
+        root, lineage = row, {row.pid}
+        while (parent := by_pid.get(root.parent_pid or 0)) is not None and parent.pid not in lineage:
             root = parent
-            seen.add(parent.pid)
+            lineage.add(parent.pid)
         roots.setdefault(root.key, root)
         if root is not row:
             children.setdefault(row.parent_pid or 0, []).append(row)
-    shown: list[ProcessRow] = []
+    ordered: list[ProcessRow] = []
 
-    def add(row: ProcessRow, own: str, below: str) -> None:
-        shown.append(replace(row, tree=own))
-        mine = children.pop(row.pid, [])
-        for left, child in zip(reversed(range(len(mine))), mine, strict=True):
-            add(child, below + ("├ " if left else "└ "), below + ("│ " if left else "  "))
+    def add(row: ProcessRow, branch: str, indent: str) -> None:
+        ordered.append(replace(row, tree=branch))
+        family = children.pop(row.pid, [])
+        for child in family[:-1]:
+            add(child, f"{indent}├ ", f"{indent}│ ")
+        for child in family[-1:]:
+            add(child, f"{indent}└ ", f"{indent}  ")
 
     for root in roots.values():
         add(root, "", "")
-    return shown
+    return ordered
 
 
 def process_panel(snapshot: Snapshot, width: int, height: int) -> list[Line]:
@@ -201,11 +222,14 @@ def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: Proce
     title = "PROCESSES" + " as a tree" * state.is_tree
     title += {"": "", "gpu": " per GPU", "run": " per run"}[state.grouping]
     ours = sum(row.run_id is not None for row in rows)
-    notes: list[Span] = [(f"{ours} of runs, {count_of(len(rows) - ours, 'other')}", "dim")] if rows else []
+    notes: list[Span] = []
     if hidden := sum(gpu.processes is None and gpu.state == "ok" for gpu in snapshot.gpus):
-        notes.insert(0, (f"no list of {count_of(hidden, 'GPU')} from the driver", "warn"))
+        notes.append((f"no list of {count_of(hidden, 'GPU')} from the driver", "warn"))
+    if rows:
+        notes.append((f"{ours} of runs, {count_of(len(rows) - ours, 'other')}", "dim"))
     empty = "No process is on a GPU, and no run of ours has any."
-    empty = empty if snapshot.past is None else "No process is recorded of that moment."
+    if snapshot.past is not None:
+        empty = "No process is recorded of that moment."
     sections, columns = arranged(rows, state), _columns(snapshot, rows)
     return Listing(title, columns, sections, lambda row: row.key, notes, empty)
 
@@ -214,41 +238,53 @@ def totals(rows: Sequence[ProcessRow]) -> str:
     """The number of processes, and their CPU and RAM as far as known."""
     cpu = [row.cpu_percent for row in rows if row.cpu_percent is not None]
     ram = [row.memory_bytes for row in rows if row.memory_bytes is not None]
-    words = [str(len(rows)), f"CPU {percent(sum(cpu))}" if cpu else "", f"RAM {bytes_text(sum(ram))}" if ram else ""]
-    return " · ".join(filter(None, words))
+    parts = [str(len(rows))]
+    if cpu:
+        parts.append(f"CPU {percent(sum(cpu))}")
+    if ram:
+        parts.append(f"RAM {bytes_text(sum(ram))}")
+    return " · ".join(parts)
 
 
 def facts(row: ProcessRow) -> list[tuple[str, str]]:
     """Facts about a process, by name."""
-    unseen = "" if row.start_ticks is not None else " (not visible on this machine: a container's, or outside of ours)"
-    rank, memory = "" if row.rank is None else f" rank {row.rank}", bytes_text(row.gpu_memory_bytes)
+    pid = str(row.pid)
+    if row.start_ticks is None:
+        pid += " (not visible on this machine: a container's, or outside of ours)"
+    run = row.run_id or UNKNOWN
+    if row.run_id is not None and row.rank is not None:
+        run += f" rank {row.rank}"
+    gpu_label = "GPU" if len(row.gpus) == 1 else "GPUs"
+    memory = bytes_text(row.gpu_memory_bytes)
     if row.gpu_memory_percent is not None:
         memory += f" ({percent(row.gpu_memory_percent)} of the GPU's)"
-    # Samples reach back a day.
-    is_capped = row.idle_seconds is not None and row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS
-    known = {
-        "PID": f"{row.pid}{unseen}",
+    idle = age(row.idle_seconds)
+    if row.idle_seconds is not None and row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS:
+        # Samples reach back a day.
+        idle = "over a day"
+    texts = {
+        "PID": pid,
         "command": row.command or UNKNOWN,
         "parent": str(row.parent_pid or UNKNOWN),
         "user": row.user or UNKNOWN,
-        "run": UNKNOWN if row.run_id is None else row.run_id + rank,
-        "GPU" if len(row.gpus) == 1 else "GPUs": index_ranges(row.gpus) or UNKNOWN,
+        "run": run,
+        gpu_label: index_ranges(row.gpus) or UNKNOWN,
         "GPU memory": memory,
         "SM": percent(row.sm_percent),
-        "idle": "over a day" if is_capped else age(row.idle_seconds),
+        "idle": idle,
         "CPU": percent(row.cpu_percent),
         "RAM": bytes_text(row.memory_bytes),
         "running for": duration(row.running_seconds),
         "state": _STATES.get(row.state or "", UNKNOWN),
     }
-    return [(name, text) for name, text in known.items() if text != UNKNOWN]
+    return [(name, text) for name, text in texts.items() if text != UNKNOWN]
 
 
 def detail_lines(row: ProcessRow, width: int) -> list[Line]:
     """The command and the details of a process below a heading, in `DETAIL_LINES` lines."""
-    known = " · ".join(f"{name} {text}" for name, text in facts(row) if name not in ("PID", "command"))
+    text = " · ".join(f"{name} {text}" for name, text in facts(row) if name not in ("PID", "command"))
     command = paragraph((" ", "text"), row.command or _unseen(row), "text", width)
-    details = paragraph((" ", "dim"), known, "dim", width)
+    details = paragraph((" ", "dim"), text, "dim", width)
     return filled([rule(f"PROCESS {row.pid}", width), *command[: DETAIL_LINES // 2], *details], width, DETAIL_LINES)
 
 
@@ -260,8 +296,9 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
     colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
     user = max((cell_width(row.user or UNKNOWN) for row in rows), default=0)
 
-    def gpu(row: ProcessRow, width: int) -> list[Span]:
-        return [(index_ranges(row.gpus), "text")]
+    def pid(row: ProcessRow, width: int) -> list[Span]:
+        style = "dim" if row.start_ticks is None else "text"
+        return [(str(row.pid), style)]
 
     def run(row: ProcessRow, width: int) -> list[Span]:
         if row.run_id is None:
@@ -271,13 +308,13 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
         return [(name, colours.get(row.run_id, "accent")), (rank, "text")]
 
     columns: list[Column[ProcessRow]] = [
-        Column("PID", 8, lambda row, _: [(str(row.pid), "text" if row.start_ticks is not None else "dim")], ">"),
+        Column("PID", 8, pid, ">"),
         Column("USER", min(12, max(4, user)), lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1),
-        *([Column("GPU", 3, gpu, ">", gap=1)] if len(snapshot.gpus) > 1 else []),
-        Column("GPU MEM", 7, lambda row, _: _value(_size(row.gpu_memory_bytes)) if row.gpus else [], ">", gap=1),
-        Column("%", 4, lambda row, _: _value(percent(row.gpu_memory_percent)) if row.gpus else [], ">", gap=1),
+        Column("GPU", 3, lambda row, _: [(index_ranges(row.gpus), "text")], ">", gap=1),
+        Column("GPU MEM", 7, lambda row, _: _gpu_value(row, _size(row.gpu_memory_bytes)), ">", gap=1),
+        Column("%", 4, lambda row, _: _gpu_value(row, percent(row.gpu_memory_percent)), ">", gap=1),
         Column(
-            "SM", 4, lambda row, _: _value(percent(row.sm_percent)) if row.gpus else [], ">", 3, gap=1,
+            "SM", 4, lambda row, _: _gpu_value(row, percent(row.sm_percent)), ">", 3, gap=1,
             value=lambda row: row.sm_percent,
         ),
         Column(
@@ -293,11 +330,21 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
         fitted(Column("RUN", 14, run, importance=2, most=26, value=lambda row: row.run_id), rows),
         Column("COMMAND", 14, _command, grow=8),
     ]  # fmt: skip
+    if len(snapshot.gpus) < 2:
+        columns = [column for column in columns if column.head != "GPU"]
     return telling(columns, rows)
 
 
+def _gpu_value(row: ProcessRow, text: str) -> list[Span]:
+    """A value on a GPU; blank for a process on none."""
+    if not row.gpus:
+        return []
+    return _value(text)
+
+
 def _value(text: str) -> list[Span]:
-    return [(text, "dim" if text == UNKNOWN else "text")]
+    style = "dim" if text == UNKNOWN else "text"
+    return [(text, style)]
 
 
 def _size(value: int | None) -> str:
@@ -315,8 +362,9 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
         parts.append((f"[{word}] ", "warn"))
     if row.idle_seconds is not None:
         parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
-    script = script_words(row.command or "", row.run_id)
-    return [*parts, (script, "text") if script else (_unseen(row), "dim")]
+    if script := script_words(row.command or "", row.run_id):
+        return [*parts, (script, "text")]
+    return [*parts, (_unseen(row), "dim")]
 
 
 def _unseen(row: ProcessRow) -> str:

@@ -121,10 +121,10 @@ def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
     names = [f"run-{number}" for number in range(9)]
     comparison = Comparison.of(names)
     assert comparison.drawn == tuple(names[:6]) and comparison.notes == ["6 shown"]
-    assert comparison.toggled("run-8") == comparison  # no colour is free
-    changed = comparison.toggled("run-2").toggled("run-8")
+    assert comparison.toggle("run-8") == comparison  # no colour is free
+    changed = comparison.toggle("run-2").toggle("run-8")
     assert changed.drawn[2] == "run-8" and "run-2" not in changed.drawn
-    assert changed.without("run-8").toggled("run-2") == replace(comparison, run_ids=tuple(names[:8]))
+    assert changed.without("run-8").toggle("run-2") == replace(comparison, run_ids=tuple(names[:8]))
     colours = [run.colour for run in compared(changed, [row(name) for name in names])]
     assert colours == [0, 1, None, 3, 4, 5, None, None, 2]
 
