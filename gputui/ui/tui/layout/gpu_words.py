@@ -24,6 +24,9 @@ BOTH_ENDS_WIDTH = 24
 LEAST_NAME = 7
 """Cells of a run's or a script's name, below which it tells nothing: the rank makes room, or the user stands alone."""
 
+WAITING_FRACTION = 0.2
+"""A rank that waits longer than this share of its step for data is marked."""
+
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
 

@@ -12,15 +12,22 @@ from gputui.metrics.draw.glyphs import SPARK
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, bar_spans, cells_in
-from gputui.ui.tui.layout.gpu_words import GpuRow, faults, health, held_back, pcie_link, traffic, who
+from gputui.ui.tui.layout.gpu_words import (
+    WAITING_FRACTION,
+    GpuRow,
+    faults,
+    health,
+    held_back,
+    pcie_link,
+    traffic,
+    who,
+)
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.views.words import is_hot
 
 FULL_PERCENT = 95.0
 """Memory that is used more is marked: the next allocation may fail."""
 
-WAITING_FRACTION = 0.2
-"""A rank that waits longer than this share of its step for data is marked."""
 
 WIDE = 150
 """From this width on, headings are whole words."""

@@ -29,16 +29,21 @@ def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
     data, title, key = look.data, f"{run_id}: {panel.title}", panel.key
     if panel.field is not None:
         devices = [curve for curve in data.hardware if curve.field == panel.field]
-        # The host has no name.
-        names = [f"{panel.title} GPU {device_index(one, look)}" if one.uuid else panel.title for one in devices]
+        names = []
+        for curve in devices:
+            name = panel.title
+            if curve.uuid:
+                # The host has no name.
+                name += f" GPU {device_index(curve, look)}"
+            names.append(name)
         return hardware_drawing(data, title, devices, names)
     if look.is_by_rank(panel) and key in data.ranked:
         ranks = data.ranked[key].curves
-        return hardware_drawing(data, title, ranks, [f"{key} rank {one.rank}" for one in ranks])
+        return hardware_drawing(data, title, ranks, [f"{key} rank {curve.rank}" for curve in ranks])
     return drawing(data, title, [key], is_log=key in look.view.logs)
 
 
-def write_chart(drawn: Drawing, folder: Path, name: str) -> tuple[str, str]:
+def write_chart(drawing: Drawing, folder: Path, name: str) -> tuple[str, str]:
     """Write CSV, SVG and, if possible, PNG, each atomically. Returns a sentence and its kind."""
     from gputui.metrics.draw import export
 
@@ -47,12 +52,12 @@ def write_chart(drawn: Drawing, folder: Path, name: str) -> tuple[str, str]:
         folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
         for kind in export.EXPORTS:
             try:
-                content = export.export(kind, drawn)
+                content = export.export(kind, drawing)
             except export.ChartExportError as error:
                 hint = f" No .{kind}: {error}."
                 continue
-            with replaced(folder / f"{name}.{kind}") as written:
-                written.write(content)
+            with replaced(folder / f"{name}.{kind}") as file:
+                file.write(content)
             kinds.append(f".{kind}")
     except OSError as error:
         return f"The chart cannot be written: {error.strerror or error}.", "error"

@@ -34,29 +34,33 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     sign = state_sign(row, now)
     tail = [(" ", "text"), *right_end(now, past, keys)]
     room = width - cells_in(tail)
-    told, style = status_line(row, now)
+    status = status_line(row, now)
     if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
-        took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
-        told, style = "" if run.ended_at is None else took + ago(now - run.ended_at), "text"
-    spec = None if run.gpus else known_spec(run)
-    wanted = 0 if spec is None else run.gpu_count or len(spec.gpus.uuids) or spec.gpus.count
-    where: Span = (count_of(wanted, "GPU") if wanted else gpu_words(run.gpus, gpus), "text")
+        status = (_end_words(run, now), "text")
+    where: Span = (_gpus_of(run, gpus), "text")
     if run.target is not None:
-        placed = placement_words(run, now)
-        where = ("", "text") if placed[0] == told else placed
-    pace, loss = progress.steps_per_second, progress.loss
+        where = placement_words(run, now)
+        if where[0] == status[0]:
+            where = ("", "text")
+    loss = pace = attempt = ""
+    if progress.loss is not None:
+        loss = f"loss {metric_value(progress.loss)}"
+    if progress.steps_per_second:
+        pace = f"{rate(progress.steps_per_second)} steps/s"
+    if run.attempt > 1:
+        attempt = f"attempt {run.attempt}"
     name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
     for step in _step_words(page):
         # With their importance: what matters least is left out first.
         parts: list[tuple[int, Span]] = [
             (0, (f"{sign.glyph} {sign.word}", sign.style)),
             (1, (step, "text")),
-            (2, (told, style)),
-            (4, ("" if loss is None else f"loss {metric_value(loss)}", "text")),
+            (2, status),
+            (4, (loss, "text")),
             (_DISPENSABLE, where),
-            (5, (f"{rate(pace)} steps/s" if pace else "", "text")),
-            (6, (f"attempt {run.attempt}" if run.attempt > 1 else "", "text")),
+            (5, (pace, "text")),
+            (6, (attempt, "text")),
         ]
         parts = [part for part in parts if part[1][0]]
         while (needed := name + _joined(parts)) > room and max(parts)[0] > _DISPENSABLE:
@@ -73,22 +77,41 @@ def _joined(parts: Sequence[tuple[int, Span]]) -> int:
     return sum(3 + cells_in([span]) for _, span in parts)
 
 
+def _end_words(run: Run, now: float) -> str:
+    """``after 2 h 10, 5 min ago``; empty while it has no end."""
+    if run.ended_at is None:
+        return ""
+    if not run.ended_seconds:
+        return ago(now - run.ended_at)
+    return f"after {duration(run.ended_seconds)}, {ago(now - run.ended_at)}"
+
+
+def _gpus_of(run: Run, gpus: Sequence[GpuView]) -> str:
+    """``GPU 6``, or the number of GPUs that a run without any will get: ``4 GPUs``."""
+    if not run.gpus and (spec := known_spec(run)) is not None:
+        gpu_count = run.gpu_count or len(spec.gpus.uuids) or spec.gpus.count
+        if gpu_count:
+            return count_of(gpu_count, "GPU")
+    return gpu_words(run.gpus, gpus)
+
+
 def _step_words(page: RunPage) -> list[str]:
+    """``step 8 110/90 000``, then shorter forms of it."""
     step, total = page.progress.step, page.progress.total_steps
-    if step is None or not total:
-        return ["" if step is None else f"step {count(step)}"]
+    if step is None:
+        return [""]
+    if not total:
+        return [f"step {count(step)}"]
     short = f"{count(step)}/{short_number(total)}"
     return [f"step {count(step)}/{count(total)}", f"step {short}", short]
 
 
 def labels_line(run: Run, width: int) -> list[Line]:
     """The id of a renamed run, its tags and its note; nothing if it has none of them."""
-    parts = [
-        (clean(run.run_id) if run.is_renamed else "", "dim"),
-        (tag_words(run), "label"),
-        (clean(run.note or ""), "text"),
-    ]
-    spans = [(f" {words} ", style) for words, style in parts if words]
+    parts = [(tag_words(run), "label"), (clean(run.note or ""), "text")]
+    if run.is_renamed:
+        parts.insert(0, (clean(run.run_id), "dim"))
+    spans = [(f" {text} ", style) for text, style in parts if text]
     if spans:
         return [fit_line(spans, width)]
     return []
@@ -96,12 +119,14 @@ def labels_line(run: Run, width: int) -> list[Line]:
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
     """``GPUs 0–3, 6``, ``GPU 6`` or ``CPU``; an unknown GPU has the beginning of its UUID."""
-    known = {gpu.uuid: gpu.index for gpu in gpus}
-    indices = index_ranges(sorted(known[uuid] for uuid in uuids if uuid in known))
-    names = [*([indices] if indices else []), *(clean(uuid[:12]) for uuid in uuids if uuid not in known)]
-    if names:
-        return f"GPU{'s' if len(uuids) > 1 else ''} {', '.join(names)}"
-    return "CPU"
+    if not uuids:
+        return "CPU"
+    index_of = {gpu.uuid: gpu.index for gpu in gpus}
+    names = [clean(uuid[:12]) for uuid in uuids if uuid not in index_of]
+    if indices := index_ranges(sorted(index_of[uuid] for uuid in uuids if uuid in index_of)):
+        names.insert(0, indices)
+    noun = "GPU" if len(uuids) == 1 else "GPUs"
+    return f"{noun} {', '.join(names)}"
 
 
 # --- a failed run

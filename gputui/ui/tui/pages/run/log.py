@@ -19,6 +19,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.data.log_tail import OF_ATTEMPT
 from gputui.ui.tui.layout.columns import fit_line, rule, without_left
+from gputui.ui.tui.layout.lists import after
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.views.snapshot import LogTail
 
@@ -37,12 +38,15 @@ class Search(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Search:
-        is_expression = text.startswith(EXPRESSION_MARK)
-        source = text[len(EXPRESSION_MARK) :] if is_expression else re.escape(text)
+        source, flags = re.escape(text), re.IGNORECASE
+        if text.startswith(EXPRESSION_MARK):
+            source = text.removeprefix(EXPRESSION_MARK)
+        elif text != text.lower():
+            flags = re.NOFLAG
         if not source:
             return cls(text)
         try:
-            return cls(text, re.compile(source, 0 if text != text.lower() and not is_expression else re.IGNORECASE))
+            return cls(text, re.compile(source, flags))
         except (re.error, OverflowError, RecursionError) as error:
             return cls(text, problem=f"not a regular expression: {error}")
 
@@ -50,8 +54,8 @@ class Search(Struct, frozen=True):
 class RunLog:
     """The visible lines of a log: its end or a place scrolled to, a search, warnings only.
 
-    ``label`` and ``is_deep`` are its request to the feed; ``left`` are cells scrolled out to the
-    left; ``lacks_traceback``: the search for one ended here, in vain."""
+    ``label`` and ``is_deep`` are its request to the feed; ``first_column`` is the first one in view;
+    ``lacks_traceback``: the search for one ended here, in vain."""
 
     def __init__(self, say: Callable[[str], object], reveal: Callable[[], object]) -> None:
         self.label: str | None = None
@@ -61,7 +65,7 @@ class RunLog:
         self.search = Search()
         self.hits: list[int] = []
         self.current_hit: int | None = None
-        self.left = 0
+        self.first_column = 0
         self.lacks_traceback = False
         self._say = say
         self._reveal = reveal
@@ -86,14 +90,16 @@ class RunLog:
 
     def line(self, number: int) -> tuple[str, Level]:
         place = number - self.tail.first
-        level = self.tail.levels[place] if place < len(self.tail.levels) else Level.INFO
-        return self.tail.lines[place], Level(level)
+        if place >= len(self.tail.levels):
+            return self.tail.lines[place], Level.INFO
+        return self.tail.lines[place], Level(self.tail.levels[place])
 
     @property
     def text(self) -> str:
         """Text for copying: the line of the current hit, else all visible lines."""
-        numbers = self.numbers if self.current_hit is None else [self.current_hit]
-        return "\n".join(self.line(number)[0] for number in numbers)
+        if self.current_hit is not None:
+            return self.line(self.current_hit)[0]
+        return "\n".join(self.line(number)[0] for number in self.numbers)
 
     def update(self, tail: LogTail, width: int, height: int) -> None:
         """Take the newest tail for a pane of this many cells and lines."""
@@ -105,9 +111,11 @@ class RunLog:
             self._find()
         if self._to_try and (tail.label == self.label or self.label is None):
             # This log has a traceback to show, or the next one is tried.
-            is_shown = self._show_traceback()
-            self._to_try = [] if is_shown else self._to_try[1:]
-            self.lacks_traceback = not is_shown and not self._to_try
+            if self._show_traceback():
+                self._to_try, self.lacks_traceback = [], False
+            else:
+                self._to_try = self._to_try[1:]
+                self.lacks_traceback = not self._to_try
             if self._to_try:
                 self.label = self._to_try[0]
         # Progress bars take many bytes and few lines: older lines must fill the pane.
@@ -128,11 +136,13 @@ class RunLog:
     def _choose(self, by: int) -> None:
         """Show the next log, or the previous one with -1: of a rank, stream or earlier attempt."""
         self._reveal()
-        labels, here = self.tail.labels, self.tail.label
-        if all(each == here for each in labels):
+        labels, current = self.tail.labels, self.tail.label
+        if all(label == current for label in labels):
             self._say("There is no other log.")
+        elif current in labels:
+            self.show(after(labels, current, by))
         else:
-            self.show(labels[((labels.index(here) if here in labels else -by) + by) % len(labels)])
+            self.show(labels[0])
 
     do_log_next, do_log_previous = partialmethod(_choose, 1), partialmethod(_choose, -1)
 
@@ -149,16 +159,16 @@ class RunLog:
         logs = [name for name in logs if name in (f"rank {rank}", f"rank {rank} stderr")] or logs
         errors = [name for name in logs if name.endswith(" stderr")]
         outputs = [name for name in logs if name not in errors]
-        to_try: list[str | None] = [*errors, *reversed(outputs)]
-        self.show(to_try[0] if to_try else None)
-        self._to_try = to_try or [None]
+        to_try: list[str | None] = [*errors, *reversed(outputs)] or [None]
+        self.show(to_try[0])
+        self._to_try = to_try
 
     def _show_traceback(self) -> bool:
         """Show the newest block of error lines from its beginning; False if there is none."""
         start = self._traceback_start()
         if start is None:
             return False
-        self._is_grave_only, self.left = False, 0
+        self._is_grave_only, self.first_column = False, 0
         self._traceback_label = self.tail.label
         self._find()
         self._show_end_at(start + self._size[1])
@@ -179,13 +189,15 @@ class RunLog:
         """True if the beginning of the traceback that was last shown is in view."""
         start = self._traceback_start()
         is_same_log = self._traceback_label is not None and self._traceback_label == self.tail.label
-        return is_same_log and start is not None and self.left == 0 and self.tail.first + start in self.numbers
+        return is_same_log and start is not None and self.first_column == 0 and self.tail.first + start in self.numbers
 
     # --- which lines
 
     def _show_end_at(self, end: int) -> None:
-        is_end = end >= len(self._shown)
-        self._below = None if is_end else self._shown[max(end, min(self._size[1], len(self._shown) - 1))]
+        if end >= len(self._shown):
+            self._below = None
+        else:
+            self._below = self._shown[max(end, min(self._size[1], len(self._shown) - 1))]
 
     def scroll(self, by: int) -> None:
         """Scroll by lines, negative is up; at the upper end, request older lines."""
@@ -199,15 +211,18 @@ class RunLog:
 
     def scroll_to(self, *, end: bool) -> None:
         """Show the end, or the beginning, also once older lines were read."""
-        self.left = 0
-        self._below = None if end or len(self._shown) <= self._size[1] else _BEFORE_ALL
-        self.is_deep |= not end
+        self.first_column = 0
+        self._below = None
+        if not end:
+            self.is_deep = True
+            if len(self._shown) > self._size[1]:
+                self._below = _BEFORE_ALL
 
     def sideways(self, by: int) -> None:
         """Scroll half a pane to the left (-1) or right (1), to the end of the longest line."""
         width = self._size[0]
         longest = max((cell_width(self.line(number)[0]) for number in self.numbers), default=0)
-        self.left = max(0, min(self.left + by * (width // 2), longest - width))
+        self.first_column = max(0, min(self.first_column + by * (width // 2), longest - width))
 
     def do_grave_only(self) -> None:
         self._reveal()
@@ -240,11 +255,16 @@ class RunLog:
         if not self.hits:
             return
         numbers = self.numbers
-        if self.current_hit is None:
-            place = bisect_right(self.hits, numbers[-1] if numbers else self.hits[-1]) - (by < 0)
+        if self.current_hit is not None and by < 0:
+            place = bisect_left(self.hits, self.current_hit)
+        elif self.current_hit is not None:
+            place = bisect_right(self.hits, self.current_hit)
+        elif numbers:
+            place = bisect_right(self.hits, numbers[-1])
         else:
-            find = bisect_left if by < 0 else bisect_right
-            place = find(self.hits, self.current_hit) - (by < 0)
+            place = len(self.hits)
+        if by < 0:
+            place -= 1
         self.current_hit = self.hits[place % len(self.hits)]
         if self.current_hit not in numbers:
             self._show_end_at(bisect_left(self._shown, self.current_hit) + self._size[1] // 2 + 1)
@@ -256,17 +276,20 @@ class RunLog:
             return clean(self.search.problem or "")
         if not self.hits:
             return "not found"
-        number = 0 if self.current_hit is None else bisect_left(self.hits, self.current_hit) + 1
-        if number:
-            return f"match {count(number)} of {count(len(self.hits))}"
-        return f"{count(len(self.hits))} found"
+        if self.current_hit is None:
+            return f"{count(len(self.hits))} found"
+        number = bisect_left(self.hits, self.current_hit) + 1
+        return f"match {count(number)} of {count(len(self.hits))}"
 
     # --- drawing
 
     def lines(self, width: int, *, style: str, is_live: bool, was_stopped: bool = False) -> list[Line]:
         """A heading or the search, and the visible lines; a launcher's report of a stop is dim."""
         tail = self.tail
-        report = stop_report(tail.lines) if was_stopped else None
+        report = None
+        harmless = range(0)
+        if was_stopped and (report := stop_report(tail.lines)) is not None:
+            harmless = range(tail.first + report.first, tail.first + report.last + 1)
         if self.edit is None:
             notes = [(note, "dim") for note in self._notes(report, is_live=is_live)]
             lines = [rule(f"LOG {tail.label or ''}".rstrip(), width, notes=notes, style=style)]
@@ -279,45 +302,51 @@ class RunLog:
             problem = "No warning and no error; w shows all lines." if tail.lines else "Nothing has been written yet."
         if problem is not None:
             return [*lines, fit_line([("  " + clean(problem), "dim")], width)]
-        harmless = range(0) if report is None else range(tail.first + report.first, tail.first + report.last + 1)
         for number in numbers:
             text, level = self.line(number)
+            style = "dim" if number in harmless else _STYLES[level]
+            spans = self._with_hits(text, style)
+            if self.first_column:
+                spans = without_left(spans, self.first_column + 1)
+                if spans:
+                    spans.insert(0, ("…", "dim"))
             mark: Span = ("▸", "cursor") if number == self.current_hit else (" ", "text")
-            marked = self._marked(text, "dim" if number in harmless else _STYLES[level])
-            if self.left:
-                rest = without_left(marked, self.left + 1)
-                marked = [("…" if rest else "", "dim"), *rest]
-            lines.append(fit_line([mark, *marked], width))
+            lines.append(fit_line([mark, *spans], width))
         return lines
 
     def _notes(self, report: StopReport | None, *, is_live: bool) -> list[str]:
-        words = [] if report is None else [f"{report.exception}: how the launcher reports the stop"]
+        notes = []
+        if report is not None:
+            notes.append(f"{report.exception}: how the launcher reports the stop")
         below = len(self._shown) - self._end
-        is_earlier = OF_ATTEMPT in (self.tail.label or "")
+        is_growing = is_live and OF_ATTEMPT not in (self.tail.label or "")
         if self.lacks_traceback:
-            words.append("no traceback")
-        if self.left:
-            words.append(f"from column {count(self.left + 1)}")
+            notes.append("no traceback")
+        if self.first_column:
+            notes.append(f"from column {count(self.first_column + 1)}")
         if self.search.text:
-            words.append(f"search {clean(self.search.text)}: {self.hits_text}")
+            notes.append(f"search {clean(self.search.text)}: {self.hits_text}")
         if self._is_grave_only:
-            words.append(f"warnings and errors: {count(len(self._shown))} of {count_of(len(self.tail.lines), 'line')}")
+            notes.append(f"warnings and errors: {count(len(self._shown))} of {count_of(len(self.tail.lines), 'line')}")
         if self._below is not None and self._end <= self._size[1] and not self.tail.is_whole:
-            words.append("older lines: gputui logs")
+            notes.append("older lines: gputui logs")
         if self.tail.past_note:
-            words.append(self.tail.past_note)
+            notes.append(self.tail.past_note)
         if self._below is not None:
-            goal = "follows" if is_live and not is_earlier else "to the end"
-            words.append(f"{count_of(below, 'line')} below, f {goal}")
-        elif is_live and not is_earlier:
-            words.append("following")
-        return words
+            goal = "follows" if is_growing else "to the end"
+            notes.append(f"{count_of(below, 'line')} below, f {goal}")
+        elif is_growing:
+            notes.append("following")
+        return notes
 
-    def _marked(self, text: str, style: str) -> list[Span]:
-        found: list[Span] = []
+    def _with_hits(self, text: str, style: str) -> list[Span]:
+        """A line with what the search found in it marked."""
+        if self.search.pattern is None:
+            return [(text, style)]
+        spans: list[Span] = []
         at = 0
-        for match in self.search.pattern.finditer(text) if self.search.pattern is not None else ():
+        for match in self.search.pattern.finditer(text):
             if match.end() > match.start():
-                found += [(text[at : match.start()], style), (match.group(), "selected")]
+                spans += [(text[at : match.start()], style), (match.group(), "selected")]
                 at = match.end()
-        return [*found, (text[at:], style)]
+        return [*spans, (text[at:], style)]

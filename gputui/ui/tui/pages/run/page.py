@@ -105,8 +105,10 @@ class RunScreen(ActionScreen):
 
     def warnings(self) -> Sequence[str]:
         """Reasons why the charts stay empty or end early although the run writes metrics."""
-        known = self.page.intake if self.page is not None else None
-        text = None if known is None or (known.taken and not known.short_of) else intake_words(known)
+        page = self.page
+        if page is None or page.intake is None or (page.intake.taken and not page.intake.short_of):
+            return []
+        text = intake_words(page.intake)
         if text is None:
             return []
         return [text]
@@ -140,7 +142,8 @@ class RunScreen(ActionScreen):
         around = 1 + self.draw_frame(width)
         if page is None:
             state = "is gone" if self._was_read else "reading…"
-            state = state if snapshot.past is None else "did not exist yet"
+            if snapshot.past is not None:
+                state = "did not exist yet"
             self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
             self.labels.clear()
             self.banner.clear()
@@ -156,19 +159,18 @@ class RunScreen(ActionScreen):
         self.labels.show(labels)
         self.banner.show(banner)
         is_wide = width >= WIDE and not self.is_maximised
-        tabs = [
-            (f"{number} {_NAMES.get(name, name)}   ", "tab" if name == self.section else "dim")
-            for number, name in enumerate(SECTIONS, 1)
-        ]
-        self.tabs.show([] if is_wide else [fit_line([(" ", "text"), *tabs], width)])
+        tabs = [] if is_wide else [self._tabs_line(width)]
+        self.tabs.show(tabs)
         body = max(0, height - around - len(labels) - len(banner) - (not is_wide))
         is_framed = is_boxed(width, height)
-        frame = 2 if is_framed else 1 if is_wide else 0
+        # A frame, or on a wide page the line at the left of a section.
+        frame = 2 if is_framed else int(is_wide)
         if is_wide:
             sections, sizes, upper = self._sizes(page, width, body, frame)
         else:
             sections = self._sections(page, width - frame, {self.section})
-            sizes, upper = {self.section: (width, body)}, 0 if self.section == "log" else body
+            sizes = {self.section: (width, body)}
+            upper = 0 if self.section == "log" else body
         self._place(sizes, upper)
         for name, size in sizes.items():
             if name == "charts":
@@ -181,9 +183,18 @@ class RunScreen(ActionScreen):
                 self.panes[name].draw(drawing, height=size[1])
         if "charts" not in sizes or not self.charts.pane.is_behind:
             self._progress = page.progress
-        told = replace(page, progress=self._progress)
+        drawn = replace(page, progress=self._progress)
         moment = snapshot.past, self.key_words
-        self.head.show([self.with_trail(lambda room: run_head(told, snapshot.gpus, snapshot.at, room, *moment), width)])
+        self.head.show(
+            [self.with_trail(lambda room: run_head(drawn, snapshot.gpus, snapshot.at, room, *moment), width)]
+        )
+
+    def _tabs_line(self, width: int) -> Line:
+        line: Line = [(" ", "text")]
+        for number, name in enumerate(SECTIONS, 1):
+            style = "tab" if name == self.section else "dim"
+            line.append((f"{number} {_NAMES.get(name, name)}   ", style))
+        return fit_line(line, width)
 
     def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
         snapshot = self.snapshot
@@ -194,36 +205,42 @@ class RunScreen(ActionScreen):
     ) -> tuple[Mapping[str, SideSection], dict[Section, Size], int]:
         """The sections of a wide page with their sizes, and the lines above the log."""
         has_charts = bool(page.metric_names) or not page.run.state.is_over or self.section == "charts"
-        left = 0
-        if has_charts:
-            left = width - min(96, width * 9 // 20)
-        names = [name for name in BESIDE if has_charts or name != "ranks" or name == self.section]
-        side = (width - left) // (1 if has_charts else len(names))
-        sections = self._sections(page, side - 2, {self.section})
-        wanted: dict[str, int] = {name: sections[name].height + frame for name in names}
         log_height = max(5 + frame, height // 4)
         if self.section == "log":
             log_height = max(log_height, min(height // 2, len(page.log.lines) + frame))
-        if not has_charts:
-            log_height = max(log_height, height - max(wanted.values()), height * 3 // 5)
-        upper = max(0, height - log_height)
+        sizes: dict[Section, Size] = {}
         if has_charts:
+            upper = max(0, height - log_height)
+            side = min(96, width * 9 // 20)
+            sections = self._sections(page, side - 2, {self.section})
             # What is left out elsewhere is shown where there is room.
             opened = self._sections(page, side - 2, {*BESIDE})
-            if sum(each.height + frame for each in opened.values()) <= upper:
-                sections, wanted = opened, {name: opened[name].height + frame for name in names}
-        rooms = share_lines(wanted, self.section, upper) if has_charts else dict.fromkeys(wanted, upper)
-        sizes: dict[Section, Size] = {"charts": (left, upper)} if has_charts else {}
-        last = width if has_charts else width - side * (len(names) - 1)
-        sizes |= {name: (last - left if name == names[-1] else side, rooms[name]) for name in names}
-        return sections, sizes | {"log": (width, log_height)}, upper
+            if sum(section.height + frame for section in opened.values()) <= upper:
+                sections = opened
+            needs: dict[str, int] = {name: sections[name].height + frame for name in BESIDE}
+            rooms = share_lines(needs, self.section, upper)
+            sizes["charts"] = (width - side, upper)
+            for name in BESIDE:
+                sizes[name] = (side, rooms[name])
+        else:
+            names = [name for name in BESIDE if name != "ranks" or name == self.section]
+            side = width // len(names)
+            sections = self._sections(page, side - 2, {self.section})
+            highest = max(sections[name].height + frame for name in names)
+            log_height = max(log_height, height - highest, height * 3 // 5)
+            upper = max(0, height - log_height)
+            for name in names:
+                sizes[name] = (side, upper)
+            sizes[names[-1]] = (width - side * (len(names) - 1), upper)
+        sizes["log"] = (width, log_height)
+        return sections, sizes, upper
 
     def _place(self, sizes: Mapping[Section, Size], upper: int) -> None:
         """Show these sections, all but the log in so many lines above it."""
         self.middle.display, self.middle.styles.height = upper > 0, upper
-        shown = [name for name in BESIDE if name in sizes]
-        self.side.display = bool(shown)
-        is_beside = "charts" in sizes or len(shown) < 2
+        names = [name for name in BESIDE if name in sizes]
+        self.side.display = bool(names)
+        is_beside = "charts" in sizes or len(names) < 2
         if is_beside != self._is_beside:
             # Textual lays everything out again whenever this is set.
             self._is_beside = is_beside
@@ -239,7 +256,8 @@ class RunScreen(ActionScreen):
         if view.axis in ("step", "epoch") and not page.progress.step and not any(a.last_step for a in page.attempts):
             # On these axes nothing has a place before the first step.
             view = replace(view, axis="time")
-            notes.append((f"no step {'known' if run.state.is_over else 'yet'}", "dim"))
+            note = "no step known" if run.state.is_over else "no step yet"
+            notes.append((note, "dim"))
         if page.intake is not None and page.intake.rejected:
             notes.append((f"{count_of(page.intake.rejected, 'line')} could not be used", "warn"))
         data = page.charts or ChartData(charts.request, Frame(charts.request.axis))
@@ -258,22 +276,29 @@ class RunScreen(ActionScreen):
         log.update(page.log, width, height - 1)
         return log.lines(
             width,
-            style="tab" if self.section == "log" else "title",
+            style=self._title_style("log"),
             is_live=not page.run.state.is_over and self.snapshot.past is None,
             was_stopped=any(f"/attempts/{number}/" in page.log.source for number in stopped),
         )
 
     def _section_lines(self, name: Section, section: SideSection, size: Size, frame: int) -> list[Line]:
         """A section in a frame, behind a line at its left, or in a narrow terminal alone."""
-        width, room = size[0] - (2 if frame else 0), size[1] - frame
-        title = rule(section.title, width, style="tab" if name == self.section else "title")
-        lines = [fit_line(line, width) for line in self.beside[name].shown(section, width, room)]
+        width, height = size
+        if frame:
+            width -= 2
+        title = rule(section.title, width, style=self._title_style(name))
+        lines = [fit_line(line, width) for line in self.beside[name].visible(section, width, height - frame)]
         if frame == 2:
             return box(filled([title, *lines], width, size[1] - 1), size[0])
         if frame:
             edge: Line = [("│ ", "rule")]
             return [[*edge, *line] for line in (title, *lines)][: size[1]]
         return lines
+
+    def _title_style(self, section: Section) -> str:
+        if section == self.section:
+            return "tab"
+        return "title"
 
     # --- typing
 
@@ -283,7 +308,10 @@ class RunScreen(ActionScreen):
         return self.charts.edit or self.log_part.edit
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
-        (self.log_part.look_for if self.charts.edit is None else self.charts.filter_to)(line, text)
+        if self.charts.edit is None:
+            self.log_part.look_for(line, text)
+        else:
+            self.charts.filter_to(line, text)
 
     # --- the mouse
 
@@ -305,13 +333,13 @@ class RunScreen(ActionScreen):
             self.changed()
 
     def copyable(self) -> Sequence[Copyable]:
-        own: list[Copyable] = []
+        texts: list[Copyable] = []
         if self.section == "log" and self.log_part.text:
-            own.append(Copyable("the log", self.log_part.text))
+            texts.append(Copyable("the log", self.log_part.text))
         elif self.section == "charts" and self.charts.view.cursor is not None:
             head = self.charts.pane.text.partition("\n")[0].strip("╭╮─ ")
-            own.append(Copyable("what is at the crosshair", head))
-        return [*own, *super().copyable()]
+            texts.append(Copyable("what is at the crosshair", head))
+        return [*texts, *super().copyable()]
 
     def choices(self) -> Sequence[Choice]:
         page = self.page
@@ -388,7 +416,8 @@ class RunScreen(ActionScreen):
     do_beginning, do_follow = partialmethod(_to_end, is_end=False), partialmethod(_to_end, is_end=True)
 
     def _sideways(self, by: int) -> None:
-        (self.log_part if self.section == "log" else self.charts).sideways(by)
+        part = self.log_part if self.section == "log" else self.charts
+        part.sideways(by)
 
     do_cursor_left, do_cursor_right = partialmethod(_sideways, -1), partialmethod(_sideways, 1)
 
@@ -396,11 +425,10 @@ class RunScreen(ActionScreen):
 
     def do_time_type(self) -> None:
         cursor = self.charts.view.cursor
-        at = None if cursor is None else self.charts.look.data.frame.moment_at(cursor)
-        if at is None:
-            self.shell.do_time_type()
-        else:
+        if cursor is not None and (at := self.charts.look.data.frame.moment_at(cursor)) is not None:
             self.shell.look_back(Moment(at))
+        else:
+            self.shell.do_time_type()
 
     def do_export(self) -> None:
         panel, look = self.charts.focus, self.charts.look
@@ -408,8 +436,8 @@ class RunScreen(ActionScreen):
             self.shell.say("There is no chart to write yet.", "warning")
             return
         folder, name = self.shell.workspace.run_dir(self.run_id) / "charts", f"{file_name(panel.key)}-{look.view.axis}"
-        drawn = chart_drawing(self.run_id, panel, look)
-        self.in_thread(partial(write_chart, drawn, folder, name), lambda told: self.shell.say(*told))
+        drawing = chart_drawing(self.run_id, panel, look)
+        self.in_thread(partial(write_chart, drawing, folder, name), lambda report: self.shell.say(*report))
 
     def do_traceback(self) -> None:
         if self.section == "log" and self.log_part.is_on_traceback:
@@ -418,7 +446,8 @@ class RunScreen(ActionScreen):
         self.section = "log"
         if (page := self.page) is not None:
             incident = fatal_incident(page)
-            self.log_part.show_traceback(page.log.labels, incident.rank if incident is not None else None)
+            rank = None if incident is None else incident.rank
+            self.log_part.show_traceback(page.log.labels, rank)
 
     def do_check(self) -> None:
         page = self.page

@@ -23,7 +23,7 @@ from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, paragraph, place, row_line, rule, wrap
-from gputui.ui.tui.layout.gpu_words import with_indices
+from gputui.ui.tui.layout.gpu_words import WAITING_FRACTION, with_indices
 from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words
 from gputui.ui.views.snapshot import Checkpoint, RunPage
 from gputui.ui.views.words import SEVERITY_STYLES, dated_clock, sign_of
@@ -67,18 +67,20 @@ class SideView:
         self.scroll(by * self._page)
 
     def scroll_to(self, *, end: bool) -> None:
-        self.scroll(self._most if end else -self._most)
+        by = self._most if end else -self._most
+        self.scroll(by)
 
-    def shown(self, section: SideSection, width: int, height: int) -> list[Line]:
+    def visible(self, section: SideSection, width: int, height: int) -> list[Line]:
         """The lines in view; the number of others stands in place of the first or last one."""
         if height < 1:
             return []
         foot = list(section.foot)[: height - 1]
         room = height - len(foot)
         self._most, self._page = max(0, len(section.lines) - room), max(1, height - 2)
-        self._sign = -1 if section.is_from_end else 1
         self._offset = min(self._offset, self._most)
-        top = self._most - self._offset if section.is_from_end else self._offset
+        self._sign, top = 1, self._offset
+        if section.is_from_end:
+            self._sign, top = -1, self._most - self._offset
         lines = list(section.lines[top : top + room])
         below = len(section.lines) - top - len(lines)
         if top and room > 2:
@@ -93,10 +95,10 @@ def side_sections(
 ) -> dict[str, SideSection]:
     """All sections; those ``opened`` with all checkpoints, or the evidence of incidents."""
     parameters = parameter_lines(page, now, width)
-    words = checkpoint_words(page, now, is_past=is_past)
-    if cell_width(words) + len(" CHECKPOINTS ") + _RULE_CELLS > width:
-        words = words.removeprefix("newest ")
-    checkpoints = [rule("CHECKPOINTS", width, words)]
+    note = checkpoint_words(page, now, is_past=is_past)
+    if cell_width(note) + len(" CHECKPOINTS ") + _RULE_CELLS > width:
+        note = note.removeprefix("newest ")
+    checkpoints = [rule("CHECKPOINTS", width, note)]
     if "params" in opened:
         parameters += [*checkpoints, *checkpoint_lines(page, now, width)]
         checkpoints = []
@@ -108,18 +110,26 @@ def side_sections(
     }
 
 
-def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str, int]:
-    """The lines of each section: three fifths for the focused one, the rest for the last."""
-    order = sorted(wanted, key=lambda name: name != focus)
-    found: dict[str, int] = {}
+def share_lines(needs: Mapping[str, int], focus: str, height: int) -> dict[str, int]:
+    """The lines of each section: three fifths for the focused one, the rest for the last.
+
+    Args:
+        needs: the lines that each section would take.
+        focus: the focused section.
+        height: the lines of all together.
+    """
+    order = sorted(needs, key=lambda name: name != focus)
+    heights: dict[str, int] = {}
     for number, name in enumerate(order):
-        left = height - sum(found.values())
-        part = height * 3 // 5 if name == focus else left // (len(order) - number)
-        found[name] = min(wanted[name], max(part, min(left, LEAST_LINES)))
+        rest = height - sum(heights.values())
+        part = rest // (len(order) - number)
+        if name == focus:
+            part = height * 3 // 5
+        heights[name] = min(needs[name], max(part, min(rest, LEAST_LINES)))
     for name in (*order[:1], *reversed(order[1:])):
-        found[name] += min(max(0, height - sum(found.values())), wanted[name] - found[name])
-    last = [*wanted][-1]
-    return found | {last: found[last] + max(0, height - sum(found.values()))}
+        heights[name] += min(max(0, height - sum(heights.values())), needs[name] - heights[name])
+    last = [*needs][-1]
+    return heights | {last: heights[last] + max(0, height - sum(heights.values()))}
 
 
 # --- parameters
@@ -134,24 +144,25 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     kinds = {incident.incident_id: kind_title(incident.kind) for incident in page.incidents}
     decisions = {name: decision for decision in page.decisions for name in decision.params}
     every = [page.launched, *(attempt.params for attempt in page.attempts), page.run.params]
-    items = []
+    rows = []
     for name in dict.fromkeys([*page.launched, *page.run.params]):
         values = [clean(parameter(value)) for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
         text, reason, decision = " → ".join(values), "", decisions.get(name)
+        style = "warn" if len(values) > 1 else "text"
         if len(values) > MOST_VALUES:
             text = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
         if len(values) > 1 and decision is not None and decision.params[name] == page.run.params.get(name):
             reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
-        items.append((clean(name), text, "warn" if len(values) > 1 else "text", reason))
-    items.sort(key=lambda item: item[2] == "text")
+        rows.append((clean(name), text, style, reason))
+    rows.sort(key=lambda row: row[2] == "text")
     if (code := launched_code(page.run)) is not None:
-        items.append(("code", code, "text", ""))
-    if not items:
+        rows.append(("code", code, "text", ""))
+    if not rows:
         return [fit_line([("  This profile has no parameters.", "dim")], width)]
-    room = min(max(cell_width(name) for name, *_ in items), max(8, width // 2)) + 2
+    room = min(max(cell_width(name) for name, *_ in rows), max(8, width // 2)) + 2
     return [
         fit_line([(" " + fit(clip_middle(name, room - 2), room), "dim"), (value, style), (f"  {reason}", "dim")], width)
-        for name, value, style, reason in items
+        for name, value, style, reason in rows
     ]
 
 
@@ -160,14 +171,14 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
 
 def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str:
     """``newest 8 000, 3 min ago, ✓`` of those that the run wrote itself, or why there is none."""
-    found = page.checkpoints
-    if found is None:
+    checkpoints = page.checkpoints
+    if checkpoints is None:
         return "unknown: its specification cannot be read"
-    if found.is_elsewhere:
+    if checkpoints.is_elsewhere:
         return "on its target, not seen from here"
-    if not found.is_known:
+    if not checkpoints.is_known:
         return "reading…"
-    newest = next((checkpoint for checkpoint in found.newest if _is_own(checkpoint, page.run)), None)
+    newest = next((checkpoint for checkpoint in checkpoints.newest if _is_own(checkpoint, page.run)), None)
     if newest is None:
         if is_past:
             return "none of then is left"
@@ -175,41 +186,51 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
             return "none"
         return "none yet"
     sign = {None: "", True: ", ✓", False: ", ✗ damaged"}[newest.is_valid]
-    ago = "" if newest.modified_at is None else f", {age(now - newest.modified_at)} ago".replace("now ago", "now")
-    return f"newest {_where(newest).removeprefix('step ')}{ago}{sign}"
+    name = _where(newest).removeprefix("step ")
+    if newest.modified_at is None:
+        return f"newest {name}{sign}"
+    ago = f"{age(now - newest.modified_at)} ago".replace("now ago", "now")
+    return f"newest {name}, {ago}{sign}"
 
 
 def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
-    found = page.checkpoints
-    if found is None or not found.newest:
+    """The newest checkpoints: step or name, size, age and state."""
+    checkpoints = page.checkpoints
+    if checkpoints is None or not checkpoints.newest:
         return []
-    resumed = {one.resumed_from.rsplit("/", 1)[-1]: one.number for one in page.attempts if one.resumed_from}
-    where = min(max(cell_width(_where(each)) for each in found.newest), 28)
-    ages = {one.name: UNKNOWN if one.modified_at is None else age(now - one.modified_at) for one in found.newest}
+    resumed = {PurePath(attempt.resumed_from).name: attempt.number for attempt in page.attempts if attempt.resumed_from}
+    names_width = min(max(cell_width(_where(checkpoint)) for checkpoint in checkpoints.newest), 28)
+
+    def age_of(checkpoint: Checkpoint, width: int) -> list[Span]:
+        if checkpoint.modified_at is None:
+            return [(UNKNOWN, "text")]
+        return [(age(now - checkpoint.modified_at), "text")]
+
     columns: list[Column[Checkpoint]] = [
-        Column("", where, lambda each, _: [(_where(each), "text")]),
-        Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">"),
-        Column("", 6, lambda each, _: [(ages[each.name], "text")], ">"),
-        Column("", 8, lambda each, _: _state(each, page.run, resumed.get(each.name)), grow=1),
+        Column("", names_width, lambda checkpoint, _: [(_where(checkpoint), "text")]),
+        Column("", 8, lambda checkpoint, _: [(bytes_text(checkpoint.size_bytes), "text")], ">"),
+        Column("", 6, age_of, ">"),
+        Column("", 8, lambda checkpoint, _: _state(checkpoint, page.run, resumed.get(checkpoint.name)), grow=1),
     ]
     placed = place(columns, width - 1)
-    lines: list[Line] = [[(" ", "text"), *row_line(placed, each, width - 1)] for each in found.newest]
-    hidden = found.count - len(found.newest)
+    lines: list[Line] = [[(" ", "text"), *row_line(placed, checkpoint, width - 1)] for checkpoint in checkpoints.newest]
+    hidden = checkpoints.count - len(checkpoints.newest)
     if hidden > 0:
         lines.append(fit_line([(f"  … {count(hidden)} older ones", "dim")], width))
     # The other run's name is whole only in lines of its own.
-    for why in dict.fromkeys(each.refused for each in found.newest if each.is_contested):
+    for why in dict.fromkeys(checkpoint.refused for checkpoint in checkpoints.newest if checkpoint.is_contested):
         lines += paragraph((" ? ", "warn"), why, "dim", width)
     return lines
 
 
-def _where(found: Checkpoint) -> str:
-    if found.step is None:
-        return found.name
+def _where(checkpoint: Checkpoint) -> str:
+    """``step 8 000``; the name too where that does not have the step."""
+    if checkpoint.step is None:
+        return checkpoint.name
     # Two files that are overwritten in turns may have the same step.
-    if is_step_named(found.name):
-        return f"step {count(found.step)}"
-    return f"{found.name} ~{count(found.step)}"
+    if is_step_named(checkpoint.name):
+        return f"step {count(checkpoint.step)}"
+    return f"{checkpoint.name} ~{count(checkpoint.step)}"
 
 
 def _is_own(checkpoint: Checkpoint, run: Run) -> bool:
@@ -223,22 +244,32 @@ def _is_later(checkpoint: Checkpoint, run: Run) -> bool:
     return written_at is not None and ended_at is not None and written_at > ended_at
 
 
-def _state(found: Checkpoint, run: Run, resumed_by: int | None) -> list[Span]:
-    words: Span = ("· not checked", "dim")
-    if found.is_contested:
-        words = ("? not resumed from", "warn")
-    elif found.refused:
-        words = (f"✗ {found.refused}", "dim")
-    elif _is_later(found, run):
-        words = ("· written after the run's end", "dim")
-    elif found.is_gone:
-        words = ("· rotated away since", "dim")
-    elif found.is_valid is not None:
-        words = ("✓ valid", "good") if found.is_valid else (f"✗ {found.why}", "bad")
-    elif found.why:
-        words = (f"· {found.why}", "dim")
-    notes = f", attempt {found.attempt}" if _is_own(found, run) else ""
-    return [words, (notes + ("" if resumed_by is None else f"  ← attempt {resumed_by} resumed from it"), "dim")]
+def _state(checkpoint: Checkpoint, run: Run, resumed_by: int | None) -> list[Span]:
+    """Whether a checkpoint can be used, the attempt that wrote it and the one that resumed from it."""
+    notes = ""
+    if _is_own(checkpoint, run):
+        notes = f", attempt {checkpoint.attempt}"
+    if resumed_by is not None:
+        notes += f"  ← attempt {resumed_by} resumed from it"
+    return [_validity(checkpoint, run), (notes, "dim")]
+
+
+def _validity(checkpoint: Checkpoint, run: Run) -> Span:
+    if checkpoint.is_contested:
+        return ("? not resumed from", "warn")
+    if checkpoint.refused:
+        return (f"✗ {checkpoint.refused}", "dim")
+    if _is_later(checkpoint, run):
+        return ("· written after the run's end", "dim")
+    if checkpoint.is_gone:
+        return ("· rotated away since", "dim")
+    if checkpoint.is_valid:
+        return ("✓ valid", "good")
+    if checkpoint.is_valid is not None:
+        return (f"✗ {checkpoint.why}", "bad")
+    if checkpoint.why:
+        return (f"· {checkpoint.why}", "dim")
+    return ("· not checked", "dim")
 
 
 # --- ranks
@@ -250,7 +281,9 @@ def ranks_lines(ranks: Mapping[int, RankRow], rank_count: int, width: int) -> li
         return [fit_line([("  No rank has reported a step.", "dim")], width)]
     silent = [RankRow(rank) for rank in range(rank_count) if rank not in ranks]
     rows = sorted([*ranks.values(), *silent], key=lambda rank: (not rank.is_slow, rank.rank))
-    hidden = set() if any(row.memory_bytes for row in rows) else {"PEAK"}
+    hidden = set()
+    if not any(row.memory_bytes for row in rows):
+        hidden.add("PEAK")
     if sum(row.samples_per_second is not None for row in rows) < min(len(ranks), 2):
         hidden.add("SAMPLES/S")
     placed = place([column for column in _RANK_COLUMNS if column.head not in hidden], width - 1)
@@ -263,12 +296,17 @@ def _work(rank: RankRow, width: int) -> list[Span]:
     seconds = rank.own_seconds
     if seconds is None:
         return [(UNKNOWN, "text")]
-    return [(f"{seconds * 1000:.0f} ms" if seconds < 9.995 else duration(seconds), "text")]
+    if seconds < 9.995:
+        return [(f"{seconds * 1000:.0f} ms", "text")]
+    return [(duration(seconds), "text")]
 
 
 def _data_wait(rank: RankRow, width: int) -> list[Span]:
     share = rank.waiting_fraction
-    return [(percent(None if share is None else min(share, 1.0) * 100), "warn" if (share or 0) >= 0.2 else "text")]
+    if share is None:
+        return [(UNKNOWN, "text")]
+    style = "warn" if share >= WAITING_FRACTION else "text"
+    return [(percent(min(share, 1.0) * 100), style)]
 
 
 def _rank_note(rank: RankRow, width: int) -> list[Span]:
@@ -283,7 +321,7 @@ _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("RANK", 4, lambda rank, _: [(f"r{rank.rank}", "text")]),
     Column("STEP", 9, lambda rank, _: [(count(rank.step), "text")], ">", gap=1),
     Column("WORK", 7, _work, ">"),
-    Column("SAMPLES/S", 9, lambda one, _: [(rate(one.samples_per_second), "text")], ">", importance=1),
+    Column("SAMPLES/S", 9, lambda rank, _: [(rate(rank.samples_per_second), "text")], ">", importance=1),
     Column("DATA", 4, _data_wait, ">"),
     Column("PEAK", 9, lambda rank, _: [(bytes_text(rank.memory_bytes), "text")], ">", importance=2),
     Column("", 6, _rank_note, grow=1),
@@ -307,7 +345,9 @@ def timeline_lines(
 ) -> list[Line]:
     """Attempts, incidents, decisions and costs in order of time, each with its day if not today."""
     run = page.run
-    sinks = [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []
+    sinks: list[Span] = []
+    if page.sinks:
+        sinks.append((f"→ sinks: {', '.join(page.sinks)}", "dim"))
     entries = [
         _Entry(run.created_at, "dim", "queued", sinks),
         *(_start_of(attempt, gpus, run.target) for attempt in page.attempts),
@@ -315,13 +355,17 @@ def timeline_lines(
         *_incidents(page, gpus, with_evidence=with_evidence),
     ]
     for event in page.data_events:
-        style = "dim" if event.severity == "info" else SEVERITY_STYLES[event.severity]
+        style = SEVERITY_STYLES[event.severity]
+        if event.severity == "info":
+            style = "dim"
         entries.append(_Entry(event.at, style, clean(event.message)))
     if run.ended_at is not None:
         sign = sign_of(run)
+        text = f"{sign.glyph} {sign.word}"
         # The reason of a failed run is in the banner.
-        reason = "" if run.state == "failed" else clean(run.reported_reason or "")
-        entries.append(_Entry(run.ended_at, sign.style, f"{sign.glyph} {sign.word}{': ' if reason else ''}{reason}"))
+        if run.state != "failed" and (reason := clean(run.reported_reason or "")):
+            text += f": {reason}"
+        entries.append(_Entry(run.ended_at, sign.style, text))
     entries.sort(key=lambda entry: entry.at)
     stamps = [dated_clock(entry.at, now) for entry in entries]
     margin = max(map(cell_width, stamps)) + 2
@@ -332,9 +376,10 @@ def timeline_lines(
             lines.append(fit_line([(before, "dim"), (part, entry.style)], width))
             before = " " * margin
         for detail, style in entry.details:
-            for number, part in enumerate(wrap(detail, width - margin - _INDENT)):
-                indent = margin + (_INDENT if number else 0)
+            indent = margin
+            for part in wrap(detail, width - margin - _INDENT):
                 lines.append(fit_line([(" " * indent + part, style)], width))
+                indent = margin + _INDENT
     return lines
 
 
@@ -344,46 +389,64 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
     together = total(paid for incident_id, paid in page.costs.items() if incident_id in met)
     if together is None or not in_words(together):
         return []
-    least = "at least " if together.unknown else ""
-    text = f"{count_of(together.incidents, 'incident')} cost {least}{in_words(together)}"
+    cost = in_words(together)
+    if together.unknown:
+        cost = f"at least {cost}"
+    text = f"{count_of(together.incidents, 'incident')} cost {cost}"
     return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
 
 
 def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> Iterator[_Entry]:
     fatal = fatal_incident(page)
     for incident in page.incidents:
-        evidence = incident.evidence[:EVIDENCE_SHOWN] if with_evidence else ()
-        details = [(f"· {clean(with_indices(str(found), gpus))}", "dim") for found in evidence]
-        if incident is not fatal:
-            decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
-            details += [(f"→ {clean(with_indices(each.reason or each.verdict, gpus))}", "text") for each in decided]
-        paid = page.costs.get(incident.incident_id)
-        if paid is not None and in_words(paid):
-            details.append((f"cost {in_words(paid)}", "dim"))
-        text = kind_title(incident.kind) if incident is fatal else clean(with_indices(incident.summary, gpus))
+        details: list[Span] = []
+        if with_evidence:
+            evidence = incident.evidence[:EVIDENCE_SHOWN]
+            details += [(f"· {clean(with_indices(str(fact), gpus))}", "dim") for fact in evidence]
+        if incident is fatal:
+            text = kind_title(incident.kind)
+        else:
+            text = clean(with_indices(incident.summary, gpus))
+            for decision in page.decisions:
+                if decision.incident_id == incident.incident_id:
+                    verdict = clean(with_indices(decision.reason or decision.verdict, gpus))
+                    details.append((f"→ {verdict}", "text"))
+        cost = page.costs.get(incident.incident_id)
+        if cost is not None and in_words(cost):
+            details.append((f"cost {in_words(cost)}", "dim"))
         yield _Entry(incident.at, "warn", text, details)
 
 
 def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> _Entry:
+    """``attempt 2 resumed from step 8 000 on GPU 6``."""
     where = gpu_words(attempt.gpus, gpus) if target is None else clean(target)
-    verb = f"attempt {attempt.number} started" if attempt.number > 1 else "started"
+    at = attempt.created_at if attempt.started_at is None else attempt.started_at
     if attempt.resumed_from is not None:
-        name, step = PurePath(attempt.resumed_from).name, attempt.resumed_step
-        verb = f"attempt {attempt.number} resumed from {clean(name) if step is None else step_words(name, step)}"
-    at = attempt.started_at if attempt.started_at is not None else attempt.created_at
-    return _Entry(at, "text", f"{verb} on {where}")
+        name = PurePath(attempt.resumed_from).name
+        checkpoint = clean(name)
+        if attempt.resumed_step is not None:
+            checkpoint = step_words(name, attempt.resumed_step)
+        return _Entry(at, "text", f"attempt {attempt.number} resumed from {checkpoint} on {where}")
+    if attempt.number > 1:
+        return _Entry(at, "text", f"attempt {attempt.number} started on {where}")
+    return _Entry(at, "text", f"started on {where}")
 
 
 def _end_of(attempt: Attempt, ended_at: float) -> _Entry:
+    """``attempt 2 exited with code 1 after 2 h 10 at step 8 110``."""
     if attempt.state == "stopped":
-        ended = "was stopped"
+        text = "was stopped"
     elif attempt.exit_signal is not None:
-        ended = f"was ended by {signal_name(attempt.exit_signal)}"
+        text = f"was ended by {signal_name(attempt.exit_signal)}"
+    elif attempt.exit_code == 0:
+        text = "exited normally"
     elif attempt.exit_code is not None:
-        ended = f"exited with code {attempt.exit_code}" if attempt.exit_code else "exited normally"
+        text = f"exited with code {attempt.exit_code}"
     else:
-        ended = "ended"
+        text = "ended"
     seconds = attempt.ran_seconds(ended_at)
-    took = "" if seconds is None else f" after {duration(seconds)}"
-    at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
-    return _Entry(ended_at, "dim", f"attempt {attempt.number} {ended}{took}{at_step}")
+    if seconds is not None:
+        text += f" after {duration(seconds)}"
+    if attempt.last_step is not None:
+        text += f" at step {count(attempt.last_step)}"
+    return _Entry(ended_at, "dim", f"attempt {attempt.number} {text}")

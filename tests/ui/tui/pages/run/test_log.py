@@ -196,12 +196,12 @@ def test_long_lines_are_read_sideways() -> None:
     view = log_of(LogTail("rank 0", ("rank 0",), ("short", "漢字" + "x" * 160 + "END"), None, bytes(2), 0))
     assert "END" not in drawn(view)[2]
     view.sideways(1)
-    assert "from column 40" in drawn(view)[0] and view.left == 39
+    assert "from column 40" in drawn(view)[0] and view.first_column == 39
     view.sideways(9)
     assert drawn(view)[2].endswith("xEND")
     view.sideways(-9)
-    assert view.left == 0
-    view.left = 2
+    assert view.first_column == 0
+    view.first_column = 2
     # The second half of a wide character is a blank.
     assert drawn(view)[2].startswith(" … xxx")
 

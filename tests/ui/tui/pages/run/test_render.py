@@ -271,14 +271,14 @@ def test_a_checkpoint_that_may_be_of_another_run_is_doubtful_and_not_broken(page
 def test_what_is_left_out_above_and_below_is_said() -> None:
     lines: list[Line] = [[(f"{number:<20}", "text")] for number in range(10)]
     section, view = SideSection("X", lines), SideView()
-    assert view.shown(section, 20, 0) == []
-    assert text_of(view.shown(section, 20, 4)) == ["0", "1", "2", "  … 7 more"]
+    assert view.visible(section, 20, 0) == []
+    assert text_of(view.visible(section, 20, 4)) == ["0", "1", "2", "  … 7 more"]
     view.scroll(3)
-    assert text_of(view.shown(section, 20, 4)) == ["  … 4 above", "4", "5", "  … 4 more"]
+    assert text_of(view.visible(section, 20, 4)) == ["  … 4 above", "4", "5", "  … 4 more"]
     view.scroll_to(end=True)
-    assert text_of(view.shown(section, 20, 4)) == ["  … 7 above", "7", "8", "9"]
+    assert text_of(view.visible(section, 20, 4)) == ["  … 7 above", "7", "8", "9"]
     story = SideSection("X", [[("  ", ""), *one] for one in lines], [[("cost", "")]], is_from_end=True)
-    assert text_of(SideView().shown(story, 20, 4)) == ["  … 8 above", "  8", "  9", "cost"]
+    assert text_of(SideView().visible(story, 20, 4)) == ["  … 8 above", "  8", "  9", "cost"]
 
 
 def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
