@@ -22,7 +22,7 @@ from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import LOSS, NO_ROLES, metric_roles
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.step_lines import LineFilter, StepLines
 from gputui.store.runs import Run
 
 if TYPE_CHECKING:
@@ -216,10 +216,10 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
         return Progress(step=run.last_step), ()
     newest = queries.latest(connection, run.run_id, at)
     ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
-    step = StepTimes(connection, run.run_id).newest_at(run.attempt, at, 0.0)
-    if step is not None and 0 in ranks:
+    line = StepLines(connection, run.run_id).newest(run.attempt, LineFilter(times=(0.0, at)))
+    if line is not None and 0 in ranks:
         # Its newest line may be of a test, at a step of its own.
-        ranks[0] = ranks[0]._replace(step=step)
+        ranks[0] = ranks[0]._replace(step=line.step)
     loss = run.roles.loss
     losses = at_equal_steps(past.sampled(connection, reached, loss or LOSS, SPARK_POINTS))
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)

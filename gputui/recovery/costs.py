@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,9 +22,12 @@ from gputui.runs.checkpoint_names import tells_step
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store.attempts import SECONDS_PER_HOUR, Attempt, read_attempts
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.json_shapes import rounded
+from gputui.store.metrics.step_lines import StepLines, up_to_step
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
+
+Figure = TypeVar("Figure", int, float)
 
 
 class Cost(Struct, frozen=True):
@@ -45,11 +48,10 @@ class Cost(Struct, frozen=True):
     is_about: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        seconds, hours = self.lost_seconds, self.lost_gpu_hours
         return {
             "lost_steps": self.lost_steps,
-            "lost_seconds": None if seconds is None else round(seconds, 3),
-            "lost_gpu_hours": None if hours is None else round(hours, 6),
+            "lost_seconds": rounded(self.lost_seconds, 3),
+            "lost_gpu_hours": rounded(self.lost_gpu_hours, 6),
             "lost_steps_is_at_least": self.is_at_least,
         }
 
@@ -61,7 +63,7 @@ def costs(
     attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
-    clock: StepTimes,
+    lines: StepLines,
     *,
     start_is_chosen_there: bool = False,
 ) -> dict[int, Cost]:
@@ -72,8 +74,8 @@ def costs(
     """
     if not incidents:
         return {}
-    went_on = resumptions(attempts, clock)
-    is_at_least = clock.come_with_checkpoints()
+    went_on = resumptions(attempts, lines)
+    is_at_least = lines.come_with_checkpoints()
     stopped = {row.incident_id for row in decisions if row.verdict == "stop"}
     given_up = {row.attempt for row in incidents if row.incident_id in stopped}
     failed = {row.attempt for row in incidents}
@@ -84,21 +86,22 @@ def costs(
         later, incident = ordered[place + 1 :], first.get(attempt.number)
         if incident is None:
             continue
-        kept, is_least, is_about = None, is_at_least, False
+        following, kept_step, is_least, is_about = None, None, is_at_least, False
         if later:
+            following = later[0]
             # A person's start after a stop inherits nothing.
             heirs = (row for row in later if row.first_step is not None or row.number in given_up)
-            heir = next(heirs, later[0])
+            heir = next(heirs, following)
             continuation = went_on.get(heir.number)
-            kept = _kept(heir, continuation, start_is_chosen_there)
+            kept_step = _kept(heir, continuation, start_is_chosen_there)
             # Its first line may be several steps after what it loaded.
             is_least = is_at_least or continuation == "unaided"
-            is_about = kept == heir.resumed_step and _is_inferred(heir)
+            is_about = kept_step == heir.resumed_step and _is_inferred(heir)
         cost = _cost(
             attempt,
-            later[0] if later else None,
-            kept,
-            clock,
+            following,
+            kept_step,
+            lines,
             is_stopped=incident.incident_id in stopped,
             had_predecessor=attempt.number - 1 in failed,
         )
@@ -114,19 +117,19 @@ class RunHistory(NamedTuple):
     attempts: list[Attempt]
     incidents: list[IncidentView]
     decisions: list[DecisionView]
-    clock: StepTimes
+    lines: StepLines
 
     @classmethod
     def read(cls, connection: sqlite3.Connection, run: Run, at: float | None = None) -> RunHistory:
         """Read it, now or as it was at a moment (UTC unix seconds). Raises sqlite3.Error."""
         then = connection, run.run_id, at
-        clock = StepTimes(connection, run.run_id)
-        return cls(run, read_attempts(*then), read_incidents(*then), read_decisions(*then), clock)
+        lines = StepLines(connection, run.run_id)
+        return cls(run, read_attempts(*then), read_incidents(*then), read_decisions(*then), lines)
 
     def costs(self) -> dict[int, Cost]:
         """The cost of every incident by its id. Raises sqlite3.Error."""
         is_chosen_there = chooses_start(known_spec(self.run))
-        return costs(self.attempts, self.incidents, self.decisions, self.clock, start_is_chosen_there=is_chosen_there)
+        return costs(self.attempts, self.incidents, self.decisions, self.lines, start_is_chosen_there=is_chosen_there)
 
 
 def total(costs: Iterable[Cost]) -> Cost | None:
@@ -134,13 +137,10 @@ def total(costs: Iterable[Cost]) -> Cost | None:
     parts = list(costs)
     if not parts:
         return None
-    steps = [part.lost_steps for part in parts if part.lost_steps is not None]
-    seconds = [part.lost_seconds for part in parts if part.lost_seconds is not None]
-    hours = [part.lost_gpu_hours for part in parts if part.lost_gpu_hours is not None]
     return Cost(
-        sum(steps) if steps else None,
-        sum(seconds) if seconds else None,
-        sum(hours) if hours else None,
+        _sum(part.lost_steps for part in parts),
+        _sum(part.lost_seconds for part in parts),
+        _sum(part.lost_gpu_hours for part in parts),
         len(parts),
         sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
         any(part.is_at_least for part in parts),
@@ -170,23 +170,24 @@ def in_words(cost: Cost) -> str:
 def _cost(
     attempt: Attempt,
     following: Attempt | None,
-    kept: int | None,
-    clock: StepTimes,
+    kept_step: int | None,
+    lines: StepLines,
     *,
     is_stopped: bool,
     had_predecessor: bool,
 ) -> Cost:
-    """The cost of an attempt's incident. ``following`` is the next attempt, ``kept`` the last kept
-    step; ``is_stopped``: the run stopped for it; ``had_predecessor``: the attempt before failed."""
+    """The cost of an attempt's incident. ``following`` is the next attempt;
+    ``is_stopped``: the run stopped for it; ``had_predecessor``: the attempt before failed."""
     # A person who restarts a stopped run discards its progress, which is no cost of the incident.
     if following is None or (is_stopped and following.resumed_from is None):
         return Cost(None, None, None)
-    steps = _lost_steps(attempt, kept, clock)
-    begin = _lost_since(attempt, kept, clock, had_predecessor)
-    end = _first_step_at(following, clock)
+    steps = _lost_steps(attempt, kept_step, lines)
+    begin = _lost_since(attempt, kept_step, lines, had_predecessor)
+    end = _first_step_at(following, lines)
     if end is None and following.state == "succeeded":
         return Cost(None, None, None)  # it worked without steps: where it went on cannot be seen
-    end = following.ended_at if end is None else end
+    if end is None:
+        end = following.ended_at
     if begin is None or end is None:
         return Cost(steps, None, None)
     lost_gpu_seconds = _gpu_seconds(attempt, begin, end) + _gpu_seconds(following, begin, end)
@@ -196,35 +197,44 @@ def _cost(
 def _gpu_seconds(attempt: Attempt, begin: float, end: float) -> float:
     """What an attempt has in a span (UTC unix seconds) of the GPU time that its run is said to have taken: waiting
     between attempts is none. 0 if its GPUs are unknown."""
-    started = attempt.created_at if attempt.started_at is None else attempt.started_at
-    over = attempt.ended_at if attempt.exited_at is None else attempt.exited_at
-    return attempt.gpu_seconds(max(begin, started), end if over is None else min(end, over)) or 0.0
+    if attempt.command_ended_at is not None:
+        end = min(end, attempt.command_ended_at)
+    return attempt.gpu_seconds(max(begin, attempt.began_at), end) or 0.0
 
 
-def _lost_steps(attempt: Attempt, kept: int | None, clock: StepTimes) -> int | None:
+def _lost_steps(attempt: Attempt, kept_step: int | None, lines: StepLines) -> int | None:
     """The steps after the last kept one; None if steps start again with each epoch."""
     steps = None
-    if attempt.last_step is not None and kept is not None:
-        steps = max(0, attempt.last_step - kept)
+    if attempt.last_step is not None and kept_step is not None:
+        steps = max(0, attempt.last_step - kept_step)
     first = attempt.first_step
-    start_again = not steps and first is not None and clock.repeats(attempt.number, first)
+    start_again = not steps and first is not None and lines.repeats(attempt.number, first)
     if start_again:
         return None
     return steps
 
 
-def _lost_since(attempt: Attempt, kept: int | None, clock: StepTimes, had_predecessor: bool) -> float | None:
+def _lost_since(attempt: Attempt, kept_step: int | None, lines: StepLines, had_predecessor: bool) -> float | None:
     """The time after which nothing of the attempt was kept."""
     if attempt.last_step is None:
         # Its time belongs to the incident before it, if there is one.
-        began = attempt.started_at if attempt.started_at is not None else attempt.created_at
         if had_predecessor:
             return attempt.ended_at
-        return began
-    useful = None if kept is None else clock.last_at(attempt.number, kept)
-    if kept is None or useful is not None:
-        return useful
-    return _first_step_at(attempt, clock)
+        return attempt.began_at
+    if kept_step is None:
+        return None
+    line = lines.newest(attempt.number, up_to_step(kept_step))
+    if line is not None:
+        return line.at
+    return _first_step_at(attempt, lines)
+
+
+def _sum(figures: Iterable[Figure | None]) -> Figure | None:
+    """The sum of the figures that are known; None if none is."""
+    known_figures = [figure for figure in figures if figure is not None]
+    if not known_figures:
+        return None
+    return sum(known_figures)
 
 
 def _is_inferred(heir: Attempt) -> bool:
@@ -258,11 +268,11 @@ def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> i
     return resumed
 
 
-def _first_step_at(attempt: Attempt, clock: StepTimes) -> float | None:
-    first = clock.first_at(attempt.number)
-    if first is not None:
-        return first
-    return attempt.first_step_at
+def _first_step_at(attempt: Attempt, lines: StepLines) -> float | None:
+    first = lines.first(attempt.number)
+    if first is None:
+        return attempt.first_step_at
+    return first.at
 
 
 def by_incident(costs: Mapping[int, Cost]) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The history of a run as input of a decision, made from stored rows. Pure but for `StepTimes`."""
+"""The history of a run as input of a decision, made from stored rows. Pure but for `StepLines`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.recovery.classify import detail_of
-from gputui.recovery.plans import UNDO, AttemptReach, PastDecision
+from gputui.recovery.plans import UNDO, AttemptReach, PastDecision, Verdict
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.commands import RESUME
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.losses import unsound_since
+from gputui.store.metrics.step_lines import StepLines
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
 
@@ -25,7 +26,7 @@ def past_decisions(
     decisions: Sequence[DecisionView],
     transitions: Sequence[TransitionView],
     ledger: Sequence[CheckpointRow] = (),
-    lines: StepTimes | None = None,
+    lines: StepLines | None = None,
     *,
     steps_start_again: bool = False,
 ) -> list[PastDecision]:
@@ -42,7 +43,12 @@ def past_decisions(
     for decision in sorted(decisions, key=lambda row: row.decision_id):
         if decision.at < since:
             continue
-        incident = of_decision.get(decision.incident_id)
+        kind, step, detail = "unknown", None, ""
+        if (incident := of_decision.get(decision.incident_id)) is not None:
+            kind, step, detail = incident.kind, incident.step, detail_of(incident.summary)
+        verdict: Verdict = "stop"
+        if decision.verdict == "retry":
+            verdict = "retry"
         applied = list(_applied(decision))
         changes = (
             change
@@ -53,15 +59,15 @@ def past_decisions(
         past.append(
             PastDecision(
                 attempt=decision.attempt,
-                kind="unknown" if incident is None else incident.kind,
+                kind=kind,
                 rung=decision.rung,
-                verdict="retry" if decision.verdict == "retry" else "stop",
+                verdict=verdict,
                 progressed=progressed.get(decision.attempt, False),
                 changed=bool(decision.params),
                 actions=tuple(str(action["action"]) for action in applied),
                 replaced={str(change["parameter"]): change["from"] for change in changes},
-                step=None if incident is None else incident.step,
-                detail="" if incident is None else detail_of(incident.summary),
+                step=step,
+                detail=detail,
             )
         )
     return past
@@ -72,7 +78,7 @@ def progress_of(
     number: int,
     ledger: Sequence[CheckpointRow],
     transitions: Sequence[TransitionView],
-    lines: StepTimes | None = None,
+    lines: StepLines | None = None,
     *,
     ended_at: float,
     steps_start_again: bool = False,
@@ -83,11 +89,10 @@ def progress_of(
     attempt = next((row for row in attempts if row.number == number), None)
     if attempt is None:
         return AttemptReach()
-    began = attempt.started_at if attempt.started_at is not None else attempt.created_at
     series = [row for row in attempts if row.created_at >= since]
     resumption = resumptions(attempts, lines, ledger).get(number)
     reach = _reach(attempt, series, ledger, resumption, steps_start_again)
-    return replace(reach, ran_seconds=max(0.0, ended_at - began))
+    return replace(reach, ran_seconds=max(0.0, ended_at - attempt.began_at))
 
 
 def _reach(
@@ -114,14 +119,16 @@ def _reach(
     )
 
 
-def without_unsound_steps(attempts: Sequence[Attempt], lines: StepTimes) -> list[Attempt]:
+def without_unsound_steps(attempts: Sequence[Attempt], lines: StepLines) -> list[Attempt]:
     """The attempts, each up to the step before its loss stayed not finite: what follows is no
     progress. Raises sqlite3.Error."""
-    cut = []
+    sound = []
     for attempt in attempts:
-        unsound = lines.unsound_since(attempt.number)
-        cut.append(attempt if unsound is None else replace(attempt, last_step=unsound[0] - 1))
-    return cut
+        line = unsound_since(lines, attempt.number)
+        if line is not None:
+            attempt = replace(attempt, last_step=line.step - 1)
+        sound.append(attempt)
+    return sound
 
 
 def person_started_at(transitions: Sequence[TransitionView]) -> float:
@@ -154,7 +161,7 @@ def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> boo
         row.is_written
         and row.attempt == attempt.number
         and row.verdict not in ("invalid", "cut", "left", "struck")
-        and not any(other.path == row.path and other.seen < row.seen for other in ledger)
+        and not any(former.path == row.path and former.seen < row.seen for former in ledger)
         for row in ledger
     )
 

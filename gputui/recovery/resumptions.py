@@ -8,7 +8,9 @@ from typing import Literal
 
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.losses import finite_losses
+from gputui.store.metrics.reached_steps import widest_gap
+from gputui.store.metrics.step_lines import StepLines
 
 Resumption = Literal["resumed", "earlier", "later", "recounted", "beginning", "uncertain", "unaided"]
 """From the checkpoint that it was given, an earlier step, or a later one that it found itself. An attempt
@@ -29,7 +31,7 @@ _CLEAR = 3.0
 
 
 def resumptions(
-    attempts: Sequence[Attempt], lines: StepTimes | None = None, ledger: Sequence[CheckpointRow] = ()
+    attempts: Sequence[Attempt], lines: StepLines | None = None, ledger: Sequence[CheckpointRow] = ()
 ) -> Mapping[int, Resumption]:
     """The real continuation of each attempt that did not begin the training, by its number; unknown
     ones are left out. Where an attempt repeats a step after later ones, steps restart with every epoch,
@@ -38,38 +40,37 @@ def resumptions(
     firsts: list[int] = []
     counts_on = False
     for attempt in sorted(attempts, key=lambda row: row.number):
-        first, given = attempt.first_step, attempt.resumed_step
+        first, resumed_step = attempt.first_step, attempt.resumed_step
         if first is None:
             continue
         if attempt.resumed_from is None and firsts and _is_beyond(min(firsts), attempt, attempts, lines):
             by_attempt[attempt.number] = "unaided"
             continue
-        if attempt.resumed_from is None or given is None:
+        if attempt.resumed_from is None or resumed_step is None:
             firsts.append(first)
             continue
         origin = min(firsts, default=0)
-        done, resumed = first - origin, given - origin
-        if _loaded_later(attempt, first, given, attempts, lines, ledger):
-            found: Resumption = "later"
+        done, resumed = first - origin, resumed_step - origin
+        if _loaded_later(attempt, first, resumed_step, attempts, lines, ledger):
+            resumption: Resumption = "later"
         elif done >= resumed * _NEAR_CHECKPOINT:
-            found = "resumed"
+            resumption = "resumed"
         else:
-            found = "earlier"
+            resumption = "earlier"
             if done <= resumed * _NEAR_BEGINNING:
-                found = _by_losses(attempt, attempts, lines)
-        if found == "resumed" or not _start_again(attempts, lines):
-            by_attempt[attempt.number] = found
-            counts_on = counts_on or (done > 0 and found in ("resumed", "earlier", "later"))
+                resumption = _by_losses(attempt, attempts, lines)
+        if resumption == "resumed" or not _start_again(attempts, lines):
+            by_attempt[attempt.number] = resumption
+            counts_on = counts_on or (done > 0 and resumption in ("resumed", "earlier", "later"))
     if counts_on:
         # The script counts on where it loads a checkpoint.
-        return {
-            number: "beginning" if resumption == "uncertain" else resumption
-            for number, resumption in by_attempt.items()
-        }
+        for number, resumption in by_attempt.items():
+            if resumption == "uncertain":
+                by_attempt[number] = "beginning"
     return by_attempt
 
 
-def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes | None) -> Resumption:
+def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepLines | None) -> Resumption:
     """Tell by its first losses what an attempt did that counts its steps from the first again."""
     step = attempt.resumed_step
     before = [row for row in attempts if row.number < attempt.number and row.first_step is not None]
@@ -77,13 +78,13 @@ def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes |
     reached = [row.number for row in before if (row.last_step or 0) + 1 >= (step or 0)]
     if lines is None or step is None or not anew or not reached:
         return "uncertain"
-    begin = lines.first_losses(anew[-1], 2 * _LOSSES)
-    new = lines.first_losses(attempt.number, _LOSSES)
-    number = min(_LOSSES, len(begin) // 2, len(new))
-    saved = lines.last_losses(reached[-1], step, number)
-    if number == 0 or not saved:
+    begin = finite_losses(lines, anew[-1], 2 * _LOSSES)
+    new = finite_losses(lines, attempt.number, _LOSSES)
+    loss_count = min(_LOSSES, len(begin) // 2, len(new))
+    saved = finite_losses(lines, reached[-1], loss_count, up_to_step=step)
+    if loss_count == 0 or not saved:
         return "uncertain"
-    origin, end, now = (statistics.median(losses) for losses in (begin[:number], saved, new[:number]))
+    origin, end, now = (statistics.median(losses) for losses in (begin[:loss_count], saved, new[:loss_count]))
     usual = statistics.median(abs(loss - end) for loss in saved)
     if abs(end - origin) <= _CLEAR * usual:
         return "uncertain"
@@ -95,7 +96,7 @@ def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes |
     return "uncertain"
 
 
-def _start_again(attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:
+def _start_again(attempts: Sequence[Attempt], lines: StepLines | None) -> bool:
     """Return whether an attempt's steps start again at its first, as when counted within an
     epoch."""
     return lines is not None and any(
@@ -108,7 +109,7 @@ def _loaded_later(
     first_step: int,
     resumed_step: int,
     attempts: Sequence[Attempt],
-    lines: StepTimes | None,
+    lines: StepLines | None,
     ledger: Sequence[CheckpointRow],
 ) -> bool:
     """Return whether the attempt loaded a later checkpoint than it was given, as scripts do that
@@ -118,15 +119,15 @@ def _loaded_later(
     return is_saved and _is_beyond(resumed_step, attempt, attempts, lines)
 
 
-def _is_beyond(step: int, attempt: Attempt, attempts: Sequence[Attempt], lines: StepTimes | None) -> bool:
+def _is_beyond(step: int, attempt: Attempt, attempts: Sequence[Attempt], lines: StepLines | None) -> bool:
     """Return whether an attempt's first step is further after ``step`` than its lines, or those before it, are ever
     from each other. False if there is but one line."""
     first = attempt.first_step
     if lines is None or first is None or first <= step + 1:
         return False
-    own = lines.widest_gap(attempt.number)
-    if own is None:
+    own_gap = widest_gap(lines, attempt.number)
+    if own_gap is None:
         return False
     near = range(attempt.number - _MOST_ATTEMPTS, attempt.number)
-    gaps = (lines.widest_gap(row.number) for row in attempts if row.number in near)
-    return first > step + max(own, *(gap for gap in gaps if gap is not None), 0)
+    gaps = (widest_gap(lines, row.number) for row in attempts if row.number in near)
+    return first > step + max(own_gap, *(gap for gap in gaps if gap is not None), 0)

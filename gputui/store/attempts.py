@@ -66,6 +66,20 @@ class Attempt(Struct, frozen=True):
             return len(self.gpus)
         return self.placement.gpus
 
+    @property
+    def began_at(self) -> float:
+        """The time at which its command began, else that at which it was created (UTC unix seconds)."""
+        if self.started_at is None:
+            return self.created_at
+        return self.started_at
+
+    @property
+    def command_ended_at(self) -> float | None:
+        """The time at which its command ended, where unknown that by which it was examined (UTC unix seconds)."""
+        if self.exited_at is None:
+            return self.ended_at
+        return self.exited_at
+
     def ran_seconds(self, now: float) -> float | None:
         """How long it has run until ``now`` (UTC unix seconds), without the time in a target's queue;
         None before it began. Once its record of the end is stored, by a monotonic clock."""
@@ -76,8 +90,10 @@ class Attempt(Struct, frozen=True):
         measured = (self.exit or {}).get("ran_seconds")
         if isinstance(measured, float):
             return measured
-        end = self.ended_at if self.exited_at is None else self.exited_at
-        return max(0.0, (now if end is None else end) - self.started_at)
+        end = self.command_ended_at
+        if end is None:
+            end = now
+        return max(0.0, end - self.started_at)
 
     def gpu_seconds(self, begin: float, end: float) -> float | None:
         """What a stretch of it (UTC unix seconds) counts: its part of the time of each GPU; None if their number is

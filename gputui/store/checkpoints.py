@@ -80,6 +80,20 @@ class CheckpointRow(Struct, frozen=True):
         return self.origin == "run"
 
     @property
+    def writer(self) -> int | None:
+        """The attempt of this run that wrote it; None if none did."""
+        if self.is_written:
+            return self.attempt
+        return None
+
+    @property
+    def written_at(self) -> float:
+        """The time of the file if that can be true, else that of the first scan with it (UTC unix seconds)."""
+        if self.saved_at is None:
+            return self.seen_at
+        return self.saved_at
+
+    @property
     def name_of_save(self) -> str:
         """The path without a rank's number: the same for all files of one save."""
         return _RANK.sub(r"\1#", self.path)

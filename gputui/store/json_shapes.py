@@ -38,6 +38,12 @@ def iso(at: float | None) -> str | None:
         return None
 
 
+def rounded(value: float | None, digits: int) -> float | None:
+    if value is None:
+        return None
+    return round(value, digits)
+
+
 def number_or_word(value: float | None) -> float | str | None:
     """The value of a metric: JSON knows finite numbers only, others are words, as they are stored."""
     if value is None or math.isfinite(value):
@@ -75,7 +81,7 @@ def gpu_shape(
         **_of(gpu, *_VIEW_FIELDS),
         "throttle_reasons": None if gpu.throttle_reasons is None else list(gpu.throttle_reasons),
         "state": gpu.state,
-        "age_seconds": None if gpu.age_seconds is None else round(gpu.age_seconds, 3),
+        "age_seconds": rounded(gpu.age_seconds, 3),
         "run_id": gpu.run_id,
         "rank": gpu.rank,
         "processes": None if gpu.processes is None else [asdict(process) for process in gpu.processes],
@@ -191,8 +197,8 @@ def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
 def _taken_shape(cost: RunCost | AttemptCost | None) -> Shape:
     hours, joules = (None, None) if cost is None else (cost.gpu_hours, cost.energy_joules)
     return {
-        "gpu_hours": None if hours is None else round(hours, 6),
-        "energy_joules": None if joules is None else round(joules, 1),
+        "gpu_hours": rounded(hours, 6),
+        "energy_joules": rounded(joules, 1),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics.queries import latest, points_json, ranks
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.step_lines import StepLines
 from tests.metrics.conftest import NOW, RUN, Bench
 
 PATTERN = r"samples (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"
@@ -41,8 +41,9 @@ def steps(bench: Bench) -> tuple[Any, ...]:
     (attempt,) = read_attempts(bench.connection, RUN)
     newest = latest(bench.connection, RUN)
     assert {line.step for line in ranks(bench.connection, RUN, 1)} <= {attempt.last_step, None}
-    clock = StepTimes(bench.connection, RUN)
-    return attempt.first_step, attempt.last_step, newest.get("total_steps"), clock.newest_at(1, 4e9, 0.0)
+    line = StepLines(bench.connection, RUN).newest(1)
+    newest_step = None if line is None else line.step
+    return attempt.first_step, attempt.last_step, newest.get("total_steps"), newest_step
 
 
 @pytest.mark.parametrize("order", ["output first", "file first", "file alone"])

@@ -22,7 +22,7 @@ from gputui.metrics.trackers import (
     wandb_frames,
 )
 from gputui.store.attempts import read_attempts
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.step_lines import StepLines
 from tests.conftest import wait_until
 from tests.tables import table
 
@@ -360,4 +360,5 @@ def test_an_attempt_counts_by_the_loss_of_its_board(bench: Bench, tmp_path: Path
     bench.pump()
     (attempt,) = read_attempts(bench.connection, RUN)
     assert (attempt.first_step, attempt.last_step) == (1, 3)
-    assert StepTimes(bench.connection, RUN).newest_at(1, 4e9, 0.0) == 3
+    line = StepLines(bench.connection, RUN).newest(1)
+    assert line is not None and line.step == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gputui.recovery.history import past_decisions, person_started_at, progress_of, without_unsound_steps
@@ -9,6 +10,7 @@ from gputui.recovery.plans import PastDecision
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.metrics.step_lines import FIRST_RANK, LineFilter, StepLine
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from tests.ledgers import ledger_row
 from tests.tables import table
@@ -113,8 +115,28 @@ def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
     assert not made(saved("/c/step_40.pt", 1))
 
 
+class Source:
+    """Lines of an attempt, each with a loss, which is no finite number where it is None."""
+
+    def __init__(self, stored: list[StepLine]) -> None:
+        self.stored = stored
+
+    def lines(self, where: LineFilter = FIRST_RANK, *, is_newest_first: bool = False) -> Iterator[StepLine]:
+        for line in sorted(self.stored, key=lambda line: line.begin, reverse=is_newest_first):
+            is_within = where.steps[0] <= line.step <= where.steps[1] and where.times[0] <= line.at <= where.times[1]
+            if is_within and (where.loss != "finite" or line.loss is not None):
+                yield line
+
+    def first(self, where: LineFilter = FIRST_RANK) -> StepLine | None:
+        return next(self.lines(where), None)
+
+    def newest(self, where: LineFilter = FIRST_RANK) -> StepLine | None:
+        return next(self.lines(where, is_newest_first=True), None)
+
+
 class Lines:
-    """Stored lines with a step every ``gap``, which an attempt wrote again."""
+    """Stored lines as `StepLines` reads them: those of ``times`` by attempt and step, or of ``losses``, or the one of
+    ``unsound``, or two that are ``gap`` steps from each other. One attempt wrote its first step again."""
 
     def __init__(
         self,
@@ -122,28 +144,40 @@ class Lines:
         repeating: int | None = None,
         unsound: dict[int, int] | None = None,
         losses: dict[int, list[float]] | None = None,
+        times: dict[tuple[int, int], float] | None = None,
     ) -> None:
         self.gap, self.repeating, self.unsound, self.losses = gap, repeating, unsound or {}, losses or {}
+        self.times = times
 
-    def first_losses(self, attempt: int, count: int) -> list[float]:
-        return self.losses.get(attempt, [])[:count]
+    def sources(self, attempt: int) -> list[Source]:
+        losses = self.losses.get(attempt, [])
+        if self.times is not None:
+            times = {step: at for (number, step), at in self.times.items() if number == attempt}
+        elif attempt in self.unsound:
+            times = {self.unsound[attempt]: 0.0}
+        elif losses:
+            times = {step: float(step) for step in range(1, len(losses) + 1)}
+        else:
+            times = {1: 1.0, 1 + self.gap: 2.0}
+        by_step = dict(enumerate(losses, 1))
+        return [Source([StepLine(at, step, True, by_step.get(step), (0, step)) for step, at in times.items()])]
 
-    def last_losses(self, attempt: int, step: int, count: int) -> list[float]:
-        return self.losses.get(attempt, [])[:step][-count:]
+    def first(self, attempt: int) -> StepLine | None:
+        return self.sources(attempt)[0].first()
 
-    def unsound_since(self, attempt: int) -> tuple[int, float] | None:
-        return (self.unsound[attempt], 0.0) if attempt in self.unsound else None
+    def newest(self, attempt: int, where: LineFilter = FIRST_RANK) -> StepLine | None:
+        return self.sources(attempt)[0].newest(where)
 
     def repeats(self, attempt: int, step: int) -> bool:
         return attempt == self.repeating
 
-    def widest_gap(self, attempt: int) -> int | None:
-        return self.gap
+    def come_with_checkpoints(self) -> bool:
+        return False
 
 
 def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:
     attempts = [attempt(1, at=2.0, last=45), attempt(2, at=100.0, last=46), attempt(3, at=200.0, last=47)]
-    sound = without_unsound_steps(attempts, Lines(unsound={2: 41, 3: 41}))
+    sound = without_unsound_steps(attempts, Lines(unsound={2: 41, 3: 41}, losses={1: [1.0]}))
     assert [row.last_step for row in sound] == [45, 40, 40]
     past = past_decisions(sound, [incident(1, 2, "nan_loss")], [decision(1, 2, at=160.0)], [LAUNCH])
     assert not past[0].progressed

@@ -184,30 +184,6 @@ def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
     assert "on the CPU" in told[1]
 
 
-class Clock(Lines):
-    """Step s of attempt a was done at times[a, s]."""
-
-    def __init__(
-        self, times: dict[tuple[int, int], float] | None = None, losses: dict[int, list[float]] | None = None
-    ) -> None:
-        super().__init__(losses=losses)
-        self.times = times or {}
-        self.folding: set[int] = set()
-        self.late = False
-
-    def first_at(self, attempt: int) -> float | None:
-        return min((at for (number, _), at in self.times.items() if number == attempt), default=None)
-
-    def repeats(self, attempt: int, step: int) -> bool:
-        return attempt in self.folding
-
-    def come_with_checkpoints(self) -> bool:
-        return self.late
-
-    def last_at(self, attempt: int, step: int) -> float | None:
-        return max((at for (number, s), at in self.times.items() if number == attempt and s <= step), default=None)
-
-
 def line(number: int, first: int, last: int, at: float, each: float = 1.0) -> dict[tuple[int, int], float]:
     return {(number, step): at + (step - first) * each for step in range(first, last + 1)}
 
@@ -228,38 +204,42 @@ FIRST = attempt(1, at=0.0, last=39, first_step=1, ended_at=52.0, gpus=("a", "b")
 TIMES = line(1, 1, 39, 11.0) | line(2, 31, 99, 70.0)  # step 30 at 40 s, step 39 at 49 s
 
 
-def one(attempts: list[Attempt], clock: Clock, verdict: str = "retry") -> Cost:
-    return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], clock)[7]
+def one(attempts: list[Attempt], lines: Lines, verdict: str = "retry") -> Cost:
+    return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], lines)[7]
 
 
 def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
-    cost = one([FIRST, second()], Clock(TIMES))
+    cost = one([FIRST, second()], Lines(times=TIMES))
     assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx((12 + 9) * 2 / 3600))
 
 
 def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
     beside = (FellowStay("b-1", 0.0, None),)
     shared = [replace(each, gpus=("a",), fellows=beside) for each in (FIRST, second())]
-    assert one(shared, Clock(TIMES)).lost_gpu_hours == pytest.approx((12 + 9) / 2 / 3600)
+    assert one(shared, Lines(times=TIMES)).lost_gpu_hours == pytest.approx((12 + 9) / 2 / 3600)
 
 
 def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
     refused = second(last=None, first_step=None, ended_at=65.0)
     anew = attempt(3, at=66.0, last=99, first_step=1, ended_at=200.0)
-    found = costs([FIRST, refused, anew], [incident(7, 1), incident(8, 2)], [], Clock(TIMES | line(3, 1, 99, 70.0)))
+    found = costs(
+        [FIRST, refused, anew], [incident(7, 1), incident(8, 2)], [], Lines(times=TIMES | line(3, 1, 99, 70.0))
+    )
     assert found[7].lost_steps == 39 and found[8].lost_steps is None
     stop = [decision(8, 2, at=65.0, verdict="stop")]
-    found = costs([FIRST, refused, anew], [incident(7, 1), incident(8, 2)], stop, Clock(TIMES | line(3, 1, 99, 70.0)))
+    found = costs(
+        [FIRST, refused, anew], [incident(7, 1), incident(8, 2)], stop, Lines(times=TIMES | line(3, 1, 99, 70.0))
+    )
     assert found[7].lost_steps == 9
 
 
 def test_a_beginning_anew_loses_everything() -> None:
-    cost = one([FIRST, second(first_step=1, resumed_from=None, resumed_step=None)], Clock(TIMES))
+    cost = one([FIRST, second(first_step=1, resumed_from=None, resumed_step=None)], Lines(times=TIMES))
     assert (cost.lost_steps, cost.lost_seconds) == (39, 70.0 - 11.0)
 
 
 def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> None:
-    cost = one([FIRST, second(first_step=31, resumed_from=None, resumed_step=None)], Clock(TIMES))
+    cost = one([FIRST, second(first_step=31, resumed_from=None, resumed_step=None)], Lines(times=TIMES))
     assert (cost.lost_steps, cost.is_at_least, cost.lost_seconds) == (9, True, 30.0)
 
 
@@ -272,13 +252,13 @@ def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> N
 def test_an_attempt_that_counts_from_the_first_step_costs_what_its_loss_shows(
     losses: dict[int, list[float]], cost: Cost
 ) -> None:
-    clock = Clock(line(1, 1, 39, 11.0) | line(2, 1, 69, 70.0), losses)
-    assert one([FIRST, second(first_step=1)], clock) == cost
+    lines = Lines(times=line(1, 1, 39, 11.0) | line(2, 1, 69, 70.0), losses=losses)
+    assert one([FIRST, second(first_step=1)], lines) == cost
 
 
 def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -> None:
     named, unnamed = (
-        one([FIRST, second(resumed_from=f"/c/{name}.pt", resumed_step=30)], Clock(TIMES))
+        one([FIRST, second(resumed_from=f"/c/{name}.pt", resumed_step=30)], Lines(times=TIMES))
         for name in ("step_30", "last")
     )
     assert (named.lost_steps, named.is_about) == (9, False)
@@ -287,24 +267,25 @@ def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -
 
 def test_what_a_restart_without_steps_costs_is_unknown_where_it_succeeded() -> None:
     silent = second(last=None, first_step=None, started_at=61.0, ended_at=900.0, state="succeeded")
-    assert one([FIRST, silent], Clock(line(1, 1, 39, 11.0))) == Cost(None, None, None)
+    assert one([FIRST, silent], Lines(times=line(1, 1, 39, 11.0))) == Cost(None, None, None)
 
 
 def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None:
-    cost = one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None)], Clock(TIMES))
+    cost = one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None)], Lines(times=TIMES))
     assert cost.lost_steps == 9
     assert (
-        one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None, first_step=None)], Clock()).lost_steps is None
+        one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None, first_step=None)], Lines(times={})).lost_steps
+        is None
     )
 
 
 def test_unknown_is_never_zero() -> None:
-    assert one([FIRST], Clock(TIMES)) == Cost(None, None, None)
+    assert one([FIRST], Lines(times=TIMES)) == Cost(None, None, None)
     without_metrics = [attempt(1, at=0.0), second(last=None, first_step=None, ended_at=None)]
-    assert one(without_metrics, Clock()) == Cost(None, None, None)
+    assert one(without_metrics, Lines(times={})) == Cost(None, None, None)
     # It has been started but did no step yet.
     assert (
-        one([FIRST, second(last=None, first_step=None, ended_at=None)], Clock(line(1, 1, 39, 11.0))).lost_seconds
+        one([FIRST, second(last=None, first_step=None, ended_at=None)], Lines(times=line(1, 1, 39, 11.0))).lost_seconds
         is None
     )
 
@@ -312,7 +293,7 @@ def test_unknown_is_never_zero() -> None:
 @pytest.mark.parametrize("verdict", ["stop", "retry"])
 def test_waiting_for_the_next_attempt_is_no_gpu_time_as_in_what_a_run_took(verdict: str) -> None:
     resumed = second(at=5000.0)
-    cost = one([FIRST, resumed], Clock(line(1, 1, 39, 11.0) | line(2, 31, 99, 5010.0)), verdict=verdict)
+    cost = one([FIRST, resumed], Lines(times=line(1, 1, 39, 11.0) | line(2, 31, 99, 5010.0)), verdict=verdict)
     assert cost.lost_seconds == 4970.0
     assert cost.lost_gpu_hours == pytest.approx(((52 - 40) + (5010 - 5001)) * 2 / 3600)
 
@@ -324,7 +305,7 @@ def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
         [FIRST, idle, third],
         [incident(1, 1), incident(2, 2)],
         [decision(1, 1, at=53.0), decision(2, 2, at=81.0)],
-        Clock(line(1, 1, 39, 11.0) | line(3, 31, 99, 100.0)),
+        Lines(times=line(1, 1, 39, 11.0) | line(3, 31, 99, 100.0)),
     )
     assert found[1].lost_seconds == 80.0 - 40.0
     assert found[2] == Cost(None, 100.0 - 80.0, pytest.approx(9 * 2 / 3600))

@@ -24,7 +24,7 @@ from gputui.runs.logs import FIRST_NODE
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.step_lines import StepLines
 
 METRICS_SECONDS = 6.0
 # A run that trains has printed so many lines without a metrics line.
@@ -83,7 +83,7 @@ def _another_checkpoint(connection: Connection, watch: AttemptWatch, given: str)
     record = watch.record
     attempts = read_attempts(connection, record.run_id)
     ledger = checkpoints.of_run(connection, record.run_id)
-    loaded = resumptions(attempts, StepTimes(connection, record.run_id), ledger)
+    loaded = resumptions(attempts, StepLines(connection, record.run_id), ledger)
     if loaded.get(record.number) == "later":
         first = next(row.first_step for row in attempts if row.number == record.number)
         text = (

@@ -40,7 +40,8 @@ from gputui.store.database import StoreError
 from gputui.store.events import EventKind, Severity, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.intake import short_of
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.losses import last_sound_step, unsound_since
+from gputui.store.metrics.step_lines import StepLines
 from gputui.store.run_history import NewIncident, put_incident, read_decisions, read_incidents, read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, PHASE_OVER, TIME_OVER, Run, get_run
@@ -95,12 +96,12 @@ class _End:
     def move(self, target: RunState, cause: str, now: float) -> None:
         repository.move(self.context.connection, self.run, target, cause=cause, now=now)
 
-    def unsound_since(self) -> int | None:
+    def unsound_step(self) -> int | None:
         """The first step since which the loss was no finite number, until the end."""
-        found = self._times.unsound_since(self.attempt.number)
-        if found is None:
+        line = unsound_since(self._lines, self.attempt.number)
+        if line is None:
             return None
-        return found[0]
+        return line.step
 
     def unsound_remark(self, unsound_step: int) -> str:
         """A remark on a loss that was no finite number since a step."""
@@ -117,11 +118,12 @@ class _End:
 
     def was_ever_sound(self) -> bool:
         """Return whether any attempt so far had a finite loss."""
-        return any(self._times.last_sound(number) is not None for number in range(1, self.attempt.number + 1))
+        attempts = range(1, self.attempt.number + 1)
+        return any(last_sound_step(self._lines, number) is not None for number in attempts)
 
     @property
-    def _times(self) -> StepTimes:
-        return StepTimes(self.context.connection, self.run.run_id)
+    def _lines(self) -> StepLines:
+        return StepLines(self.context.connection, self.run.run_id)
 
 
 def _stopped(end: _End) -> None:
@@ -138,7 +140,7 @@ def _stopped(end: _End) -> None:
         cause = (by_kill if forced else "stopped") + _at_limit(end) + _lost_by_stop(end)
         if record.get("given_up"):
             cause = _given_up_words(record)
-    if (unsound := end.unsound_since()) is not None:
+    if (unsound := end.unsound_step()) is not None:
         record["unsound_since"] = unsound
         cause += f"; {end.unsound_remark(unsound)}"
     with repository.transaction(connection):
@@ -221,7 +223,7 @@ def _succeeded(end: _End) -> None:
         cause += f" in {attempt.number} attempts"
     record = dict(end.task.exit_record or {})
     remarks = printed_at_end(end.findings.evidence)[:MOST_REMARKS]
-    if (unsound := end.unsound_since()) is not None:
+    if (unsound := end.unsound_step()) is not None:
         record["unsound_since"] = unsound
         remarks.append(end.unsound_remark(unsound))
     if left := [str(name) for name in record.get("left_behind") or ()]:
@@ -260,7 +262,7 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
     run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
     failed = _failed_attempt(end, machine)
     plan = decide(failed)
-    unsound = end.unsound_since()
+    unsound = end.unsound_step()
     if unsound is not None and not end.was_ever_sound():
         plan = replace(plan, reason=f"{plan.reason}; {end.unsound_remark(unsound)}")
     retries = plan.verdict == "retry"
@@ -301,13 +303,13 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
     connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
     choice = end.findings.checkpoints
     rows = () if choice is None else choice.rows
-    times, ended_at = StepTimes(connection, run_id), end.task.ended_at
-    attempts = without_unsound_steps(read_attempts(connection, run_id), times)
+    lines, ended_at = StepLines(connection, run_id), end.task.ended_at
+    attempts = without_unsound_steps(read_attempts(connection, run_id), lines)
     moves = read_transitions(connection, run_id)
     again = has_event(connection, "steps_restarted", run_id=run_id)
     incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
-    past = past_decisions(attempts, incidents, decisions, moves, rows, times, steps_start_again=again)
-    progress = progress_of(attempts, number, rows, moves, times, ended_at=ended_at, steps_start_again=again)
+    past = past_decisions(attempts, incidents, decisions, moves, rows, lines, steps_start_again=again)
+    progress = progress_of(attempts, number, rows, moves, lines, ended_at=ended_at, steps_start_again=again)
     return FailedAttempt(
         run_id=run_id,
         number=number,

@@ -22,7 +22,8 @@ from gputui.runs.spec import CheckpointSpec, known_spec
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import EventKind, Severity, has_event
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.losses import unsound_since
+from gputui.store.metrics.step_lines import StepLines
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, read_runs
 
@@ -76,7 +77,7 @@ class CheckpointRetention:
         number."""
         connection = self.context.connection
         is_well = run.state is RunState.RUNNING or run.state.is_over
-        if not is_well or StepTimes(connection, run.run_id).unsound_since(run.attempt) is not None:
+        if not is_well or unsound_since(StepLines(connection, run.run_id), run.attempt) is not None:
             return None
         written = [row for row in checkpoints.of_run(connection, run.run_id) if row.is_written]
         if len(written) <= keep:

@@ -43,7 +43,8 @@ from gputui.runs.submission import write_private
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow, Neighbour
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.losses import failed_at, last_sound_step, unsound_since
+from gputui.store.metrics.step_lines import StepLines, up_to_step
 from gputui.store.run_history import read_incidents, read_transitions
 from gputui.store.runs import Run, get_run
 
@@ -203,24 +204,25 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     `gputui.runs.executors.remote_checkpoints.resumed`."""
     if run.resume_from is not None:
         return []
-    run_id, times = run.run_id, StepTimes(connection, run.run_id)
+    run_id, lines = run.run_id, StepLines(connection, run.run_id)
     # Attempts before a start from scratch belong to another training.
     since = training_began_at(read_transitions(connection, run_id))
     attempts = [row for row in read_attempts(connection, run_id) if row.created_at >= since]
     incidents = {row.attempt: row for row in read_incidents(connection, run_id)}
     late = max(FETCHED_SECONDS, (spec_of(run).target or {}).get("poll", 0.0))
     lineage: list[dict[str, Any]] = []
-    was_ever_sound = any(times.last_sound(row.number) is not None for row in attempts)
+    was_ever_sound = any(last_sound_step(lines, row.number) is not None for row in attempts)
     for span in attempt_spans(attempts, names_metrics=spec_of(run).names_metrics, now=0.0):
         incident, until = incidents.get(span.number), None
-        if was_ever_sound and (unsound := times.unsound_since(span.number)) is not None:
-            until = unsound[1] - late
+        if was_ever_sound and (unsound := unsound_since(lines, span.number)) is not None:
+            until = unsound.at - late
         elif was_ever_sound and incident is not None and kind_of(incident.kind).fault == "training":
             # The last time at which its numbers were sound before they went wrong at a step.
             at = None
             if incident.step is not None:
-                at = times.done_at(span.number, incident.step)
-                at = times.last_at(span.number, incident.step - 1) if at is None else at
+                at = failed_at(lines, span.number, incident.step)
+                if at is None and (line := lines.newest(span.number, up_to_step(incident.step - 1))) is not None:
+                    at = line.at
             until = span.begun_at if at is None else at - late
         is_external = incident is None or not kind_of(incident.kind).may_be_checkpoint
         plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}

@@ -50,7 +50,7 @@ from gputui.store.agent import read_agent
 from gputui.store.attempts import fellows, get_attempt
 from gputui.store.events import has_event, last_kind
 from gputui.store.metrics import watched
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.step_lines import ALL_RANKS, LineFilter, StepLines
 from gputui.store.placements import PlacementView
 from gputui.store.rollups import sampled_around
 from gputui.store.run_states import RunState
@@ -162,7 +162,8 @@ def note_report(context: AgentContext, report: IngestReport) -> None:
         with repository.transaction(context.connection):
             for run_id, attempt in sorted(report.progress):
                 # The steps may have been made without an agent.
-                first_at = StepTimes(context.connection, run_id).first_at(attempt)
+                first = StepLines(context.connection, run_id).first(attempt)
+                first_at = None if first is None else first.at
                 note_running(context, run_id, attempt, "first step read", first_at)
     for run_id, note in report.notes:
         # Each agent finds notes about a whole run again.
@@ -297,6 +298,8 @@ def postmortem_task(
     observed = [ObservedCause(row.kind, row.at, row.text, row.rank, row.step) for row in rows if row.ends]
     nproc = resolved.spec.ranks_on(len(fresh.gpus))
     hardware = hardware_evidence(connection, fresh, nproc, ended_at=now)
+    newest = StepLines(connection, run.run_id).newest(fresh.number, ALL_RANKS)
+    last_step_at = newest.at if newest is not None and newest.states_time else None
     observed += _of_this_attempt(hardware, is_shared=bool(stays), was_stopped=bool(record.get("stop_requested")))
     return PostmortemTask(
         resolved=resolved,
@@ -311,7 +314,7 @@ def postmortem_task(
         observed=tuple(observed),
         shared_with=tuple(dict.fromkeys(near)),
         gpus=gpu_use(connection, fresh, ended_at),
-        last_step_at=StepTimes(connection, run.run_id).stamped_at(fresh.number),
+        last_step_at=last_step_at,
     )
 
 
@@ -329,10 +332,10 @@ def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -
     processes, its files, its metrics, or the last sample that a former agent took."""
     record, connection = live.record, context.connection
     since = record.created_at if record.started_at is None else record.started_at
-    newest = StepTimes(connection, record.run_id).newest_line(record.number, context.now(), since)
+    newest = StepLines(connection, record.run_id).newest(record.number, LineFilter(times=(since, context.now())))
     agent = read_agent(connection)
     sampled_at = None if agent is None else sampled_around(connection, agent.started_at)[0]
-    signs = (since, live.seen_at, written_at(folder), None if newest is None else newest[0], sampled_at)
+    signs = (since, live.seen_at, written_at(folder), None if newest is None else newest.at, sampled_at)
     return max(sign for sign in signs if sign is not None)
 
 

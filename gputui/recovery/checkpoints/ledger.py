@@ -38,12 +38,12 @@ class UnsoundLoss(Struct, frozen=True):
         step: the first bad step; None if unknown.
         sound: by attempt, its last step with a sound loss (-1 for none) and the time of the last
             line before the bad one (UTC unix seconds); without those that tell no loss.
-        named: the steps of checkpoints whose names tell them, by place in the order.
+        named_steps: the steps of checkpoints whose names tell them, by place in the order.
     """
 
     step: int | None = None
     sound: Mapping[int, tuple[int, float]] = MappingProxyType({})
-    named: Mapping[int, int] = MappingProxyType({})
+    named_steps: Mapping[int, int] = MappingProxyType({})
 
     def reason(self, row: CheckpointRow, number: int) -> str | None:
         """The reason why attempt ``number`` casts a checkpoint out, to complete "the checkpoint …";
@@ -53,8 +53,10 @@ class UnsoundLoss(Struct, frozen=True):
         if row.attempt not in self.sound or (not is_own and self.sound[number][0] >= 0):
             return None
         step, at = self.sound[row.attempt]
-        named = self.named.get(row.seen)
-        if row.seen_at + LINE_CLOCK_SECONDS <= at if named is None else named <= step:
+        is_sound = row.seen_at + LINE_CLOCK_SECONDS <= at
+        if row.seen in self.named_steps:
+            is_sound = self.named_steps[row.seen] <= step
+        if is_sound:
             return None
         if self.step is not None and row.step is not None and row.step >= self.step:
             return f"was written after the trouble began at step {self.step}"
@@ -66,18 +68,26 @@ def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str
     """The ledger when attempt ``number`` begins from ``resume_from``: checkpoints seen after that
     one leave the lineage, once the attempt has made a step. ``attempts`` are those before it."""
     worked = CheckpointLineage.of(rows, attempts).worked
-    rows = tuple(row if row.left_by in worked else replace(row, left_by=None) for row in rows)
+
+    def returned(row: CheckpointRow) -> CheckpointRow:
+        if row.left_by in worked:
+            return row
+        return replace(row, left_by=None)
+
+    rows = tuple(map(returned, rows))
     if resume_from is None:
         return rows
     base = _at(rows, resume_from)
-    return tuple(
-        replace(row, base_of=number)
-        if base is not None and row.seen == base.seen
-        else replace(row, left_by=number)
-        if row.left_by is None and row.attempt < number and (base is None or row.is_later_than(base))
-        else row
-        for row in rows
-    )
+
+    def begun(row: CheckpointRow) -> CheckpointRow:
+        if base is not None and row.seen == base.seen:
+            return replace(row, base_of=number)
+        is_later = base is None or row.is_later_than(base)
+        if row.left_by is None and row.attempt < number and is_later:
+            return replace(row, left_by=number)
+        return row
+
+    return tuple(map(begun, rows))
 
 
 def attempt_ended(
@@ -94,8 +104,9 @@ def attempt_ended(
         return tuple(rows)
 
     def poisoned(row: CheckpointRow) -> CheckpointRow:
-        is_open = row.is_written and row.verdict != "struck" and row.attempt <= number
-        why = unsound.reason(row, number) if unsound is not None and is_open else None
+        if unsound is None or not row.is_written or row.verdict == "struck" or row.attempt > number:
+            return row
+        why = unsound.reason(row, number)
         if why is None:
             return row
         return replace(row, verdict="struck", why=why)
@@ -129,49 +140,64 @@ def rolled_back(rows: AnyRows, path: str, why: str) -> Rows:
     base = _at(rows, path)
     if base is None:
         return tuple(rows)
-    return tuple(
-        replace(row, verdict="left", why=why)
-        if row.is_later_than(base) and row.verdict not in ("struck", "left") and row.origin in ("run", "named")
-        else row
-        for row in rows
-    )
+
+    def left_behind(row: CheckpointRow) -> CheckpointRow:
+        if row.is_later_than(base) and row.origin in ("run", "named"):
+            return _left(row, why)
+        return row
+
+    return tuple(map(left_behind, rows))
 
 
 def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step: int | None, now: float) -> Rows:
     """The ledger when a person chose a checkpoint, at ``step`` if the ledger has no other: later
     ones are left; all others if it is not of this lineage. ``now`` is UTC unix seconds."""
     same = sorted((row for row in rows if row.content == file.content), key=lambda row: row.path != file.path)
-    row = same[0] if same else None
-    name = PurePath(file.path).name
-    if row is not None and CheckpointLineage.of(rows, attempts).exclusion_reason(row) is None:
-        chosen = {
-            each.path: replace(each, verdict="valid", why="", failed_starts=0) for each in rows if each.seen == row.seen
-        }
-        place = replace(row, path=file.path, stamp=file.stamp, verdict="valid", gone_at=None)
-        chosen.setdefault(file.path, place)
-        others = (each for each in rows if each.seen != row.seen)
-        why = f"was left when a person chose {row.name}"
-        return rolled_back((*others, *chosen.values()), file.path, why)
-    named = replace(
-        new_row(file, attempts[-1].number if attempts else 0, now, step if row is None else row.step),
-        seen=max((each.seen for each in rows), default=0) + 1,
+    if same and CheckpointLineage.of(rows, attempts).exclusion_reason(same[0]) is None:
+        return _chosen_of_lineage(rows, same[0], file)
+    if same:
+        step = same[0].step
+    attempt = max((span.number for span in attempts), default=0)
+    chosen = replace(
+        new_row(file, attempt, now, step),
+        seen=max((row.seen for row in rows), default=0) + 1,
         origin="named",
         is_settled=True,
         verdict="valid",
         why="was chosen by a person",
     )
-    copies = (each for each in same if each.gone_at is None)
-    taken = {copy.path: replace(named, path=copy.path, stamp=copy.stamp) for copy in copies}
-    taken[named.path] = named
-    why = f"was left when a person chose {name}"
-    left = (each if each.verdict in ("struck", "left") else replace(each, verdict="left", why=why) for each in rows)
-    return (
-        *taken.values(),
-        *(replace(each, gone_at=now) if each.gone_at is None and each.path in taken else each for each in left),
-    )
+    copies = (row for row in same if row.gone_at is None)
+    by_path = {copy.path: replace(chosen, path=copy.path, stamp=copy.stamp) for copy in copies}
+    by_path[chosen.path] = chosen
+    ledger = list(by_path.values())
+    for row in rows:
+        row = _left(row, f"was left when a person chose {PurePath(file.path).name}")
+        if row.gone_at is None and row.path in by_path:
+            row = replace(row, gone_at=now)
+        ledger.append(row)
+    return tuple(ledger)
+
+
+def _chosen_of_lineage(rows: AnyRows, chosen: CheckpointRow, file: FoundCheckpoint) -> Rows:
+    """The ledger when a person chose a checkpoint of the lineage, at the place of ``file``."""
+    places, others = {}, []
+    for row in rows:
+        if row.seen == chosen.seen:
+            places[row.path] = replace(row, verdict="valid", why="", failed_starts=0)
+        else:
+            others.append(row)
+    place = replace(chosen, path=file.path, stamp=file.stamp, verdict="valid", gone_at=None)
+    places.setdefault(file.path, place)
+    return rolled_back((*others, *places.values()), file.path, f"was left when a person chose {chosen.name}")
+
+
+def _left(row: CheckpointRow, why: str) -> CheckpointRow:
+    if row.verdict in ("struck", "left"):
+        return row
+    return replace(row, verdict="left", why=why)
 
 
 def _at(rows: AnyRows, path: str) -> CheckpointRow | None:
     """The newest entry at a path, one that is still there first."""
-    found = (row for row in rows if row.path == path)
-    return max(found, key=lambda row: (row.gone_at is None, row.seen), default=None)
+    at_path = (row for row in rows if row.path == path)
+    return max(at_path, key=lambda row: (row.gone_at is None, row.seen), default=None)

@@ -119,7 +119,7 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
         read_transitions(connection, view.run_id),
         now=time.time(),
         costs=history.costs(),
-        went_on=resumptions(history.attempts, history.clock, checkpoints.of_run(connection, view.run_id)),
+        went_on=resumptions(history.attempts, history.lines, checkpoints.of_run(connection, view.run_id)),
     )
 
 

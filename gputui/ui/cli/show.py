@@ -130,7 +130,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         history=history,
         took=run_cost(connection, run.run_id, now),
         costs=history.costs(),
-        went_on=dict(resumptions(history.attempts, history.clock, saved)),
+        went_on=dict(resumptions(history.attempts, history.lines, saved)),
         saved=saved,
         spans=spans_of(run, history.attempts, now),
         sinks=dict(sinks_of(run, session.workspace.run_dir(run.run_id))),

@@ -1,4 +1,4 @@
-"""Times of steps, from few rows."""
+"""Lines of steps and their losses, from few rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
+from gputui.store.metrics.losses import finite_losses, last_sound_step, unsound_since
+from gputui.store.metrics.reached_steps import latest_step
 from gputui.store.metrics.roles import set_roles
-from gputui.store.metrics.step_times import StepTimes
+from gputui.store.metrics.step_lines import StepLines, up_to_step
 from tests.stores import open_store
 
 
@@ -40,6 +42,16 @@ def line(store: sqlite3.Connection, attempt: int, offset: int, step: int | None,
     )
 
 
+def first_at(lines: StepLines, attempt: int) -> float | None:
+    first = lines.first(attempt)
+    return None if first is None else first.at
+
+
+def last_at(lines: StepLines, attempt: int, step: int) -> float | None:
+    last = lines.newest(attempt, up_to_step(step))
+    return None if last is None else last.at
+
+
 def test_the_first_step_and_the_last_one_kept(store: sqlite3.Connection) -> None:
     boundary(store, 1, 0)
     boundary(store, 2, 400)
@@ -48,20 +60,21 @@ def test_the_first_step_and_the_last_one_kept(store: sqlite3.Connection) -> None
         line(store, 1, step * 10, step, 100.0 + step)
     for step in range(31, 50):
         line(store, 2, 400 + step, step, 200.0 + step)
-    times = StepTimes(store, "a-1")
-    assert (times.first_at(1), times.first_at(2)) == (101.0, 231.0)
-    assert times.last_at(1, 30) == 130.0 and times.last_at(1, 1000) == 139.0
-    assert times.last_at(2, 30) is None and times.last_at(2, 35) == 235.0
-    assert times.first_at(3) is None and times.last_at(1, 0) is None
-    assert StepTimes(store, "b-1").first_at(1) is None
+    lines = StepLines(store, "a-1")
+    assert [first_at(lines, 1), first_at(lines, 2)] == [101.0, 231.0]
+    assert [last_at(lines, 1, 30), last_at(lines, 1, 1000)] == [130.0, 139.0]
+    assert [last_at(lines, 2, 30), last_at(lines, 2, 35)] == [None, 235.0]
+    assert [first_at(lines, 3), last_at(lines, 1, 0)] == [None, None]
+    assert StepLines(store, "b-1").first(1) is None
 
 
 def test_first_and_last_losses_that_are_finite(store: sqlite3.Connection) -> None:
     for step, loss in enumerate((9.0, "NaN", 8.0, 7.0, None, 6.0)):
         line(store, 1, step, step, 100.0 + step, loss=loss)
-    times = StepTimes(store, "a-1")
-    assert times.first_losses(1, 3) == [9.0, 8.0, 7.0] and sorted(times.last_losses(1, 4, 2)) == [7.0, 8.0]
-    assert times.first_losses(2, 3) == []
+    lines = StepLines(store, "a-1")
+    assert finite_losses(lines, 1, 3) == [9.0, 8.0, 7.0]
+    assert sorted(finite_losses(lines, 1, 2, up_to_step=4)) == [7.0, 8.0]
+    assert finite_losses(lines, 2, 3) == []
 
 
 def test_steps_that_are_counted_within_an_epoch_come_again(store: sqlite3.Connection) -> None:
@@ -69,22 +82,22 @@ def test_steps_that_are_counted_within_an_epoch_come_again(store: sqlite3.Connec
         line(store, 1, offset, step, None)
     for offset, step in enumerate((0, 1, 2, 0, 1), 10):
         line(store, 2, offset, step, None)
-    times = StepTimes(store, "a-1")
-    assert [times.repeats(1, 0), times.repeats(1, 2), times.repeats(2, 0)] == [False, False, True]
+    lines = StepLines(store, "a-1")
+    assert [lines.repeats(1, 0), lines.repeats(1, 2), lines.repeats(2, 0)] == [False, False, True]
 
 
 def test_lines_of_a_trainer_state_come_with_checkpoints(store: sqlite3.Connection) -> None:
-    assert StepTimes(store, "a-1").come_with_checkpoints() is False
+    assert StepLines(store, "a-1").come_with_checkpoints() is False
     store.execute("UPDATE metric_sources SET format = 'hf'")
-    assert StepTimes(store, "a-1").come_with_checkpoints() is True
-    assert StepTimes(store, "b-1").come_with_checkpoints() is False
+    assert StepLines(store, "a-1").come_with_checkpoints() is True
+    assert StepLines(store, "b-1").come_with_checkpoints() is False
 
 
 def test_lines_without_step_or_time_tell_nothing(store: sqlite3.Connection) -> None:
     line(store, 1, 0, None, 5.0)
     line(store, 1, 10, 3, None)
-    times = StepTimes(store, "a-1")
-    assert times.first_at(1) is None and times.last_at(1, 10) is None
+    lines = StepLines(store, "a-1")
+    assert lines.first(1) is None and lines.newest(1) is None
 
 
 def test_after_its_last_line_an_attempt_is_as_far_as_the_widest_gap_of_those_before(store: sqlite3.Connection) -> None:
@@ -95,15 +108,20 @@ def test_after_its_last_line_an_attempt_is_as_far_as_the_widest_gap_of_those_bef
     for attempt in range(2, 9):
         boundary(store, attempt, attempt * 100)
     line(store, 8, 800, 1, 301.0, time="1")
-    times = StepTimes(store, "a-1")
-    assert times.latest_at(8, 306.0, 290.0) == 7
-    assert times.latest_at(1, 103.0, 90.0) == 6
+    lines = StepLines(store, "a-1")
+    assert latest_step(lines, 8, 306.0, 290.0) == 7
+    assert latest_step(lines, 1, 103.0, 90.0) == 6
 
 
 def test_a_single_line_does_not_tell_how_far_an_attempt_has_come(store: sqlite3.Connection) -> None:
     boundary(store, 1, 0)
     line(store, 1, 0, 1, 101.0, time="1")
-    assert StepTimes(store, "a-1").latest_at(1, 120.0, 90.0) is None
+    assert latest_step(StepLines(store, "a-1"), 1, 120.0, 90.0) is None
+
+
+def bad_since(lines: StepLines, attempt: int) -> tuple[int, float] | None:
+    line = unsound_since(lines, attempt)
+    return None if line is None else (line.step, line.at)
 
 
 def test_the_loss_has_the_name_that_the_run_gives_it(store: sqlite3.Connection) -> None:
@@ -112,22 +130,22 @@ def test_the_loss_has_the_name_that_the_run_gives_it(store: sqlite3.Connection) 
         set_roles(store, "a-1", name, None, None)
         for step, loss in enumerate((9.0, "NaN")):
             line(store, 1, 20 * place + 10 * step, step, 100.0 + step, **{name: loss})
-        times = StepTimes(store, "a-1")
-        assert (times.first_losses(1, 1), times.last_sound(1)) == ([9.0], 0), name
-        assert times.unsound_since(1) == (1, 101.0), name
+        lines = StepLines(store, "a-1")
+        assert (finite_losses(lines, 1, 1), last_sound_step(lines, 1)) == ([9.0], 0), name
+        assert bad_since(lines, 1) == (1, 101.0), name
         store.execute("DELETE FROM metrics")
 
 
 def test_since_when_no_loss_is_finite(store: sqlite3.Connection) -> None:
-    times = StepTimes(store, "a-1")
-    assert times.unsound_since(1) is None
+    lines = StepLines(store, "a-1")
+    assert unsound_since(lines, 1) is None
     line(store, 1, 10, 1, 101.0)
     line(store, 1, 20, 2, 102.0, loss="NaN")
     line(store, 1, 30, 3, 103.0)
-    assert times.unsound_since(1) is None
+    assert unsound_since(lines, 1) is None
     line(store, 1, 40, 4, 104.0, loss="NaN")
     line(store, 1, 50, 5, 105.0, loss="Infinity")
     line(store, 1, 60, 6, 106.0, event="checkpoint", loss="")
     boundary(store, 2, 100)
     line(store, 2, 110, 5, 201.0)
-    assert (times.unsound_since(1), times.unsound_since(2)) == ((4, 104.0), None)
+    assert (bad_since(lines, 1), bad_since(lines, 2)) == ((4, 104.0), None)
