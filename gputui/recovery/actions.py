@@ -73,7 +73,7 @@ class ActionKind(Struct, frozen=True):
 
 def tuned_by_study(spec: RunSpec, applied: AppliedAction) -> str | None:
     """A changed parameter that the run's study tunes; None if there is none."""
-    return next((each.parameter for each in applied.changes if each.parameter in spec.tuned), None)
+    return next((change.parameter for change in applied.changes if change.parameter in spec.tuned), None)
 
 
 # --- parameters -------------------------------------------------------------------------------
@@ -102,7 +102,9 @@ def _switched_on(value: Scalar) -> Scalar:
     """The value that means on; the same if it is on already; None if the parameter is no switch."""
     pairs = {"false": "true", "False": "True", "0": "1", "no": "yes", "off": "on", "": "true"}
     if isinstance(value, str):
-        return pairs.get(value, value if value in pairs.values() else None)
+        if value in pairs.values():
+            return value
+        return pairs.get(value)
     if value is None or isinstance(value, bool):
         return True
     if value == 0:
@@ -191,14 +193,14 @@ def exclude_gpu(context: ActionContext) -> Result:
     faulty = _faulty_gpu(context.incident, gpus, spec)
     if faulty is None:
         return SkippedAction(name, "which GPU failed is not known")
-    index = faulty if faulty.startswith(("GPU-", "MIG-")) else f"GPU {faulty}"
+    label = faulty if faulty.startswith(("GPU-", "MIG-")) else f"GPU {faulty}"
     lock = Effect(quarantine=(faulty,))
     if context.machine.spares:
         effect = lock | Effect(replacements=context.machine.spares[:1])
-        return AppliedAction(name, f"took another GPU in place of {index}", effect=effect)
-    result = go_on_with_fewer(spec, context.params, len(gpus), len(gpus) - 1, index)
+        return AppliedAction(name, f"took another GPU in place of {label}", effect=effect)
+    result = go_on_with_fewer(spec, context.params, len(gpus), len(gpus) - 1, label)
     if isinstance(result, SkippedAction) and context.machine.later:
-        return AppliedAction(name, f"waited for another GPU in place of {index}", effect=lock)
+        return AppliedAction(name, f"waited for another GPU in place of {label}", effect=lock)
     return replace(result, effect=result.effect | lock)
 
 
@@ -213,8 +215,8 @@ def go_on_with_fewer(spec: RunSpec, params: Params, before: int, remaining: int,
         why = f"no other GPU is free, and {remaining} would be fewer than min_gpus {least}"
         return SkippedAction(name, why)
     ranks = (spec.ranks_on(before), spec.ranks_on(remaining))
-    changes, words = for_fewer_ranks(spec, params, *ranks)
-    note = f"went on with {remaining} of {before} GPUs, without {without}{words}"
+    changes, phrase = for_fewer_ranks(spec, params, *ranks)
+    note = f"went on with {remaining} of {before} GPUs, without {without}{phrase}"
     return AppliedAction(name, note, changes, Effect(gpu_count=remaining))
 
 
@@ -226,10 +228,9 @@ def _faulty_gpu(incident: Incident, gpus: Sequence[str], spec: RunSpec) -> str |
         return None
     if len(gpus) == 1:
         return gpus[0]
-    rank = -1 if incident.rank is None else incident.rank
     has_one_each = spec.ranks_on(len(gpus)) == len(gpus)
-    if has_one_each and 0 <= rank < len(gpus):
-        return gpus[rank]
+    if has_one_each and incident.rank is not None and 0 <= incident.rank < len(gpus):
+        return gpus[incident.rank]
     return None
 
 
@@ -256,8 +257,8 @@ def wait_cool(context: ActionContext) -> Result:
 def wait_disk(context: ActionContext) -> Result:
     """Wait until the disk has room for that many checkpoints."""
     name, spec = "wait_disk", context.spec
-    if spec.checkpoints is None or not context.machine.sees_checkpoints:
-        return SkippedAction(name, UNNAMED_CHECKPOINTS if spec.checkpoints is None else ELSEWHERE)
+    if (why := _why_unseen(context)) is not None:
+        return SkippedAction(name, why)
     sizes = [info.size_bytes for info in context.checkpoints if info.size_bytes]
     if not sizes:
         needed = spec.disk_bytes or ROOM_BYTES
@@ -269,13 +270,20 @@ def wait_disk(context: ActionContext) -> Result:
     return _waits(name, f"waited for room for {noun}", disk)
 
 
+def _why_unseen(context: ActionContext) -> str | None:
+    """The reason why the run's checkpoints are not seen here; None if they are."""
+    if context.spec.checkpoints is None:
+        return UNNAMED_CHECKPOINTS
+    if not context.machine.sees_checkpoints:
+        return ELSEWHERE
+    return None
+
+
 def prune_checkpoints(context: ActionContext) -> Result:
     """Remove checkpoints of the run's lineage that are older than its newest valid ones."""
     name, keep = "prune_checkpoints", int(context.argument or 3)
-    why = context.machine.no_pruning
-    if context.spec.checkpoints is None or not context.machine.sees_checkpoints:
-        why = UNNAMED_CHECKPOINTS if context.spec.checkpoints is None else ELSEWHERE
-    elif why is None and sum(info.valid for info in context.checkpoints) <= keep:
+    why = _why_unseen(context) or context.machine.no_pruning
+    if why is None and sum(info.valid for info in context.checkpoints) <= keep:
         why = f"there are no more than {keep} valid checkpoints"
     if why is not None:
         return SkippedAction(name, why)

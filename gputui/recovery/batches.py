@@ -18,6 +18,7 @@ from gputui.recovery.effects import (
     Result,
     SkippedAction,
     changed,
+    role_parameter,
     show,
     unmapped,
     whole,
@@ -67,15 +68,19 @@ def shrink_batch(context: ActionContext) -> Result:
     if spec.tuned and not pair.is_near:
         why = "no whole pair keeps the effective batch, and trials must stay comparable"
         return SkippedAction(SHRINK, why)
-    is_global = any(spec.scopes.get(each) == "global" for each in names)
-    factor = share(spec, names, ranks) if is_global else Fraction(1)
+    factor, whose = Fraction(1), " per rank"
+    if any(spec.scopes.get(parameter) == "global" for parameter in names):
+        factor, whose = share(spec, names, ranks), " over all ranks"
+    if ranks == 1:
+        whose = ""
     before, after = batch * accumulation * factor, pair.batch * pair.accumulation * factor
-    whose = "" if ranks == 1 else " over all ranks" if is_global else " per rank"
     verb = "raised" if pair.accumulation > accumulation else "set"
-    far = "" if pair.is_near else ", as no whole pair that may be used keeps it within 2 %"
+    why = ""
+    if not pair.is_near:
+        why = ", as no whole pair that may be used keeps it within 2 %"
     note = (
         f"lowered {name} {batch} → {pair.batch} and {verb} {more_name} {accumulation} → "
-        f"{pair.accumulation}, so that the effective batch {_became(before, after)}{whose}{far}"
+        f"{pair.accumulation}, so that the effective batch {_became(before, after)}{whose}{why}"
     )
     changes = (changed(name, value, pair.batch), changed(more_name, more_value, pair.accumulation))
     return AppliedAction(SHRINK, note, changes)
@@ -88,7 +93,9 @@ def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:
         why = "the effective batch would change, and trials must stay comparable"
         return SkippedAction(SHRINK, why)
     step = grain(spec, (name, None), 1, ranks, ranks).batch
-    largest = math.floor(BATCH_FACTOR * batch) if context.below is None else context.below - 1
+    largest = math.floor(BATCH_FACTOR * batch)
+    if context.below is not None:
+        largest = context.below - 1
     smaller = max(1, largest) // step * step
     if smaller < 1 or smaller >= (context.below or batch):
         return SkippedAction(SHRINK, f"{name} is {batch}, and no smaller one may be tried")
@@ -104,27 +111,29 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
     accumulation and, if none fits, also a smaller batch, never a larger one."""
     if before == after:
         return (), ""
-    name, more_name = spec.role("batch_size", params), spec.role("grad_accum", params)
-    batch = None if name is None else whole(params[name])
-    accumulation = None if more_name is None else whole(params[more_name])
+    name, value = role_parameter(spec, "batch_size", params)
+    more_name, more_value = role_parameter(spec, "grad_accum", params)
+    batch, accumulation = whole(value), whole(more_value)
     smaller = ", so that the effective batch becomes smaller"
     if more_name is None or accumulation is None or accumulation < 1:
         return (), f"{smaller} (no gradient accumulation is known)"
-    size, names = 1 if batch is None else batch, (name or "", more_name)
+    size, names = 1, (name or "", more_name)
+    if batch is not None:
+        size = batch
     was = size * accumulation * share(spec, names, before)
     factor = share(spec, names, after)
     fitted = fit(was / factor, size, grain(spec, names, accumulation, before, after))
     if fitted is None:
         return (), f"{smaller} (no multiple is small enough)"
     changes = [changed(more_name, params[more_name], fitted.accumulation)]
-    words = f", with {more_name} {accumulation} → {fitted.accumulation}"
+    phrase = f", with {more_name} {accumulation} → {fitted.accumulation}"
     if name is None or batch is None:
-        return tuple(changes), words
+        return tuple(changes), phrase
     if fitted.batch != batch:
         changes.append(changed(name, params[name], fitted.batch))
-        words += f" and {name} {batch} → {fitted.batch}"
+        phrase += f" and {name} {batch} → {fitted.batch}"
     now = fitted.batch * fitted.accumulation * factor
-    return tuple(changes), f"{words}, so that the effective batch {_became(was, now)}"
+    return tuple(changes), f"{phrase}, so that the effective batch {_became(was, now)}"
 
 
 def _became(before: Fraction, after: Fraction) -> str:
@@ -142,7 +151,9 @@ def grain(spec: RunSpec, names: tuple[str, str | None], accumulation: int, befor
     """
 
     def multiple(name: str, is_shared: bool) -> int:
-        return math.lcm(spec.multiples.get(name, 1), after if is_shared else 1)
+        if is_shared:
+            return math.lcm(spec.multiples.get(name, 1), after)
+        return spec.multiples.get(name, 1)
 
     batch_name, more_name = names
     batch = multiple(batch_name, spec.scopes.get(batch_name) == "global")
@@ -163,7 +174,8 @@ def shrink(batch: int, accumulation: int, grain: Grain, below: int | None = None
     """A batch of at most 0.75 of the old one, and less than ``below``, with an accumulation that
     keeps the product; None if no batch is that small. See `fit`."""
     largest = math.floor(BATCH_FACTOR * batch)
-    largest = largest if below is None else min(largest, below - 1)
+    if below is not None:
+        largest = min(largest, below - 1)
     return fit(Fraction(batch * accumulation), largest, grain)
 
 

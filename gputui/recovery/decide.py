@@ -26,6 +26,7 @@ from gputui.recovery.effects import (
     Result,
     SkippedAction,
     apply_changes,
+    role_parameter,
     show,
     whole,
 )
@@ -81,7 +82,9 @@ def _cause_in_words(kind: str, pasts: Sequence[PastDecision], params: Params) ->
         for name, value in before.items()
         if name in params and params[name] != value
     ]
-    changed = f", so recovery changed {' and '.join(changes)}" if changes else ""
+    changed = ""
+    if changes:
+        changed = f", so recovery changed {' and '.join(changes)}"
     return f"{kind_title(kind)}{times}{changed}"
 
 
@@ -128,7 +131,7 @@ class _Decision:
         """The reason why no ladder is tried, as a keyword and in words; None if one is."""
         failed, policy, run_id = self.failed, self.failed.policy, self.failed.run_id
         kind = KINDS[failed.incident.kind]
-        made, fruitless = len(self.retries) + 1, self._fruitless()
+        attempt_count, fruitless = len(self.retries) + 1, self._fruitless()
         if not policy.enabled:
             return "off", "recovery is off for this run"
         may_give_up = self.refused is None and not self._is_asked()
@@ -137,7 +140,7 @@ class _Decision:
         if kind.retry == "after_first_step" and may_give_up and not self._has_worked():
             text = f"{kind.title} before the first step: looks like a set-up error; not retried{self._advice()}"
             return "before_first_step", text
-        if made >= policy.max_attempts:
+        if attempt_count >= policy.max_attempts:
             return "attempts", f"the policy allows no more attempts (max_attempts: {policy.max_attempts})"
         if fruitless >= policy.max_without_progress:
             loop = f"{fruitless} attempts in a row ended without getting any further"
@@ -257,15 +260,19 @@ class _Decision:
         params = apply_changes(context.params, results)
         changed = {name: value for name, value in params.items() if value != context.params.get(name)}
         # A back-off helps against transient causes; with changed parameters it is pointless.
-        delay = seconds if changed else max(seconds, self._backoff_seconds())
+        delay = seconds
+        if not changed:
+            delay = max(seconds, self._backoff_seconds())
         actions = skipped + results + self.points.rejected
-        notes = " and ".join(each.note for each in actions if isinstance(each, AppliedAction))
-        wait = f"waiting {duration(math.ceil(delay))} before " if delay else ""
-        skips = _skips(actions)
-        why = f" ({'; '.join(skips)})" if skips else ""
+        notes = " and ".join(action.note for action in actions if isinstance(action, AppliedAction))
+        begin = self.points.describe(back)
+        if delay:
+            begin = f"waiting {duration(math.ceil(delay))} before {begin}"
+        if skips := _skips(actions):
+            begin = f"{begin} ({'; '.join(skips)})"
         return RecoveryPlan(
             verdict="retry",
-            reason=f"{notes}, {wait}{self.points.describe(back)}{why}",
+            reason=f"{notes}, {begin}",
             because="ladder",
             params=params,
             rung=rung,
@@ -287,17 +294,19 @@ class _Decision:
         title, policy = KINDS[kind].title, self.failed.policy.name
         futile = self._futile_batches()
         if futile is not None:
-            step = self.failed.step
-            where = "before the first step" if step is None else f"at step {count(step)}"
+            where = "before the first step"
+            if self.failed.step is not None:
+                where = f"at step {count(self.failed.step)}"
             detail = detail_of(self.failed.incident.summary)
             return "no_difference", f"{title} {where} in {len(self.same) + 1} attempts ({detail}); {futile}"
         names = (name for past in self.retries if past.kind == kind for name in past.actions)
         tried = [action_title(name) for name in dict.fromkeys(names) if name != UNDO]
         if not tried and not skipped:
             return "exhausted", f"{title}: the policy {policy} does not try again after that"
-        same = [f"the same after {' and '.join(tried)}"] if tried else []
-        why = "; ".join([*same, *_skips(skipped)])
-        return "exhausted", f"{title}: {why}; policy {policy} has no further step"
+        reasons = _skips(skipped)
+        if tried:
+            reasons = [f"the same after {' and '.join(tried)}", *reasons]
+        return "exhausted", f"{title}: {'; '.join(reasons)}; policy {policy} has no further step"
 
     # --- changed parameters -----------------------------------------------------------------------
 
@@ -305,8 +314,8 @@ class _Decision:
         """The size that the next batch must be below: half of it plus one after two smaller ones
         without progress, so that few attempts lead to a batch of 1. None for the usual step."""
         failed, retries = self.failed, self.retries
-        name = failed.spec.role("batch_size", failed.params)
-        batch = None if name is None else whole(failed.params[name])
+        _, value = role_parameter(failed.spec, "batch_size", failed.params)
+        batch = whole(value)
         if batch is None or batch < 2 or failed.reach.made:
             return None
         since = next((at for at in reversed(range(len(retries))) if retries[at].progressed), 0)
@@ -346,8 +355,10 @@ class _Decision:
         """The decision whose changed parameters the script refused, as it seems: the attempt ended
         before its first step with an incident that parameters can cause, other than the one that
         they were changed for."""
-        last = self.retries[-1] if self.retries else None
-        if last is None or not last.replaced or self.failed.reach.has_begun(self.failed.spec):
+        if not self.retries or self.failed.reach.has_begun(self.failed.spec):
+            return None
+        last = self.retries[-1]
+        if not last.replaced:
             return None
         kind = self.failed.incident.kind
         # Without an exclusion's change, the parameters do not fit the remaining GPUs.
@@ -367,10 +378,12 @@ class _Decision:
         undone = AppliedAction(UNDO, f"took {listed} back, with which the run did not start", changes)
         batch_name = context.spec.role("batch_size", params)
         is_shrunk = SHRINK in refused.actions and batch_name in refused.replaced
-        limit = whole(now[batch_name]) if is_shrunk and batch_name is not None else None
+        rung, limit = refused.rung + 1, None
+        if is_shrunk and batch_name is not None and (limit := whole(now[batch_name])) is not None:
+            rung = refused.rung
         incident = replace(context.incident, kind=refused.kind)
         reverted = replace(context, incident=incident, params=params, below=limit)
-        plan = self._climb(reverted, refused.rung if limit is not None else refused.rung + 1)
+        plan = self._climb(reverted, rung)
         if plan.verdict == "stop":
             return replace(plan, params=dict(now), reason=f"{undone.note}; {plan.reason}")
         return replace(
@@ -388,7 +401,9 @@ def _retries(history: Sequence[PastDecision]) -> list[PastDecision]:
     for decision in history:
         if series and UNDO in decision.actions:
             decision = replace(decision, kind=series[-1].kind)
-        series = [] if decision.verdict == "stop" else [*series, decision]
+        series.append(decision)
+        if decision.verdict == "stop":
+            series.clear()
     return series
 
 

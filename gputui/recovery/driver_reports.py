@@ -71,9 +71,10 @@ class Sighting(Struct, frozen=True):
     @property
     def text(self) -> str:
         errors = self.code or 1
+        plural = "s" if errors > 1 else ""
         texts = {
             "xid": xid_text(self.code or 0),
-            "ecc": f"{errors} uncorrectable ECC error{'s' if errors > 1 else ''} counted",
+            "ecc": f"{errors} uncorrectable ECC error{plural} counted",
             "remap": "a memory row could not be remapped",
         }
         return texts.get(self.what, "the driver calls it lost")
@@ -89,28 +90,29 @@ def observations(
     each kind of report counts only for as long before the end as its effect may take.
     """
     observed: dict[tuple[str, str], ObservedCause] = {}
-    for seen in sorted(sightings, key=lambda event: event.at):
-        if seen.uuid not in gpus:
+    for sighting in sorted(sightings, key=lambda event: event.at):
+        if sighting.uuid not in gpus:
             continue
-        if seen.what == "returned":
+        if sighting.what == "returned":
             # The GPU was back before the end, so the run survived that.
-            observed.pop((seen.uuid, "lost"), None)
+            observed.pop((sighting.uuid, "lost"), None)
             continue
-        kind, age = seen.kind, ended_at - seen.at
-        if kind is None or (age > seen.counts_for_seconds and not seen.is_gone):
+        kind, age = sighting.kind, ended_at - sighting.at
+        if kind is None or (age > sighting.counts_for_seconds and not sighting.is_gone):
             continue
-        position = gpus.index(seen.uuid)
+        position = gpus.index(sighting.uuid)
+        rank = position if nproc == len(gpus) else None
         cause = ObservedCause(
             kind=kind,
-            at=seen.at,
-            text=f"{seen.text}; GPU {position} of the run, {seen.uuid}",
-            rank=position if nproc == len(gpus) else None,
-            gpu=seen.uuid,
-            contained=seen.xid_class in (XidClass.APPLICATION, XidClass.CONTAINED),
+            at=sighting.at,
+            text=f"{sighting.text}; GPU {position} of the run, {sighting.uuid}",
+            rank=rank,
+            gpu=sighting.uuid,
+            contained=sighting.xid_class in (XidClass.APPLICATION, XidClass.CONTAINED),
             ended_run=False,
             distant=kind != "gpu_lost" and age > NEAR_SECONDS,
         )
-        key = (seen.uuid, "lost" if seen.what == "lost" else kind)
+        key = (sighting.uuid, "lost" if sighting.what == "lost" else kind)
         before = observed.get(key)
         if before is None or (before.contained and not cause.contained):
             observed[key] = cause

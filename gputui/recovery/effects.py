@@ -55,14 +55,15 @@ class Effect(Struct, frozen=True):
     preconditions: tuple[Precondition, ...] = ()
     gpu_count: int | None = None
 
-    def __or__(self, other: Effect) -> Effect:
+    def __or__(self, second: Effect) -> Effect:
         """The combination of both."""
+        gpu_count = self.gpu_count if second.gpu_count is None else second.gpu_count
         return Effect(
-            {**self.env, **other.env},
-            self.quarantine + other.quarantine,
-            self.replacements + other.replacements,
-            self.preconditions + other.preconditions,
-            self.gpu_count if other.gpu_count is None else other.gpu_count,
+            {**self.env, **second.env},
+            self.quarantine + second.quarantine,
+            self.replacements + second.replacements,
+            self.preconditions + second.preconditions,
+            gpu_count,
         )
 
 
@@ -135,8 +136,7 @@ class ActionContext(Struct, frozen=True):
 
     def role(self, role: str) -> tuple[str | None, Scalar]:
         """The name and the value of the parameter with a role; (None, None) without one."""
-        name = self.spec.role(role, self.params)
-        return name, None if name is None else self.params[name]
+        return role_parameter(self.spec, role, self.params)
 
 
 def apply_changes(params: Params, results: tuple[Result, ...]) -> dict[str, Scalar]:
@@ -150,29 +150,43 @@ def unmapped(action: str, role: str) -> SkippedAction:
     return SkippedAction(action, f"no parameter is known for {role}")
 
 
+def role_parameter(spec: RunSpec, role: str, params: Params) -> tuple[str | None, Scalar]:
+    """The name and the value of the parameter with a role, such as ``batch_size``; (None, None) without one."""
+    name = spec.role(role, params)
+    if name is None:
+        return None, None
+    return name, params[name]
+
+
 def number(value: Scalar) -> float | None:
     """The value as a finite number, also if it is text; None if it is none."""
+    if value is None or isinstance(value, bool):
+        return None
     try:
-        found = math.nan if value is None or isinstance(value, bool) else float(value)
+        as_float = float(value)
     except (ValueError, OverflowError):
         return None
-    if math.isfinite(found):
-        return found
+    if math.isfinite(as_float):
+        return as_float
     return None
 
 
 def whole(value: Scalar) -> int | None:
     """The value as an integer, also if it is text or 16.0; None if it is not whole."""
-    found = number(value)
-    is_whole = found is not None and found.is_integer() and abs(found) < 2**53
-    if found is not None and is_whole:
-        return int(found)
+    finite = number(value)
+    is_whole = finite is not None and finite.is_integer() and abs(finite) < 2**53
+    if finite is not None and is_whole:
+        return int(finite)
     return None
 
 
 def changed(name: str, former: Scalar, value: int) -> Change:
     """A change to a new value in the type of the former one, which the script's flag expects."""
-    after = str(value) if isinstance(former, str) else float(value) if isinstance(former, float) else value
+    after: Scalar = value
+    if isinstance(former, str):
+        after = str(value)
+    elif isinstance(former, float):
+        after = float(value)
     return Change(name, former, after)
 
 

@@ -74,16 +74,17 @@ class ExitRecord(Struct, frozen=True):
     def oom_killed(self) -> bool:
         """True if the kernel's OOM killer struck the attempt shortly before its end. If the count
         of its control group is known, other kills on the host do not concern it."""
-        is_known = self.oom_kills_cgroup is not None
-        return bool(self.oom_kills_cgroup if is_known else self.oom_kills_host)
+        if self.oom_kills_cgroup is None:
+            return bool(self.oom_kills_host)
+        return bool(self.oom_kills_cgroup)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:
         """Read ``exit.json``. A malformed record says nothing."""
         kills = data.get("oom_kills") or {}
-        known = {name: value for name, value in data.items() if value is not None}
+        recorded = {name: value for name, value in data.items() if value is not None}
         try:
-            return msgspec.convert({**known, **{f"oom_kills_{name}": count for name, count in kills.items()}}, cls)
+            return msgspec.convert({**recorded, **{f"oom_kills_{name}": count for name, count in kills.items()}}, cls)
         except (AttributeError, msgspec.ValidationError):
             return cls()
 
@@ -174,8 +175,8 @@ class Evidence(Struct, frozen=True):
         return msgspec.convert(data, cls)
 
 
-def collect(attempt_dir: Path, **known: Any) -> Evidence:
-    """Collect the evidence in an attempt's folder; ``known`` are the other fields of `Evidence`.
+def collect(attempt_dir: Path, **fields: Any) -> Evidence:
+    """Collect the evidence in an attempt's folder; ``fields`` are the other ones of `Evidence`.
 
     At most the last TAIL_BYTES and TAIL_LINES of each log are kept. Missing, damaged or unreadable
     files do not affect the rest.
@@ -187,15 +188,17 @@ def collect(attempt_dir: Path, **known: Any) -> Evidence:
             text = plain(_last_lines(tail_text(log.path, TAIL_BYTES, TAIL_BYTES)))
             tails.append(EvidenceLog(log.rank, log.stream, text, log.path.stat().st_mtime))
         except OSError as error:
-            whose = "" if log.rank is None else f"{log.path.name} of rank {log.rank}: "
-            problems.append(f"{whose}{error}")
+            problem = str(error)
+            if log.rank is not None:
+                problem = f"{log.path.name} of rank {log.rank}: {problem}"
+            problems.append(problem)
     errors: list[ErrorFile] = []
     for rank, path in _error_files(attempt_dir):
         try:
             errors.append(read_error_file(path, rank))
         except (OSError, ValueError) as error:
             problems.append(f"{path.relative_to(attempt_dir)}: {error}")
-    return Evidence(errors=tuple(errors), tails=tuple(tails), problems=tuple(problems), **known)
+    return Evidence(errors=tuple(errors), tails=tuple(tails), problems=tuple(problems), **fields)
 
 
 def _last_lines(text: str) -> str:
@@ -209,29 +212,35 @@ def _last_lines(text: str) -> str:
 def read_error_file(path: Path, rank: int | None) -> ErrorFile:
     """Read one error file. Raises OSError, or ValueError if it is malformed."""
     data = read_foreign_json(path, MAX_ERROR_FILE_BYTES)
-    message = data.get("message") if isinstance(data, dict) else None
+    message = None
+    if isinstance(data, dict):
+        message = data.get("message")
     if isinstance(message, str):
         return ErrorFile(rank, message, None, _number(data.get("timestamp")))
     if not isinstance(message, dict) or not isinstance(message.get("message"), str):
         raise ValueError("no message in it")
     extra = message.get("extraInfo")
-    extra = extra if isinstance(extra, dict) else {}
+    if not isinstance(extra, dict):
+        return ErrorFile(rank, message["message"], None, None)
     callstack = extra.get("py_callstack")
-    return ErrorFile(
-        rank, message["message"], callstack if isinstance(callstack, str) else None, _number(extra.get("timestamp"))
-    )
+    if not isinstance(callstack, str):
+        callstack = None
+    return ErrorFile(rank, message["message"], callstack, _number(extra.get("timestamp")))
 
 
 def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
     """The error files of all ranks on all nodes, and torchrun's copy of the first one."""
-    files = [
+    files: list[tuple[int | None, Path]] = [
         (first_rank + int(path.parent.name), path)
         for first_rank, node in node_folders(attempt_dir)
         for path in sorted(node.glob("ranks/**/error.json"))
         if path.parent.name.isascii() and path.parent.name.isdigit()
     ]
+    files = files[-MAX_ERROR_FILES:]
     copy = attempt_dir / FIRST_NODE / "error.json"
-    return [*files[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
+    if copy.exists():
+        files.append((None, copy))
+    return files
 
 
 def _number(value: Any) -> float | None:

@@ -42,17 +42,17 @@ def reports_of(evidence: Evidence) -> list[LauncherReport]:
 def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
     """All possible explanations of the end, unordered."""
     record, only_relays = evidence.exit, LAUNCHERS[evidence.launcher].only_relays
-    got_signal = next((each.got_signal for each in reports if each.got_signal is not None), None)
+    got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
     findings = list(_supervision(evidence, got_signal))
     of_ranks: list[Finding] = []
     # Launchers of several nodes report their own ranks; consecutive ones of a command the same.
-    named = {failure.rank: report for report in reports for failure in report.failures}
-    ranks = {*_ranks(evidence), *(each.rank for each in evidence.errors if each.rank is not None)}
+    failed_ranks = {failure.rank: report for report in reports for failure in report.failures}
+    ranks = {*_ranks(evidence), *(error.rank for error in evidence.errors if error.rank is not None)}
     for report in reports:
-        own = {rank for rank in ranks if named.get(rank, reports[-1]) is report}
-        for process in _rank_processes(evidence, report, own, is_last=report is reports[-1]):
-            if (found := explain_end(process, evidence)) is not None:
-                of_ranks.append(found)
+        own_ranks = {rank for rank in ranks if failed_ranks.get(rank, reports[-1]) is report}
+        for process in _rank_processes(evidence, report, own_ranks, is_last=report is reports[-1]):
+            if (finding := explain_end(process, evidence)) is not None:
+                of_ranks.append(finding)
     findings += of_ranks
     if only_relays:
         for report in reports:
@@ -64,12 +64,14 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
             first = record.killed_ranks[0]
             killed = explain_end(EndedProcess(first.rank, -first.signal), evidence)
         of_command = _explain_command(evidence, reports[-1], of_ranks, with_ranks=killed is not None)
-        findings += [each for each in (killed, of_command) if each is not None]
+        findings += [finding for finding in (killed, of_command) if finding is not None]
     findings = _consequences_marked(findings, evidence, is_signalled=got_signal is not None)
-    findings = [replace(each, tier=Tier.CONSEQUENCE) if _is_ended_after(each, of_ranks) else each for each in findings]
+    for index, finding in enumerate(findings):
+        if _is_ended_after(finding, of_ranks):
+            findings[index] = replace(finding, tier=Tier.CONSEQUENCE)
     if not any(finding.tier is Tier.CAUSE for finding in findings):
         for report in reports:
-            findings += _left_early(evidence, report, named, findings)
+            findings += _left_early(evidence, report, failed_ranks, findings)
     return findings
 
 
@@ -77,20 +79,24 @@ def _consequences_marked(findings: Sequence[Finding], evidence: Evidence, *, is_
     """The findings, those that follow from another end as consequences. ``is_signalled``: a signal
     asked the launcher to end."""
     record = evidence.exit
-    is_ended = any(each.ended_run for each in evidence.observed)
+    is_ended = any(cause.ended_run for cause in evidence.observed)
     is_stopped = record is not None and (record.stop_requested or record.signal is not None)
     # If gputui ended it for an observation, killed ranks are a consequence; and so they are of a
     # lost GPU, without which the next attempt would fail too.
-    has_lost_gpu = any(each.kind == "gpu_lost" for each in evidence.observed)
-    consequences = _OUR_DOING if is_ended else {"killed"} if has_lost_gpu else set()
+    has_lost_gpu = any(cause.kind == "gpu_lost" for cause in evidence.observed)
+    consequences: Collection[str] = ()
+    if is_ended:
+        consequences = _OUR_DOING
+    elif has_lost_gpu:
+        consequences = {"killed"}
     # Exceptions during a stop are no cause unless they are specific.
     is_disturbed = is_ended or is_stopped or is_signalled
-    return [
-        replace(each, tier=Tier.CONSEQUENCE)
-        if each.kind in consequences or (is_disturbed and not each.specific)
-        else each
-        for each in findings
-    ]
+    marked = []
+    for finding in findings:
+        if finding.kind in consequences or (is_disturbed and not finding.specific):
+            finding = replace(finding, tier=Tier.CONSEQUENCE)
+        marked.append(finding)
+    return marked
 
 
 def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
@@ -98,14 +104,16 @@ def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
     the others, and not each of them says so."""
     if killed.kind != "killed" or killed.rank is None:
         return False
-    noticed = math.inf if killed.at is None else killed.at + NOTICED_LATE_SECONDS
+    noticed = math.inf
+    if killed.at is not None:
+        noticed = killed.at + NOTICED_LATE_SECONDS
     return any(
-        found.tier is Tier.CAUSE
-        and found.specific
-        and found.kind not in _BY_LOST_RANK
-        and found.rank != killed.rank
-        and (found.at is None or math.floor(found.at) <= noticed)
-        for found in of_ranks
+        finding.tier is Tier.CAUSE
+        and finding.specific
+        and finding.kind not in _BY_LOST_RANK
+        and finding.rank != killed.rank
+        and (finding.at is None or math.floor(finding.at) <= noticed)
+        for finding in of_ranks
     )
 
 
@@ -115,12 +123,12 @@ def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
 def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
     """Findings from the agent's observations and the exit record."""
     first, cause = float("-inf"), Tier.CAUSE
-    for seen in evidence.observed:
+    for observed in evidence.observed:
         # Driver reports are ordered by time: they explain only what happened after them.
-        at = first if seen.ended_run else seen.at - SEEN_LATE_SECONDS
-        tier = Tier.SYMPTOM if seen.distant else KINDS[seen.kind].tier
-        found = Finding(seen.kind, seen.rank, tier, seen.text, at, detail=seen.text)
-        yield replace(found, gpu=seen.gpu, contained=seen.contained)
+        at = first if observed.ended_run else observed.at - SEEN_LATE_SECONDS
+        tier = Tier.SYMPTOM if observed.distant else KINDS[observed.kind].tier
+        finding = Finding(observed.kind, observed.rank, tier, observed.text, at, detail=observed.text)
+        yield replace(finding, gpu=observed.gpu, contained=observed.contained)
     record = evidence.exit
     # An exit record without a stop was written before the reboot: it had ended by itself.
     if evidence.rebooted and (record is None or record.stop_requested):
@@ -157,10 +165,13 @@ def _rank_processes(
             errors[file.rank] = file
     logged = {tail.rank for tail in evidence.tails}.intersection(own_ranks)
     for rank in sorted({*failures, *output_by_rank, *own_ranks}):
-        failure, is_own = failures.get(rank), rank in own_ranks
+        failure = failures.get(rank)
         is_ended = failure is not None and _ended_by_launcher(failure, report)
-        stderr = output_by_rank.get(rank, "") + (_text(evidence, rank, "stderr") if is_own else "")
-        error = errors.get(rank) if is_own else None
+        stderr, stdout, error = output_by_rank.get(rank, ""), "", None
+        if rank in own_ranks:
+            stderr += _text(evidence, rank, "stderr")
+            stdout = _text(evidence, rank, "stdout")
+            error = errors.get(rank)
         if failure is not None and not is_ended and error is None and last_chain(stderr) is None:
             has_failed = failure.exit_code > 0 or -failure.exit_code in CRASHES
             if rank not in logged and has_failed:
@@ -169,16 +180,12 @@ def _rank_processes(
             is_root = failure is report.root and failure.traceback is None
             if is_root and is_last and not LAUNCHERS[evidence.launcher].only_relays:
                 error = errors.get(None)
-        yield EndedProcess(
-            rank=rank,
-            code=failure.exit_code if failure else None,
-            at=failure.at if failure else None,
-            ended_by_launcher=is_ended,
-            error=error,
-            traceback=failure.traceback if failure else None,
-            stderr=stderr,
-            stdout=_text(evidence, rank, "stdout") if is_own else "",
+        process = EndedProcess(
+            rank=rank, code=None, ended_by_launcher=is_ended, error=error, stderr=stderr, stdout=stdout
         )
+        if failure is not None:
+            process = replace(process, code=failure.exit_code, at=failure.at, traceback=failure.traceback)
+        yield process
 
 
 def _explain_command(
@@ -190,7 +197,9 @@ def _explain_command(
     unranked_output, _ = by_rank(report.rest)
     code, record = None, evidence.exit
     if record is not None:
-        code = record.code if record.signal is None else -record.signal
+        code = record.code
+        if record.signal is not None:
+            code = -record.signal
         if LAUNCHERS[evidence.launcher].takes_command and (code or 0) > 128:
             code = shell_code(code or 0)
         if (code or 0) > 0 and (wrapped := wrapped_code(unranked_output)) is not None:
@@ -200,44 +209,47 @@ def _explain_command(
         code=code,
         ended_by_launcher=report.ended_itself or (with_ranks and (code or 0) < 0),
         error=next((error for error in evidence.errors if error.rank is None), None),
-        stderr=unranked_output if report.root is None else "",
     )
-    found = explain_end(process, evidence)
-    if found is None or any(each.text == found.text for each in of_ranks):
+    if report.root is None:
+        process = replace(process, stderr=unranked_output)
+    finding = explain_end(process, evidence)
+    if finding is None or any(of_rank.text == finding.text for of_rank in of_ranks):
         return None
     if any(finding.tier is Tier.CAUSE for finding in of_ranks):
-        is_telling = found.specific and found.kind not in _OUR_DOING
+        is_telling = finding.specific and finding.kind not in _OUR_DOING
         if is_telling:
-            return replace(found, tier=Tier.CONSEQUENCE)
+            return replace(finding, tier=Tier.CONSEQUENCE)
         return None
-    kinds = {each.kind for each in of_ranks}
+    kinds = {of_rank.kind for of_rank in of_ranks}
     # NCCL's watchdog logs with its rank's prefix, then aborts its process.
     is_watchdog = code == -signal.SIGABRT and bool(kinds & {"nccl_timeout", "nccl_error"})
-    is_implied = (found.kind == "segfault" and is_watchdog) or (found.kind == "nonzero_exit" and bool(kinds))
+    is_implied = (finding.kind == "segfault" and is_watchdog) or (finding.kind == "nonzero_exit" and bool(kinds))
     if is_implied:
         return None
-    return found
+    return finding
 
 
 def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding]:
     """Findings about the launcher itself, from its messages and its exit status."""
     chain = last_chain(report.rest, is_wrapper)
     if chain is not None:
-        raised, found = match_chain(chain, evidence.gpus)
+        raised, signature = match_chain(chain, evidence.gpus)
         line = headline(raised)
-        if found is None:
+        if signature is None:
             yield Finding("unknown", None, Tier.SYMPTOM, raised.text, specific=False, detail=line)
-        elif found.kind != "stopped_outside":
-            yield Finding(found.kind, None, found.rank, raised.text, detail=line)
-    for found, line in match_lines(report.rest):
-        yield Finding(found.kind, None, found.rank, line, detail=line)
+        elif signature.kind != "stopped_outside":
+            yield Finding(signature.kind, None, signature.rank, raised.text, detail=line)
+    for signature, line in match_lines(report.rest):
+        yield Finding(signature.kind, None, signature.rank, line, detail=line)
     record = evidence.exit
     if record is None or record.stop_requested or report.got_signal is not None:
         return
     if record.signal is not None:
         name = signal_name(record.signal)
-        kind = "segfault" if record.signal in CRASHES else "killed"
-        if record.signal == signal.SIGKILL and record.oom_killed:
+        kind = "killed"
+        if record.signal in CRASHES:
+            kind = "segfault"
+        elif record.signal == signal.SIGKILL and record.oom_killed:
             kind = "host_oom"
         yield Finding(kind, None, Tier.CAUSE, f"ended by {name}", detail=name)
     elif record.code == USAGE_EXIT and report.root is None:
@@ -249,7 +261,7 @@ def _left_early(
     evidence: Evidence, report: LauncherReport, failed: Collection[int], findings: Sequence[Finding]
 ) -> Iterator[Finding]:
     """A finding about ranks that no report has in ``failed``: they ended early with code 0."""
-    if report.root is None or not any(each.tier is not Tier.CAUSE for each in findings):
+    if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in findings):
         return
     # A rank that was asked to end may also end with code 0.
     asked_elsewhere = len(report.asked - {failure.pid for failure in report.failures})
@@ -271,5 +283,5 @@ def _ranks(evidence: Evidence) -> list[int]:
 
 
 def _text(evidence: Evidence, rank: int | None, stream: str) -> str:
-    own = (tail for tail in evidence.tails if tail.rank == rank and tail.stream == stream)
-    return "".join(tail.text for tail in own)
+    tails = (tail for tail in evidence.tails if tail.rank == rank and tail.stream == stream)
+    return "".join(tail.text for tail in tails)

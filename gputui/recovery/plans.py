@@ -144,7 +144,7 @@ class RecoveryPlan(Struct, frozen=True):
 
     def applied_to(self, rows: Sequence[CheckpointRow]) -> Sequence[CheckpointRow]:
         """The ledger after the plan: a rollback leaves what was written after its checkpoint."""
-        applied = {each.name for each in self.actions if isinstance(each, AppliedAction)}
+        applied = {action.name for action in self.actions if isinstance(action, AppliedAction)}
         if "rollback" not in applied or self.resume_from is None:
             return rows
         why = f"was left by a rollback to {Path(self.resume_from).name}"
@@ -173,9 +173,9 @@ class ResumePoint(Struct, frozen=True):
     def of(cls, checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -> ResumePoint:
         """Split ``checkpoints``, as `gputui.recovery.checkpoints.choices` chooses them, into usable
         and rejected ones. None: only the target sees them."""
-        found = checkpoints or ()
+        infos = checkpoints or ()
         rejected = [
-            SkippedAction(f"resuming from {info.path.name}", f"it {info.why}") for info in found if not info.valid
+            SkippedAction(f"resuming from {info.path.name}", f"it {info.why}") for info in infos if not info.valid
         ]
         if len(rejected) > MOST_SHOWN:
             more = f"resuming from {len(rejected) - MOST_SHOWN} more"
@@ -183,7 +183,7 @@ class ResumePoint(Struct, frozen=True):
         templates = (*(spec.args or ()), *spec.program, *spec.env.values())
         is_passed = bool(spec.checkpoints and spec.checkpoints.resume)
         return cls(
-            tuple(info for info in found if info.valid),
+            tuple(info for info in infos if info.valid),
             tuple(rejected),
             spec.checkpoints is not None,
             chosen_there=checkpoints is None,
@@ -200,9 +200,12 @@ class ResumePoint(Struct, frozen=True):
         """Go back ``count`` checkpoints before the best, if there are so many; and how many."""
         best = self.usable[0].seen if self.usable else 0
         older = [index for index, info in enumerate(self.usable) if info.seen < best]
-        if not self.configured or self.chosen_there or not older:
-            why = ELSEWHERE if self.chosen_there else "there is no older valid checkpoint"
-            return SkippedAction("rollback", why if self.configured else NO_CHECKPOINTS), 0
+        if not self.configured:
+            return SkippedAction("rollback", NO_CHECKPOINTS), 0
+        if self.chosen_there:
+            return SkippedAction("rollback", ELSEWHERE), 0
+        if not older:
+            return SkippedAction("rollback", "there is no older valid checkpoint"), 0
         back = min(count, len(older))
         steps = "one checkpoint" if back == 1 else f"{back} checkpoints"
         note = f"went back {steps} before the newest usable one"
@@ -212,10 +215,9 @@ class ResumePoint(Struct, frozen=True):
         """The start of the next attempt, as the end of a sentence."""
         if back < len(self.usable):
             name = self.usable[back].path.name
-            given = f"starting with {name} in $GPUTUI_CHECKPOINT"
             if self.is_passed:
                 return f"resuming from {name}"
-            return given
+            return f"starting with {name} in $GPUTUI_CHECKPOINT"
         if self.configured and self.chosen_there:
             return "resuming from the newest valid checkpoint on its target"
         if not self.configured:

@@ -83,12 +83,12 @@ def _saves(spec: RunSpec, last_step: int, every: int) -> tuple[CheckpointInfo, .
     """The checkpoints of a run that has saved ``every`` so many steps, the newest first."""
     if spec.checkpoints is None:
         return ()
-    found = []
+    saves = []
     for step in range(last_step // every * every, 0, -every):
         name = spec.checkpoints.pattern.replace("*", f"{step:08d}", 1).replace("*", "")
         path = Path(spec.checkpoints.directory) / name
-        found.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, seen=step))
-    return tuple(found)
+        saves.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, seen=step))
+    return tuple(saves)
 
 
 def attempts_of(
@@ -104,15 +104,19 @@ def attempts_of(
     now = situation
     for _ in range(min(times, MOST_ATTEMPTS)):
         is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
-        incident_kind, step = ("user_exception", None) if is_refused else (kind, now.fails_at)
+        incident_kind, ran_seconds, gained = kind, ATTEMPT_SECONDS, 0
+        step: int | None = now.fails_at
         if is_refused:
+            incident_kind, ran_seconds, step = "user_exception", 0.0, None
             now = replace(now, checkpoints=_doubted(now))
+        elif progress:
+            gained = now.every
         usable = [info for info in now.checkpoints if info.valid][: policy.checkpoints_wanted]
         passed_over = [info for info in now.checkpoints if not info.valid]
         reached = AttemptReach(
             last_step=step,
             best_step_before=now.best_step_before,
-            ran_seconds=0.0 if is_refused else ATTEMPT_SECONDS,
+            ran_seconds=ran_seconds,
         )
         failed = FailedAttempt(
             run_id=now.spec.name,
@@ -130,16 +134,19 @@ def attempts_of(
         rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))
         if plan.verdict == "stop":
             break
-        now = _next(now, incident_kind, reached, plan, now.every if progress and not is_refused else 0)
+        now = _next(now, incident_kind, reached, plan, gained)
     return rounds
 
 
 def _doubted(now: Situation) -> tuple[CheckpointInfo, ...]:
     """The checkpoints after an attempt that made no step from the one that it began from."""
     why = f"was resumed from by attempt {now.attempt}, which ended before its first step"
-    return tuple(
-        info._replace(valid=False, why=why) if str(info.path) == now.resumed_from else info for info in now.checkpoints
-    )
+    checkpoints = []
+    for info in now.checkpoints:
+        if str(info.path) == now.resumed_from:
+            info = info._replace(valid=False, why=why)
+        checkpoints.append(info)
+    return tuple(checkpoints)
 
 
 def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar]) -> Result | None:
@@ -155,7 +162,7 @@ def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar])
 def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, gained: int) -> Situation:
     """The run's state when the next attempt fails, ``gained`` steps later."""
     applied = [result for result in plan.actions if isinstance(result, AppliedAction)]
-    changes = (change for each in applied if each.name != UNDO for change in each.changes)
+    changes = (change for action in applied if action.name != UNDO for change in action.changes)
     past = PastDecision(
         attempt=now.attempt,
         kind=kind,
@@ -166,18 +173,19 @@ def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, 
         actions=tuple(result.name for result in applied),
         replaced={change.parameter: change.before for change in changes},
     )
+    checkpoints = now.checkpoints
+    if reached.last_step is not None:
+        checkpoints = _saves(now.spec, now.fails_at + gained, now.every)
     steps = [step for step in (now.best_step_before, reached.last_step) if step is not None]
-    left = (gpu for gpu in now.gpus if gpu not in plan.effect.quarantine)
+    remaining = (gpu for gpu in now.gpus if gpu not in plan.effect.quarantine)
     return replace(
         now,
         params=plan.params,
         attempt=now.attempt + 1,
         history=(*now.history, past),
-        checkpoints=now.checkpoints
-        if reached.last_step is None
-        else _saves(now.spec, now.fails_at + gained, now.every),
+        checkpoints=checkpoints,
         resumed_from=plan.resume_from,
         fails_at=now.fails_at + gained,
         best_step_before=max(steps, default=None),
-        gpus=(*left, *plan.effect.replacements),
+        gpus=(*remaining, *plan.effect.replacements),
     )

@@ -33,9 +33,11 @@ def kind_words(kind: str, policy: Policy) -> str:
     """The ladder for a kind of incident: ``restart → rollback 1 + tighter_clip 2 → stop``."""
     if kind in KINDS and KINDS[kind].retry == "never":
         return "never retried"
-    rungs = (" + ".join(action_words(each) for each in rung) for rung in policy.ladder(kind))
-    when = " (not before the first step)" if kind in KINDS and KINDS[kind].retry == "after_first_step" else ""
-    return " → ".join(rungs) + when
+    rungs = (" + ".join(action_words(action) for action in rung) for rung in policy.ladder(kind))
+    ladder = " → ".join(rungs)
+    if kind in KINDS and KINDS[kind].retry == "after_first_step":
+        return f"{ladder} (not before the first step)"
+    return ladder
 
 
 def limit_lines(policy: Policy) -> list[str]:
@@ -71,14 +73,17 @@ def limit_lines(policy: Policy) -> list[str]:
 
 def policy_json(policy: Policy) -> dict[str, Any]:
     """The policy as JSON. ``ladders`` has every kind that may be retried, and ``default``."""
-    is_on = policy.enabled
+    max_attempts, max_without_progress, backoff = 1, None, None
+    if policy.enabled:
+        max_attempts, max_without_progress = policy.max_attempts, policy.max_without_progress
+        backoff = msgspec.to_builtins(policy.backoff)
     return {
         "name": policy.name,
         "description": SAYS.get(policy.name),
-        "enabled": is_on,
-        "max_attempts": policy.max_attempts if is_on else 1,
-        "max_without_progress": policy.max_without_progress if is_on else None,
-        "backoff": msgspec.to_builtins(policy.backoff) if is_on else None,
+        "enabled": policy.enabled,
+        "max_attempts": max_attempts,
+        "max_without_progress": max_without_progress,
+        "backoff": backoff,
         "ends_on": sorted(policy.ends_on),
         "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
         "retry_on_exit": sorted(policy.retry_on_exit),
@@ -106,6 +111,6 @@ def own_name(policy: Policy) -> str:
 def actions_in(policy: Policy) -> list[PolicyAction]:
     """The distinct actions of the ladders but ``stop``, in the order of the documentation."""
     rungs = (rung for ladder in policy.ladders.values() for rung in ladder)
-    found = {action for rung in rungs for action in rung if action.name != "stop"}
+    actions = {action for rung in rungs for action in rung if action.name != "stop"}
     order = list(ACTIONS)
-    return sorted(found, key=lambda each: (order.index(each.name), each.argument or 0.0))
+    return sorted(actions, key=lambda action: (order.index(action.name), action.argument or 0.0))

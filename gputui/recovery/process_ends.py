@@ -3,7 +3,6 @@ printed. Pure."""
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -136,10 +135,13 @@ def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
     if record is not None and record.stop_requested:
         return None
     name = signal_name(-(process.code or 0))
-    is_printed = any(found.kind == "host_oom" for found, _ in match_lines(process.stderr))
+    is_printed = any(signature.kind == "host_oom" for signature, _ in match_lines(process.stderr))
     is_oom = process.code == -signal.SIGKILL and (is_printed or (record is not None and record.oom_killed))
-    kind, detail = ("host_oom", "killed by the kernel's OOM killer") if is_oom else ("killed", name)
-    at = None if process.at is None else process.at - NOTICED_LATE_SECONDS
+    kind, detail, at = "killed", name, process.at
+    if is_oom:
+        kind, detail = "host_oom", "killed by the kernel's OOM killer"
+    if at is not None:
+        at -= NOTICED_LATE_SECONDS
     return Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)
 
 
@@ -165,19 +167,21 @@ def _exited(process: EndedProcess, evidence: Evidence) -> Finding:
 def _candidates(process: EndedProcess, evidence: Evidence) -> Iterator[Finding]:
     """Possible explanations of an end; among equals the first is the best."""
     chain = _chain(process)
-    of_chain = None if chain is None else _of_chain(chain, process, evidence)
+    of_chain = None
+    if chain is not None:
+        of_chain = _of_chain(chain, process, evidence)
     if of_chain is None or process.has_crashed or of_chain.kind in _EXPLAINED_BY_LINES:
         for text in (process.stderr, process.stdout):
             lines = lines_of(text)[-LAST_LINES:]
-            for found, line in (*match_lines("\n".join(lines)), *_reported_last(lines, process, evidence)):
-                yield Finding(found.kind, process.rank, found.rank, line, process.at, detail=line)
+            for signature, line in (*match_lines("\n".join(lines)), *_reported_last(lines, process, evidence)):
+                yield Finding(signature.kind, process.rank, signature.rank, line, process.at, detail=line)
     if of_chain is not None:
         yield of_chain
-    thrown = terminate_message(process.stderr) if process.has_crashed else None
-    known = None if thrown is None else match_exception(thrown, evidence.gpus)
-    if thrown is not None and known is not None:
-        detail = headline(thrown)
-        yield Finding(known.kind, process.rank, known.rank, thrown.text, process.at, detail=detail)
+    if process.has_crashed and (thrown := terminate_message(process.stderr)) is not None:
+        thrown_signature = match_exception(thrown, evidence.gpus)
+        if thrown_signature is not None:
+            kind, tier = thrown_signature.kind, thrown_signature.rank
+            yield Finding(kind, process.rank, tier, thrown.text, process.at, detail=headline(thrown))
 
 
 def _reported_last(lines: Sequence[str], process: EndedProcess, evidence: Evidence) -> list[tuple[Signature, str]]:
@@ -208,10 +212,14 @@ def _chain(process: EndedProcess) -> Chain | None:
 
 
 def _of_chain(chain: Chain, process: EndedProcess, evidence: Evidence) -> Finding:
-    raised, found = match_chain(chain, evidence.gpus)
-    at = process.error.at if process.at is None and process.error else process.at
+    raised, signature = match_chain(chain, evidence.gpus)
+    at = process.at
+    if at is None and process.error is not None:
+        at = process.error.at
     detail = ", ".join(part for part in (headline(raised), raised.where) if part)
-    kind, tier = ("user_exception", Tier.CAUSE) if found is None else (found.kind, found.rank)
+    kind, tier = "user_exception", Tier.CAUSE
+    if signature is not None:
+        kind, tier = signature.kind, signature.rank
     is_oom_killed = evidence.exit is not None and evidence.exit.oom_killed
     if kind == "dataloader_killed" and "signal: Killed" in raised.message and is_oom_killed:
         kind = "host_oom"
@@ -255,22 +263,27 @@ def _unboxed(lines: Sequence[str]) -> list[str]:
 def last_message(evidence: Evidence, rank: int | None, *, since: float | None = None) -> str | None:
     """The last message on standard error of a rank, else of another one that did not end for want of a
     rank; only of logs that were written since a time."""
-    first = -math.inf if since is None else since - MTIME_SECONDS
-    tails = [tail for tail in evidence.tails if tail.written_at is None or tail.written_at >= first]
-    own = [tail for tail in tails if tail.rank == rank and tail.stream in ("stderr", "output")]
+    tails = list(evidence.tails)
+    if since is not None:
+        tails = [tail for tail in tails if tail.written_at is None or tail.written_at >= since - MTIME_SECONDS]
+    own_tails = [tail for tail in tails if tail.rank == rank and tail.stream in ("stderr", "output")]
     others = [tail for tail in tails if tail.rank not in (rank, None) and tail.stream == "stderr"]
-    for tail in (*own, *(tail for tail in others if not _lost_a_rank(tail.text, evidence))):
+    for tail in (*own_tails, *(tail for tail in others if not _lost_a_rank(tail.text, evidence))):
         lines = [line for line in _unboxed(lines_of(tail.text)) if not is_wrapper_line(line)]
         announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
-        if announced or (lines and tail in own):
-            return structured(announced[-1] if announced else lines[-1])
+        if announced:
+            return structured(announced[-1])
+        if lines and tail in own_tails:
+            return structured(lines[-1])
     return None
 
 
 def _lost_a_rank(text: str, evidence: Evidence) -> bool:
     """Return whether the last exception of a log only says that another rank is gone."""
     chain = last_chain(text, is_wrapper)
-    signature = None if chain is None else match_chain(chain, evidence.gpus)[1]
+    if chain is None:
+        return False
+    _, signature = match_chain(chain, evidence.gpus)
     return signature is not None and signature.rank is Tier.CONSEQUENCE
 
 

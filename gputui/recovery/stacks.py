@@ -66,7 +66,9 @@ def fatal_where(text: str) -> str | None:
     """The location in Python code when native code crashed, by Python's faulthandler."""
     lines = [bare(line) for line in lines_of(text)]
     starts = [at for at, line in enumerate(lines) if FATAL_LINE.match(line)]
-    stacks = main_stacks("\n".join(lines[starts[-1] :])) if starts else []
+    if not starts:
+        return None
+    stacks = main_stacks("\n".join(lines[starts[-1] :]))
     if stacks:
         return place(stacks[-1])
     return None
@@ -84,17 +86,17 @@ def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str])
     lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
     places = {rank: place(stack) for rank, stack in stacks.items()}
     if len(lagging) == 1 and len(stacks) > 1:
-        own = places[lagging[0]]
-        others = Counter(words for rank, words in places.items() if rank != lagging[0])
+        lagging_place = places[lagging[0]]
+        others = Counter(location for rank, location in places.items() if rank != lagging[0])
         most = others.most_common(1)[0][0]
-        return lagging[0], f"it was at {own} while the others waited at {most}"
+        return lagging[0], f"it was at {lagging_place} while the others waited at {most}"
     ranks: dict[str, list[str]] = {}
-    for rank, words in sorted(places.items()):
-        ranks.setdefault(words, []).append(str(rank))
+    for rank, location in sorted(places.items()):
+        ranks.setdefault(location, []).append(str(rank))
     if len(ranks) < 2:
         return None
-    told = (f"rank {', '.join(each)} was at {words}" for words, each in ranks.items())
-    return None, "; ".join(told)
+    sentences = (f"rank {', '.join(numbers)} was at {location}" for location, numbers in ranks.items())
+    return None, "; ".join(sentences)
 
 
 def _waits_elsewhere(stack: Stack, source: Callable[[str, int], str]) -> bool:

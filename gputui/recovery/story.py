@@ -43,25 +43,28 @@ def tell(
     ``now`` is UTC unix seconds; ``costs`` are by incident (`costs`), ``went_on`` by
     attempt (`gputui.recovery.history`). Every paragraph is one line of harmless text.
     """
-    went_on = resumptions(attempts) if went_on is None else went_on
+    if went_on is None:
+        went_on = resumptions(attempts)
     costs = costs or {}
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided = {decision.incident_id: decision for decision in decisions}
     first = next((f" by {move.actor}" for move in transitions if move.from_state is None), "")
     spec = known_spec(run)
-    source = f"as {shlex.join(spec.typed)}" if spec is not None and spec.typed else f"from the profile {run.profile}"
+    source = f"from the profile {run.profile}"
+    if spec is not None and spec.typed:
+        source = f"as {shlex.join(spec.typed)}"
     paragraphs = [[f"{run.run_id} was launched{first} {clean(source)}."]]
     since, is_explained = float("-inf"), False
     for alike in _alike(attempts, of_attempt, transitions, went_on):
         attempt, repeats = alike[0], alike[1:]
         incident = of_attempt.get(attempt.number)
         # The restart or resume by a person, or the end of a phase, that led to this attempt.
-        asked = [
+        requests = [
             _queued_again(move)
             for move in queued_by_person(transitions)
             if move.from_state is not None and since < move.at <= attempt.created_at
         ]
-        sentences = [*asked[-1:], _ran(run, attempt, now, went_on.get(attempt.number))]
+        sentences = [*requests[-1:], _ran(run, attempt, now, went_on.get(attempt.number))]
         if incident is None:
             sentences.append(_ended(run, attempt, transitions))
         else:
@@ -73,14 +76,16 @@ def tell(
             incident = again[-1]
         since = alike[-1].created_at
         # The last attempt's paragraph may already explain the end of the run.
-        decision = None if incident is None else decided.get(incident.incident_id)
-        is_retry = decision is not None and decision.verdict == "retry"
-        is_explained = incident is not None and not is_retry
+        is_explained = False
+        if incident is not None:
+            decision = decided.get(incident.incident_id)
+            is_explained = decision is None or decision.verdict != "retry"
     paragraphs.append([_state(run, attempts, now, is_explained)])
     together = total(costs.values())
-    if together is not None and together.incidents > 1 and (words := in_words(together)):
-        least = "at least " if together.unknown else ""
-        paragraphs[-1].append(f"Its {together.incidents} incidents together cost {least}{words}.")
+    if together is not None and together.incidents > 1 and (price := in_words(together)):
+        if together.unknown:
+            price = f"at least {price}"
+        paragraphs[-1].append(f"Its {together.incidents} incidents together cost {price}.")
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
 
 
@@ -97,26 +102,36 @@ def _alike(
         incident = of_attempt.get(attempt.number)
         if incident is None or went_on.get(attempt.number, "resumed") not in ("resumed", "recounted"):
             return (attempt.number,)
-        asked = sum(move.at <= attempt.created_at for move in queued_by_person(transitions))
-        return (asked, incident.kind, incident.step, detail_of(incident.summary))
+        request_count = sum(move.at <= attempt.created_at for move in queued_by_person(transitions))
+        return (request_count, incident.kind, incident.step, detail_of(incident.summary))
 
     ordered = sorted(attempts, key=lambda row: row.number)
-    groups = [list(rows) for _, rows in groupby(ordered, key=failure)]
-    return [part for rows in groups for part in ([rows] if len(rows) > 2 else [[row] for row in rows])]
+    groups: list[list[Attempt]] = []
+    for _, alike in groupby(ordered, key=failure):
+        rows = list(alike)
+        if len(rows) > 2:
+            groups.append(rows)
+        else:
+            groups += [[row] for row in rows]
+    return groups
 
 
 def _repeated(repeats: Sequence[Attempt], now: float) -> str:
     """``Attempts 2 to 6 failed in the same way within 1 min 12 s, with batch_size 48 → 36 → 18.``"""
     spent = [seconds for attempt in repeats if (seconds := attempt.ran_seconds(now)) is not None]
-    lasted = f", after {duration(sum(spent))} together" if len(spent) == len(repeats) else ""
+    details = []
+    if len(spent) == len(repeats):
+        details.append(f"after {duration(sum(spent))} together")
     changes = []
     for name in repeats[0].params:
         values = [value for value, _ in groupby(attempt.params.get(name) for attempt in repeats)]
         if len(values) > 1:
             changes.append(f"{name} {' → '.join(map(parameter, values))}")
-    changed = f", with {' and '.join(changes)}" if changes else ""
+    if changes:
+        details.append(f"with {' and '.join(changes)}")
     link = "and" if len(repeats) == 2 else "to"
-    return f"Attempts {repeats[0].number} {link} {repeats[-1].number} failed in the same way{lasted}{changed}."
+    sentence = f"Attempts {repeats[0].number} {link} {repeats[-1].number} failed in the same way"
+    return f"{', '.join([sentence, *details])}."
 
 
 def _reaction(
@@ -126,11 +141,13 @@ def _reaction(
     sentences = []
     decision = decided.get(incidents[-1].incident_id)
     if decision is not None:
-        verb = "" if decision.verdict == "retry" else "stopped here: "
-        sentences.append(f"gputui {verb}{decision.reason}.")
+        reaction = decision.reason
+        if decision.verdict != "retry":
+            reaction = f"stopped here: {reaction}"
+        sentences.append(f"gputui {reaction}.")
     cost = total(costs[row.incident_id] for row in incidents if row.incident_id in costs)
-    if cost is not None and (words := in_words(cost)):
-        sentences.append(f"That cost {words}.")
+    if cost is not None and (price := in_words(cost)):
+        sentences.append(f"That cost {price}.")
     return sentences
 
 
@@ -149,22 +166,26 @@ def _queued_again(move: TransitionView) -> str:
 
 
 def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
-    is_over, placement = attempt.ended_at is not None, attempt.placement
-    until = now if attempt.ended_at is None else attempt.ended_at
+    is_over, placement, end = attempt.ended_at is not None, attempt.placement, attempt.ended_at
+    if end is None:
+        end = now
     if run.target is not None and attempt.started_at is None:
         verb = "did not begin" if is_over else "has not begun"
-        waited = duration(until - attempt.created_at)
+        waited = duration(end - attempt.created_at)
         return f"Attempt {attempt.number} {verb} its command on {run.target} within {waited}."
     seconds = attempt.ran_seconds(now)
-    lasted = duration(max(0.0, until - attempt.created_at) if seconds is None else seconds)
+    if seconds is None:
+        seconds = max(0.0, end - attempt.created_at)
+    lasted = duration(seconds)
     if placement is not None and placement.queued_seconds >= 1:
         lasted += f", after {duration(placement.queued_seconds)} in the queue"
-    has_steps = attempt.first_step is not None and attempt.last_step is not None
-    no_steps = " without a step in its metrics" if is_over and not has_steps else ""
-    verb, so_far = ("ran", "") if is_over else ("has been running", " so far")
     where, resumed = _place(run, attempt), _resumed(attempt, went_on)
-    ran = f"Attempt {attempt.number} {verb} on {where}{no_steps} for {lasted}{so_far}{resumed}."
-    return f"{ran}{_reported(attempt)}{_requeues(attempt)}"
+    if is_over and (attempt.first_step is None or attempt.last_step is None):
+        where += " without a step in its metrics"
+    ran = f"ran on {where} for {lasted}"
+    if not is_over:
+        ran = f"has been running on {where} for {lasted} so far"
+    return f"Attempt {attempt.number} {ran}{resumed}.{_reported(attempt)}{_requeues(attempt)}"
 
 
 def _reported(attempt: Attempt) -> str:
@@ -179,14 +200,22 @@ def _reported(attempt: Attempt) -> str:
 
 def _place(run: Run, attempt: Attempt) -> str:
     """``2 GPUs of lab (n1, n2)``, ``4 GPUs``, ``2 CPU ranks`` or ``the CPU``."""
-    gpus = count_of(attempt.gpu_count, "GPU") if attempt.gpu_count else ""
+    gpus = ""
+    if attempt.gpu_count:
+        gpus = count_of(attempt.gpu_count, "GPU")
     if run.target is not None:
-        nodes = f" ({', '.join(attempt.placement.nodes)})" if attempt.placement and attempt.placement.nodes else ""
+        place = run.target
+        if attempt.placement is not None and attempt.placement.nodes:
+            place = f"{place} ({', '.join(attempt.placement.nodes)})"
         if gpus:
-            return f"{gpus} of {run.target}{nodes}"
-        return f"{run.target}{nodes}"
+            return f"{gpus} of {place}"
+        return place
     ranks = json_mapping(run.spec_json).get("nproc")
-    return gpus or (f"{ranks} CPU ranks" if isinstance(ranks, int) and ranks > 1 else "the CPU")
+    if gpus:
+        return gpus
+    if isinstance(ranks, int) and ranks > 1:
+        return f"{ranks} CPU ranks"
+    return "the CPU"
 
 
 def _requeues(attempt: Attempt) -> str:
@@ -194,10 +223,12 @@ def _requeues(attempt: Attempt) -> str:
     placement = attempt.placement
     if placement is None or not placement.restarts:
         return ""
-    at_limit, other = placement.limit_restarts, placement.restarts - placement.limit_restarts
-    reasons = [f"{count_of(at_limit, 'time')} at its time limit"] if at_limit else []
-    if other:
-        reasons.append(f"{count_of(other, 'time')} by the cluster, as for a job of a higher priority")
+    at_limit, preemptions = placement.limit_restarts, placement.restarts - placement.limit_restarts
+    reasons = []
+    if at_limit:
+        reasons.append(f"{count_of(at_limit, 'time')} at its time limit")
+    if preemptions:
+        reasons.append(f"{count_of(preemptions, 'time')} by the cluster, as for a job of a higher priority")
     return f" Its job was requeued {' and '.join(reasons)}, and continued in this attempt."
 
 
@@ -214,10 +245,10 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     if went_on == "recounted":
         return f", resumed from {name}, as its loss shows, although it counts its steps from {first} again"
     if went_on in ("earlier", "later") and attempt.resumed_step is not None:
-        given = f"{name} ({step_words(name, attempt.resumed_step)})"
+        checkpoint = f"{name} ({step_words(name, attempt.resumed_step)})"
         if went_on == "earlier":
-            return f"; it went on from step {first} although {given} was given"
-        later = f"a later checkpoint than {given}, which was given"
+            return f"; it went on from step {first} although {checkpoint} was given"
+        later = f"a later checkpoint than {checkpoint}, which was given"
         return f"; it went on from step {first}, from {later}"
     # Without a step it is unknown whether the attempt loaded the checkpoint.
     if first is None:
@@ -229,8 +260,9 @@ def _met(incident: IncidentView, attempt: Attempt) -> str:
     summary = incident.summary[:1].upper() + incident.summary[1:]
     if incident.step is None:
         return f"{summary}."
-    is_done = attempt.last_step is not None and incident.step <= attempt.last_step
-    return f"{summary}, {'after' if is_done else 'at'} step {incident.step}."
+    if attempt.last_step is not None and incident.step <= attempt.last_step:
+        return f"{summary}, after step {incident.step}."
+    return f"{summary}, at step {incident.step}."
 
 
 def _evidence(incident: IncidentView) -> str:
@@ -255,29 +287,32 @@ def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) ->
         if attempt.state != "succeeded":
             return ""
         remarks = record.get("remarks")
-        but = f", but {'; '.join(map(str, remarks))}" if isinstance(remarks, list) else ""
-        return f"It succeeded{but}."
+        if isinstance(remarks, list):
+            return f"It succeeded, but {'; '.join(map(str, remarks))}."
+        return "It succeeded."
     if attempt.stop_requested == PHASE_OVER:
         if attempt.ended_at is None:
             return "Its phase of the profile is over."
         return "Its phase of the profile ended."
     if attempt.stop_requested == TIME_OVER:
         return "Its time limit was over: gputui asked it to stop."
-    ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
-    asked = next(
+    end = float("inf")
+    if attempt.ended_at is not None:
+        end = attempt.ended_at
+    request = next(
         (
             move
             for move in transitions
             if move.to_state in (RunState.STOPPING, RunState.STOPPED)
             and move.actor != AGENT
-            and attempt.created_at <= move.at <= ended
+            and attempt.created_at <= move.at <= end
         ),
         None,
     )
-    if asked is not None and run.study_id is not None and asked.actor == f"study {run.study_id}":
-        return f"Its study ended it as planned: {asked.cause}."
+    if request is not None and run.study_id is not None and request.actor == f"study {run.study_id}":
+        return f"Its study ended it as planned: {request.cause}."
     # A user's name is not capitalized, even at the beginning of a sentence.
-    who = "A person" if asked is None else asked.actor
+    who = "A person" if request is None else request.actor
     if attempt.ended_at is None:
         return f"{who} asked it to stop."
     if attempt.stop_requested == KILL:
@@ -291,19 +326,24 @@ def _state(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool
     tries = count_of(len(attempts), "attempt")
     match run.state:
         case RunState.SUCCEEDED:
-            took = ended_seconds(attempts)
-            return f"The run succeeded with {tries}{f' that took {duration(took)}' if took else ''}."
+            if took := ended_seconds(attempts):
+                return f"The run succeeded with {tries} that took {duration(took)}."
+            return f"The run succeeded with {tries}."
         case RunState.FAILED | RunState.STOPPED:
             # Of a trial the last attempt's paragraph has the reason.
-            reason = None if is_explained or run.study_id is not None else run.reported_reason
-            return f"The run {run.state} after {tries}{f': {reason}' if reason else ''}."
+            if not is_explained and run.study_id is None and run.reported_reason:
+                return f"The run {run.state} after {tries}: {run.reported_reason}."
+            return f"The run {run.state} after {tries}."
+        case RunState.QUEUED if run.waiting_for:
+            return f"It is waiting to start ({run.waiting_for})."
         case RunState.QUEUED:
-            return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
+            return "It is waiting to start."
         case RunState.RECOVERING | RunState.STARTING | RunState.RUNNING if run.waiting_for:
             return f"It {run.waiting_for}."
         case RunState.RECOVERING:
-            left = 0.0 if run.not_before is None else run.not_before - now
-            return f"It will start again {f'in {duration(left)}' if left > 0 else 'now'}."
+            if run.not_before is not None and run.not_before > now:
+                return f"It will start again in {duration(run.not_before - now)}."
+            return "It will start again now."
         case RunState.STOPPING:
             return "It is being stopped."
         case _:

@@ -140,7 +140,8 @@ def _unfolded(line: str) -> list[str]:
     if text is None:
         # structlog's dict_tracebacks: a chain, the exception that ended it first.
         raised = [value for value in values if isinstance(value, dict) and isinstance(value.get("exc_value"), str)]
-        text = _as_printed(raised[0]) if raised else None
+        if raised:
+            text = _as_printed(raised[0])
     if text is None:
         return [line]
     return [before + part for part in lines_of(text)]
@@ -173,17 +174,24 @@ def _json_in(line: str) -> tuple[str, Any]:
 def _values(value: Any) -> Iterator[Any]:
     """A decoded JSON value and all those in it."""
     yield value
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _values(part)
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list):
+        parts = value
+    for part in parts:
+        yield from _values(part)
 
 
 def _as_printed(raised: Mapping[str, Any]) -> str:
     """An exception of structlog's dict_tracebacks as an interpreter prints it."""
-    listed = raised.get("frames")
-    frames = [frame for frame in listed if isinstance(frame, dict)] if isinstance(listed, list) else []
+    frames = raised.get("frames")
+    if not isinstance(frames, list):
+        frames = []
     steps = (
-        f'  File "{frame.get("filename")}", line {frame.get("lineno")}, in {frame.get("name")}' for frame in frames
+        f'  File "{frame.get("filename")}", line {frame.get("lineno")}, in {frame.get("name")}'
+        for frame in frames
+        if isinstance(frame, dict)
     )
     return "\n".join((_HEADER, *steps, "    ", f"{raised.get('exc_type')}: {raised['exc_value']}"))
 
@@ -197,8 +205,10 @@ def by_rank(text: str) -> tuple[str, dict[int, str]]:
     """The lines without a rank prefix in the log of several ranks, and the lines of each rank."""
     of_rank: dict[int | None, list[str]] = {None: []}
     for line in lines_of(text):
-        match = _RANKED.match(line)
-        of_rank.setdefault(None if match is None else int(match[1]), []).append(line)
+        rank = None
+        if (match := _RANKED.match(line)) is not None:
+            rank = int(match[1])
+        of_rank.setdefault(rank, []).append(line)
     unranked = _joined(of_rank.pop(None))
     return unranked, {rank: _joined(lines) for rank, lines in of_rank.items() if rank is not None}
 
@@ -223,20 +233,23 @@ def _spans(lines: Sequence[_Line]) -> list[_Span]:
     spans: list[_Span] = []
     at = 0
     while at < len(lines):
-        line, found = lines[at].text, None
+        line, parsed = lines[at].text, None
         is_original = line.endswith("Original " + _HEADER)
         if (line.endswith(_HEADER) and not is_original) or _BOX_HEADER.match(line):
-            found = _traceback(lines, at)
+            parsed = _traceback(lines, at)
         elif _SYNTAX.match(line):
-            found = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
-        if found is None:
+            parsed = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
+        if parsed is None:
             at += 1
             continue
-        (raised, end), before = found, None
+        raised, end = parsed
+        start = at
+        causes: tuple[Raised, ...] = ()
         if spans:
             between = [line.text for line in lines[spans[-1].end : at] if line.text]
-            before = spans.pop() if len(between) == 1 and between[0] in _LINKS else None
-        causes, start = (before.chain.raised, before.start) if before else ((), at)
+            if len(between) == 1 and between[0] in _LINKS:
+                before = spans.pop()
+                start, causes = before.start, before.chain.raised
         spans.append(_Span(Chain((*causes, raised), 0, lines[at].ranked), start, end))
         at = end
     return spans
@@ -245,7 +258,9 @@ def _spans(lines: Sequence[_Line]) -> list[_Span]:
 def parse_message(text: str, callstack: str | None = None) -> Chain:
     """The exception of an error file: ``Type: message``, and its traceback if there is one."""
     type_name, message = _exception(text)
-    chain = last_chain(callstack) if callstack else None
+    chain = None
+    if callstack:
+        chain = last_chain(callstack)
     if chain is None:
         return Chain((Raised(type_name, message),))
     last = chain.raised[-1]
@@ -281,8 +296,8 @@ def _unwrapped(lines: Sequence[_Line], at: int, message: str, width: int) -> tup
     does not fit."""
     before = lines[at].text
     for after in range(at + 1, min(len(lines), at + MAX_MESSAGE_LINES)):
-        words = lines[after].text.split()
-        if not words or len(f"{before.rstrip()} {words[0]}") <= width:
+        next_words = lines[after].text.split()
+        if not next_words or len(f"{before.rstrip()} {next_words[0]}") <= width:
             return after, message
         before = lines[after].text
         message = f"{message.rstrip()} {before.strip()}"
@@ -324,18 +339,19 @@ def _exception(line: str) -> tuple[str, str]:
 def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
     """The innermost frame of the user's code, else the innermost one (``train.py:28 in main``), and
     all frames."""
-    own = other = None
+    own_place = foreign_place = None
     path: list[str] = []
     for match in filter(None, (_FRAME.match(line.text) for line in lines)):
         file, function = PurePath(match["file"]), match["function"] or "<module>"
         path.append(f"{file.parent.name}/{file.name} in {function}")
         where = f"{file.name}:{match['line']}"
-        where += "" if function == "<module>" else f" in {function}"
+        if function != "<module>":
+            where += f" in {function}"
         if any(part in match["file"] for part in FOREIGN):
-            other = where
+            foreign_place = where
         else:
-            own = where
-    return own or other, tuple(path[-MAX_FRAMES:])
+            own_place = where
+    return own_place or foreign_place, tuple(path[-MAX_FRAMES:])
 
 
 def _joined(lines: Iterable[str]) -> str:

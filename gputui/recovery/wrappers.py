@@ -64,10 +64,12 @@ def without_commands(text: str) -> str:
     match = _COMMAND_ENDED.search(text)
     if match is None:
         return text
-    words = re.findall(r"[^\s\[\]',\"]+", match["command"])
-    name = PurePath(words[0]).name if words else "command"
+    arguments = re.findall(r"[^\s\[\]',\"]+", match["command"])
+    name = PurePath(arguments[0]).name if arguments else "command"
     number = match["signal"] or match["unknown"]
-    how = f"ended by signal {number}" if number else f"ended with code {match['code']}"
+    how = f"ended with code {match['code']}"
+    if number:
+        how = f"ended by signal {number}"
     return f"{text[: match.start()]}{name} {how}{text[match.end() :]}"
 
 

@@ -304,12 +304,12 @@ class AlertEvaluation:
 def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]) -> AlertView | None:
     """Write a raised or cleared alert; return its row. ``ids`` are those of active alerts."""
     change, subject = transition.change, transition.subject
-    key, seen, rule = change.key, change.seen, subject.rules[change.key.rule]
+    key, observation, rule = change.key, change.observation, subject.rules[change.key.rule]
     if change.kind == "cleared":
         alert_id = ids.pop(key)
         alerts.clear_alert(connection, alert_id, now=transition.at, why=change.why)
     else:
-        is_finite = seen.value is not None and math.isfinite(seen.value)
+        is_finite = observation.value is not None and math.isfinite(observation.value)
         row = {
             "rule": rule.id,
             "severity": rule.severity,
@@ -318,10 +318,10 @@ def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict
             "subject_name": subject.name,
             "run_id": subject.run_id,
             "raised_at": transition.at,
-            "value": seen.value if is_finite else None,
-            "threshold": seen.limit if math.isfinite(seen.limit) else None,
+            "value": observation.value if is_finite else None,
+            "threshold": observation.limit if math.isfinite(observation.limit) else None,
             "unit": rule.unit,
-            "sentence": sentence(rule, seen, subject.name),
+            "sentence": sentence(rule, observation, subject.name),
             "remedy": rule.remedy,
         }
         alert_id = ids[key] = alerts.raise_alert(connection, row)

@@ -110,7 +110,7 @@ def search_now(
         writer=writer,
         since=since,
         neighbours=tuple(neighbours),
-        named=tuple(dict.fromkeys(map(str, (*run.params.values(), *(spec.args or ()))))),
+        command_paths=tuple(dict.fromkeys(map(str, (*run.params.values(), *(spec.args or ()))))),
         metric_folders=tuple(_metric_folders(connection, run.run_id, neighbours, folder)),
     )
 

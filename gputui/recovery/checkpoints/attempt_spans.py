@@ -38,9 +38,8 @@ def attempt_spans(attempts: Sequence[Attempt], *, names_metrics: bool, now: floa
     spans = []
     has_metrics = names_metrics or any(row.last_step is not None for row in attempts)
     for row in sorted(attempts, key=lambda row: row.number):
-        started_at = row.started_at if row.started_at is not None else row.created_at
-        ran_seconds = (row.ended_at if row.ended_at is not None else now) - started_at
-        is_long = not has_metrics and ran_seconds >= WORKED_SECONDS
+        ended_at = now if row.ended_at is None else row.ended_at
+        is_long = not has_metrics and ended_at - row.began_at >= WORKED_SECONDS
         has_worked = row.last_step is not None or is_long
         ends = (row.created_at, row.ended_at)
         base, last_step = row.resumed_from, row.last_step

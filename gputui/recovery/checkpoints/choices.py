@@ -102,8 +102,11 @@ class _Validated:
             self.missing.append(row)
         elif info.is_unreadable and not info.is_missing:
             self.unreadable = self.unreadable or f"{row.name} {info.why}"
-        if row.origin == "named" and (info.is_missing or info.is_replaced):
-            self.lost = self.lost or (row, "is gone" if info.is_missing else info.why)
+        if row.origin == "named" and self.lost is None:
+            if info.is_missing:
+                self.lost = row, "is gone"
+            elif info.is_replaced:
+                self.lost = row, info.why
         if info.valid or info.is_unknown:
             self.contents.add(row.content)
         if info.valid:
@@ -121,7 +124,11 @@ class _Validated:
         else:
             self.damaged.append(info)
         if not info.is_unreadable and row.verdict != "doubtful":
-            verdict: Verdict = "valid" if info.valid else "unexamined" if info.is_unknown else "invalid"
+            verdict: Verdict = "invalid"
+            if info.valid:
+                verdict = "valid"
+            elif info.is_unknown:
+                verdict = "unexamined"
             self.rows[row.path, row.seen] = replace(row, verdict=verdict, why=info.why)
 
     @property
@@ -134,12 +141,12 @@ class _Validated:
 def choose(
     rows: AnyRows,
     attempts: Spans,
-    wanted: int,
+    needed: int,
     check: Validate = validate,
     folder: Path | None = None,
     is_same: IsSame = is_unchanged,
 ) -> CheckpointChoice:
-    """Validate candidates, best first, until ``wanted`` of them are whole.
+    """Validate candidates, best first, until as many as ``needed`` are whole.
 
     Formats that cannot be checked come after whole ones. Among them, files that may have been
     growing at the end count only if there is nothing else, like doubtful ones. If ``folder``, where
@@ -147,54 +154,58 @@ def choose(
     unreadable. So does one that is missing where the folder was before, and one that a person chose
     and that is missing or was written over since.
     """
-    found = _Validated({(row.path, row.seen): row for row in rows})
+    validated = _Validated({(row.path, row.seen): row for row in rows})
     failed_starts = 0
     for row in resumable.candidates(rows, attempts):
-        if row.failed_starts > failed_starts and found.usable:
+        if row.failed_starts > failed_starts and validated.usable:
             break
-        if row.content in found.contents:
+        if row.content in validated.contents:
             continue
         failed_starts = row.failed_starts
-        found.add(row, _checked_save(row, rows, check, is_same))
-        if len(found.whole) >= wanted:
+        validated.add(row, _checked_save(row, rows, check, is_same))
+        if len(validated.whole) >= needed:
             break
-    rows, usable = tuple(found.rows.values()), tuple(found.usable)
-    choice = CheckpointChoice(rows, usable, _refused(rows, attempts, usable, found.damaged))
+    rows, usable = tuple(validated.rows.values()), tuple(validated.usable)
+    choice = CheckpointChoice(rows, usable, _refused(rows, attempts, usable, validated.damaged))
     if usable:
         return choice
-    unreadable, lost = found.unreadable, found.lost or resumable.lost_choice(rows, attempts)
-    if unreadable is None and found.missing and folder is not None:
-        unreadable = _without_content(folder, found.missing)
+    unreadable, lost = validated.unreadable, validated.lost or resumable.lost_choice(rows, attempts)
+    if unreadable is None and validated.missing and folder is not None:
+        unreadable = _without_content(folder, validated.missing)
     is_lost = unreadable is None and lost is not None
     if unreadable is None and lost is not None:
         another = "gputui resume --from PATH chooses another"
         unreadable = f"{lost[0].name}, which a person chose, {lost[1]}: {another}"
     doubted = resumable.newest_uncertain(rows, attempts)
-    doubt = None if doubted is None else f"{doubted.name} {doubted.why}"
+    doubt = None
+    if doubted is not None:
+        doubt = f"{doubted.name} {doubted.why}"
     return replace(choice, unreadable=unreadable, doubted=doubt, is_lost=is_lost)
 
 
 def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: IsSame) -> CheckpointInfo:
     """The result of a check, with the other ranks' files of the save. Changed files are others."""
 
-    def checked(one: CheckpointRow) -> CheckpointInfo:
-        info = check(Path(one.path))._replace(step=one.step, seen=one.seen)
-        if info.is_unreadable or is_same(one):
+    def checked(entry: CheckpointRow) -> CheckpointInfo:
+        info = check(Path(entry.path))._replace(step=entry.step, seen=entry.seen)
+        if info.is_unreadable or is_same(entry):
             return info
         why = "was written over meanwhile"
         return info._replace(valid=False, is_unknown=False, is_replaced=True, why=why)
 
     info = checked(row)
-    for part in rows if row.is_written and row.ranks else ():
+    if not row.is_written or not row.ranks:
+        return info
+    for part in rows:
         is_there = part.path != row.path and part.is_written and part.gone_at is None
         if is_there and part.is_same_save_as(row) and (info.valid or info.is_unknown):
-            found = checked(part)
-            if not found.valid:
+            part_info = checked(part)
+            if not part_info.valid:
                 info = info._replace(
                     valid=False,
-                    why=f"belongs to {part.name}, which {found.why}",
-                    is_unknown=found.is_unknown,
-                    is_unreadable=found.is_unreadable and not found.is_missing,
+                    why=f"belongs to {part.name}, which {part_info.why}",
+                    is_unknown=part_info.is_unknown,
+                    is_unreadable=part_info.is_unreadable and not part_info.is_missing,
                 )
     return info
 
@@ -208,17 +219,17 @@ def _without_content(folder: Path, missing: AnyRows) -> str | None:
         return f"{folder}, where {missing[0].name} was: {error.strerror or error}"
     real = os.path.realpath(folder)
     elsewhere = (row.path for row in missing if not Path(row.path).is_relative_to(real))
-    found = next(elsewhere, None)
-    if found is None:
+    path = next(elsewhere, None)
+    if path is None:
         return None
-    return f"{found} is gone, and {folder} is another folder now"
+    return f"{path} is gone, and {folder} is another folder now"
 
 
 def _refused(
     rows: Rows, attempts: Spans, usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
 ) -> tuple[CheckpointInfo, ...]:
     """The checkpoints that are passed over: damaged ones, and those newer than the usable."""
-    taken = {str(info.path) for info in usable}
+    usable_paths = {str(info.path) for info in usable}
     reasons = {str(info.path): info.why for info in damaged}
     best = usable[0].seen if usable else 0
     for row, why in resumable.refused(rows, attempts):
@@ -227,7 +238,7 @@ def _refused(
     return tuple(
         CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.seen)
         for row in resumable.newest_first(rows)
-        if row.path in reasons.keys() - taken
+        if row.path in reasons.keys() - usable_paths
     )
 
 
@@ -240,7 +251,8 @@ def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], f
         return choose(rows, search.attempts, 1, folder=search.folder)
     real = Path(os.path.realpath(path))
     file, info = measured(real), validate(real)
-    file = None if file is None else identified(file, {})
+    if file is not None:
+        file = identified(file, {})
     if file is None or not (info.valid or info.is_unknown):
         text = f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint"
         raise NotUsableError(text, may_pass=info.is_unreadable and not info.is_missing)
@@ -252,6 +264,8 @@ def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], f
 
 def passed_over(refused: Sequence[CheckpointInfo]) -> str:
     """``step_90.pt was written after the trouble began at step 50; 2 more``; "" for none."""
-    shown = [f"{info.path.name} {info.why}" for info in refused[:MOST_SHOWN]]
-    more = len(refused) - len(shown)
-    return "; ".join([*shown, f"{count(more)} more"] if more > 0 else shown)
+    reasons = [f"{info.path.name} {info.why}" for info in refused[:MOST_SHOWN]]
+    more = len(refused) - len(reasons)
+    if more > 0:
+        reasons.append(f"{count(more)} more")
+    return "; ".join(reasons)

@@ -25,10 +25,10 @@ MOST_BLOCKS = 4096
 MOST_NAMED = 256
 
 
-def identified(file: FoundCheckpoint, known: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:
-    """The file with its content, read unless ``known`` has it (stamp and content by path); None if
+def identified(file: FoundCheckpoint, contents: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:
+    """The file with its content, read unless ``contents`` has it (stamp and content by path); None if
     it is gone. One that cannot be read now is known by its stamp."""
-    stamp, content = known.get(file.path, ("", ""))
+    stamp, content = contents.get(file.path, ("", ""))
     if stamp != file.stamp:
         try:
             content = content_of(Path(file.path))

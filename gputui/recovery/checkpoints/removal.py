@@ -107,10 +107,14 @@ def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode
     best_value = math.inf
     for save in saves:
         step = save[0].step
-        before = [v.value for v in values if v.attempt == save[0].attempt and step is not None and v.step <= step]
-        value = before[-1] if before and math.isfinite(before[-1]) else math.inf
+        if step is None:
+            continue
+        before = [report.value for report in values if report.attempt == save[0].attempt and report.step <= step]
+        if not before or not math.isfinite(before[-1]):
+            continue
+        value = before[-1]
         if mode == "max":
-            value = -value if before and math.isfinite(value) else math.inf
+            value = -value
         if value < best_value:
             best, best_value = save, value
     return best
@@ -119,7 +123,7 @@ def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode
 def _is_needed(save: Save, staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
     """Return whether a part of a save contains, is in, or is named by something that stays, or is
     what a link leads to. Raises OSError."""
-    places = {_place(each) for path in staying for each in (path, *_other_parts(path))}
+    places = {_place(part) for path in staying for part in (path, *_other_parts(path))}
     for path in (_place(Path(row.path)) for row in save):
         outside = {to for link, to in links if not link.is_relative_to(path)}
         if any(_is_nested(path, place) for place in places | outside):
@@ -152,15 +156,15 @@ def _save_of(row: CheckpointRow, folder: Path) -> int | str:
     because ranks may write at different steps of the metrics; else the step of the metrics; without
     one, the path."""
     names = Path(row.path).relative_to(folder).parts
-    told = (step for name in names if (step := explicit_step(name)) is not None)
-    named = next(told, row.step)
-    if named is None:
+    steps = (explicit_step(name) for name in names)
+    step = next((step for step in steps if step is not None), row.step)
+    if step is None:
         return row.path
-    return named
+    return step
 
 
-def _is_nested(place: Path, other: Path) -> bool:
-    return place.is_relative_to(other) or other.is_relative_to(place)
+def _is_nested(first: Path, second: Path) -> bool:
+    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 def _place(path: Path) -> Path:
@@ -184,10 +188,10 @@ def _links(folder: Path) -> list[tuple[Path, Path]]:
     def fail(error: OSError) -> None:
         raise error
 
-    found = []
+    links = []
     for parent, folders, names in os.walk(folder, onerror=fail):
         for path in (Path(parent, name) for name in (*folders, *names)):
             if path.is_symlink():
                 targets = (_place(path.parent / path.readlink()), path.resolve())
-                found += [(_place(path), target) for target in targets]
-    return found
+                links += [(_place(path), target) for target in targets]
+    return links

@@ -53,7 +53,9 @@ class CheckpointLineage(Struct, frozen=True):
         is_out = row.verdict in ("cut", "struck", "left")
         if is_out or row.origin in ("foreign", "contested"):
             return row.why
-        part = self.parts.get((row.attempt, row.name_of_save)) if row.is_written else None
+        part = None
+        if row.is_written:
+            part = self.parts.get((row.attempt, row.name_of_save))
         if part is not None and part.path != row.path:
             return f"belongs to {part.name}, which {part.why}"
         return self.departure_reason(row)
@@ -71,8 +73,8 @@ class CheckpointLineage(Struct, frozen=True):
 
 def newest_first(rows: AnyRows) -> list[CheckpointRow]:
     """The rows of what is there, of copies the one that tells its step first."""
-    there = (row for row in rows if row.gone_at is None)
-    return sorted(there, key=lambda row: (-row.seen, explicit_step(row.name) is None, row.path))
+    present = (row for row in rows if row.gone_at is None)
+    return sorted(present, key=lambda row: (-row.seen, explicit_step(row.name) is None, row.path))
 
 
 def newest_own(rows: AnyRows) -> CheckpointRow | None:
@@ -111,19 +113,21 @@ def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
 def refused(rows: AnyRows, attempts: Spans) -> list[tuple[CheckpointRow, str]]:
     """The checkpoints that are passed over and why, newest first, with doubtful and cut ones."""
     lineage = CheckpointLineage.of(rows, attempts)
-    found = []
+    passed_over = []
     for row in newest_first(rows):
-        weak = row.why if row.verdict in ("doubtful", "invalid") else None
-        if (why := lineage.exclusion_reason(row) or weak) is not None:
-            found.append((row, why))
-    return found
+        weakness = None
+        if row.verdict in ("doubtful", "invalid"):
+            weakness = row.why
+        if (why := lineage.exclusion_reason(row) or weakness) is not None:
+            passed_over.append((row, why))
+    return passed_over
 
 
 def newest_uncertain(rows: AnyRows, attempts: Spans) -> CheckpointRow | None:
     """The newest contested or cut checkpoint that would otherwise be a candidate, or None."""
     lineage = CheckpointLineage.of(rows, attempts)
-    own = (row for row in newest_first(rows) if lineage.departure_reason(row) is None)
-    open_rows = (row for row in own if row.verdict not in ("struck", "left"))
+    of_lineage = (row for row in newest_first(rows) if lineage.departure_reason(row) is None)
+    open_rows = (row for row in of_lineage if row.verdict not in ("struck", "left"))
     return next((row for row in open_rows if row.verdict == "cut" or row.origin == "contested"), None)
 
 
@@ -131,14 +135,18 @@ def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | N
     """The checkpoint that a person chose for this lineage if it is gone or could not be loaded, and
     why it is lost. A start from scratch instead would overwrite earlier ones without consent."""
     lineage = CheckpointLineage.of(rows, attempts)
-    path = attempts[-1].resumed_from if attempts else None
-    there = {row.path: row.content for row in rows if row.gone_at is None}
-    named = (row for row in rows if row.origin == "named")
-    for row in sorted(named, key=lambda row: row.seen, reverse=True):
+    path = None
+    if attempts:
+        path = attempts[-1].resumed_from
+    contents = {row.path: row.content for row in rows if row.gone_at is None}
+    chosen = (row for row in rows if row.origin == "named")
+    for row in sorted(chosen, key=lambda row: row.seen, reverse=True):
         if row.verdict == "struck" and row.path == path:
             return row, row.why
-        if lineage.exclusion_reason(row) is None and row.content not in there.values():
-            return row, "was written over" if row.path in there else "is gone"
+        if lineage.exclusion_reason(row) is None and row.content not in contents.values():
+            if row.path in contents:
+                return row, "was written over"
+            return row, "is gone"
     return None
 
 
@@ -148,21 +156,24 @@ def checkpoints_sentence(rows: AnyRows, attempts: Spans) -> str:
     text = "Checkpoints: none of this training can be resumed from."
     if usable:
         newest = usable[0]
-        words = "" if newest.step is None else step_words(newest.name, newest.step) + ", "
-        place = f"{newest.name} ({words}attempt {newest.attempt})"
-        text = f"Checkpoints: {count(len(usable))} of this training, the newest {place}."
+        place = f"attempt {newest.attempt}"
+        if newest.step is not None:
+            place = f"{step_words(newest.name, newest.step)}, {place}"
+        text = f"Checkpoints: {count(len(usable))} of this training, the newest {newest.name} ({place})."
     others = [f"{row.name} {why}" for row, why in refused(rows, attempts)]
     if len(others) > MOST_SHOWN:
         others[MOST_SHOWN:] = [f"and {count(len(others) - MOST_SHOWN)} more"]
-    return clean(f"{text} Passed over: {'; '.join(others)}." if others else text)
+    if others:
+        text = f"{text} Passed over: {'; '.join(others)}."
+    return clean(text)
 
 
 def seen_checkpoints_sentence(rows: AnyRows) -> str:
     """The same of a run whose script is not told which checkpoint to load. ``rows`` are not empty."""
-    seen = newest_first(rows)
-    if not seen:
+    present = newest_first(rows)
+    if not present:
         return "Checkpoints: none is there any more."
-    return clean(f"Checkpoints: {count(len(seen))} seen, {own_words(rows)}; the script is given none.")
+    return clean(f"Checkpoints: {count(len(present))} seen, {own_words(rows)}; the script is given none.")
 
 
 def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:
@@ -174,7 +185,7 @@ def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:
             "path": row.path,
             "step": row.step,
             "step_is_estimated": row.step is not None and not is_step_named(row.name),
-            "attempt": row.attempt if row.is_written else None,
+            "attempt": row.writer,
             "origin": row.origin,
             "size_bytes": row.size_bytes,
             "seen_at": iso(row.seen_at),

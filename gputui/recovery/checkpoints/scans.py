@@ -42,40 +42,41 @@ class FolderScan(Struct, frozen=True, kw_only=True):
 
     def entry(self, file: FoundCheckpoint, row: CheckpointRow | None) -> CheckpointRow:
         """The entry of a content that was not seen before, at the place of ``row``."""
-        own = row if row is not None and row.is_written and row.attempt == self.writer else None
-        is_larger = own is not None and (own.size_bytes or 0) < (file.size_bytes or 0)
-        growing = own if own is not None and is_larger and not own.is_settled else None
-        attempt = self.writer or (self.attempts[-1].number if self.attempts else 0)
+        attempt = self.writer or max((span.number for span in self.attempts), default=0)
         entry = new_row(file, attempt, self.now, step_in_name(PurePath(file.path), self.folder))
-        entry = replace(
-            entry,
-            unseen_at=min(self.since, self.now) if growing is None else growing.unseen_at,
-            saved_at=entry.modified_at if self.is_dated else None,
-            is_rewrite=own is not None if growing is None else growing.is_rewrite,
-        )
+        entry = replace(entry, unseen_at=min(self.since, self.now))
+        if self.is_dated:
+            entry = replace(entry, saved_at=entry.modified_at)
+        if row is not None and row.is_written and row.attempt == self.writer:
+            is_growing = not row.is_settled and (row.size_bytes or 0) < (file.size_bytes or 0)
+            if is_growing:
+                entry = replace(entry, unseen_at=row.unseen_at, is_rewrite=row.is_rewrite)
+            else:
+                entry = replace(entry, is_rewrite=True)
         if self.writer is None:
-            when = "came there while no attempt lived"
-            why = when if self.attempts else "lay there before this run began"
+            why = "lay there before this run began"
+            if self.attempts:
+                why = "came there while no attempt lived"
             return replace(entry, origin="foreign", why=why)
         if not PurePath(file.path).is_relative_to(self.folder):
             # A place that a person named, or a former folder: the attempt does not save there.
             return replace(entry, origin="foreign", why="was written over by somebody else")
-        if (other := self.intruder(file.path)) is not None:
-            return replace(entry, origin="contested", why=other)
+        if (suspicion := self.intruder(file.path)) is not None:
+            return replace(entry, origin="contested", why=suspicion)
         return replace(entry, step=self.step_of(entry))
 
-    def saves_again(self, known: CheckpointRow, file: FoundCheckpoint, is_left: bool) -> bool:
+    def saves_again(self, entry: CheckpointRow, file: FoundCheckpoint, is_left: bool) -> bool:
         """Return whether the writer may have saved a known content anew at its place, which was
         left or was not the run's: deterministic training has equal content at equal steps."""
-        is_left |= known.verdict == "left" or known.origin in ("foreign", "contested")
-        is_same = known.stamp == file.stamp and known.gone_at is None
-        if not is_left or known.verdict == "struck" or known.path != file.path or is_same:
+        is_left |= entry.verdict == "left" or entry.origin in ("foreign", "contested")
+        is_same = entry.stamp == file.stamp and entry.gone_at is None
+        if not is_left or entry.verdict == "struck" or entry.path != file.path or is_same:
             return False
-        if self.writer in (None, known.attempt) or known.step is None:
+        if self.writer in (None, entry.attempt) or entry.step is None:
             return False
-        if known.verdict == "left" and not self.since <= file.modified_ns / 1e9 <= self.now:
+        if entry.verdict == "left" and not self.since <= file.modified_ns / 1e9 <= self.now:
             return False  # a person may have touched it
-        return self.may_be_at(self.writer or 0, known.step, self.since, self.now)
+        return self.may_be_at(self.writer or 0, entry.step, self.since, self.now)
 
 
 class _LedgerBefore:
@@ -91,13 +92,15 @@ class _LedgerBefore:
         """The entry of a file that is no new checkpoint; None for one that is."""
         row = self.present.get(file.path)
         is_same = row is not None and row.content == file.content
-        known = row if is_same else self.by_content.get(file.content)
-        is_left = known is not None and self.lineage.departure_reason(known) is not None
+        entry = row
+        if not is_same:
+            entry = self.by_content.get(file.content)
+        is_left = entry is not None and self.lineage.departure_reason(entry) is not None
         now: dict[str, Any] = {"path": file.path, "stamp": file.stamp, "size_bytes": file.size_bytes}
-        if known is not None and not scan.saves_again(known, file, is_left):
+        if entry is not None and not scan.saves_again(entry, file, is_left):
             # What its attempt's end cut short does not grow any more either.
-            is_settled = known.is_settled or known.attempt == scan.writer
-            return replace(known, **now, modified_at=file.modified_ns / 1e9, is_settled=is_settled, gone_at=None)
+            is_settled = entry.is_settled or entry.attempt == scan.writer
+            return replace(entry, **now, modified_at=file.modified_ns / 1e9, is_settled=is_settled, gone_at=None)
         if row is not None and is_part_of(file.content, row.content):
             # Its deletion goes on, or was interrupted.
             why = "lost a part of it since it was saved"
@@ -105,7 +108,9 @@ class _LedgerBefore:
         is_grown = row is not None and row.is_settled and is_part_of(row.content, file.content)
         if row is not None and is_grown and (scan.writer is None or row.seen < self.newest):
             # A tool has added a file, such as merged weights: no save, and as sound as before.
-            verdict = "unexamined" if row.verdict in ("invalid", "cut") else row.verdict
+            verdict = row.verdict
+            if verdict in ("invalid", "cut"):
+                verdict = "unexamined"
             return replace(row, **now, content=file.content, verdict=verdict)
         return None
 
@@ -117,51 +122,51 @@ def _standing(row: CheckpointRow) -> tuple[bool, bool, int, bool]:
     return (row.origin == "named" and not is_struck, is_struck, row.seen, row.is_settled)
 
 
-def after_scan(rows: AnyRows, found: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
+def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
     """The ledger after a scan that found these files. If nothing known is left in a folder, it may
     be a mount that went away, and its entries stay."""
     before = _LedgerBefore(rows, scan.attempts)
-    there: dict[str, CheckpointRow] = {}
+    listed: dict[str, CheckpointRow] = {}
     appeared = []
-    for file in found:
+    for file in files:
         entry = before.entry_of(file, scan)
         if entry is None:
             appeared.append(file)
         else:
-            there[file.path] = entry
+            listed[file.path] = entry
     times = [file.modified_ns / 1e9 for file in appeared]
     scan = replace(scan, is_dated=all(scan.since <= time <= scan.now for time in times))
-    seen = max((row.seen for row in rows), default=0)
+    newest_seen = max((row.seen for row in rows), default=0)
     first_of: dict[str, CheckpointRow] = {}
     entries = [scan.entry(file, before.present.get(file.path)) for file in appeared]
     for entry in _in_order(entries, scan.is_dated):
         # Copies that appear together with their original are one checkpoint.
-        number = seen + 1 + len(first_of)
+        number = newest_seen + 1 + len(first_of)
         first = first_of.setdefault(entry.content, replace(entry, seen=number))
-        there[entry.path] = replace(entry, seen=first.seen, step=first.step)
+        listed[entry.path] = replace(entry, seen=first.seen, step=first.step)
     steps: dict[int, int | None] = {}
-    for row in newest_first(list(there.values())):
+    for row in newest_first(list(listed.values())):
         is_recent = scan.now - row.seen_at < LINES_SECONDS
         if row.is_written and row.attempt == scan.writer and is_recent:
             # Of copies, the name that tells its step comes first.
             if row.seen not in steps:
                 steps[row.seen] = scan.step_of(row)
-            there[row.path] = replace(row, step=steps[row.seen])
-    return (*there.values(), *_not_found(rows, there, scan))
+            listed[row.path] = replace(row, step=steps[row.seen])
+    return (*listed.values(), *_not_found(rows, listed, scan))
 
 
 def _in_order(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
     """The entries of one scan in the order of the steps: of the names, if all tell one and no time
     that can be true contradicts; else of the metrics."""
-    named = {row.path: explicit_step(row.name) for row in entries}
-    by_name = sorted(entries, key=lambda row: (named[row.path] or 0, row.modified_at, row.path))
+    steps = {row.path: explicit_step(row.name) for row in entries}
+    by_name = sorted(entries, key=lambda row: (steps[row.path] or 0, row.modified_at, row.path))
     times = [entry.modified_at for entry in by_name]
-    if None not in named.values() and (not is_dated or times == sorted(times)):
+    if None not in steps.values() and (not is_dated or times == sorted(times)):
         return by_name
-    return sorted(by_name, key=lambda entry: -1 if entry.step is None else entry.step)
+    return sorted(by_name, key=lambda entry: (entry.step is not None, entry.step or 0))
 
 
-def _not_found(rows: AnyRows, there: Mapping[str, CheckpointRow], scan: FolderScan) -> list[CheckpointRow]:
+def _not_found(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: FolderScan) -> list[CheckpointRow]:
     """The entries of what was not found, those that are gone among them."""
 
     def folder_of(path: str) -> PurePath:
@@ -170,14 +175,17 @@ def _not_found(rows: AnyRows, there: Mapping[str, CheckpointRow], scan: FolderSc
             return scan.folder
         return PurePath(path).parent
 
-    places = {(row.path, row.seen) for row in there.values()}
-    contents = {row.content for row in there.values()}
+    places = {(row.path, row.seen) for row in listed.values()}
+    contents = {row.content for row in listed.values()}
     present = [row for row in rows if row.gone_at is None]
-    paths, known = {row.path for row in present}, {row.seen for row in present}
-    folders = {folder_of(row.path) for row in there.values() if row.path in paths or row.seen in known}
-    left = []
+    paths, numbers = {row.path for row in present}, {row.seen for row in present}
+    folders = {folder_of(row.path) for row in listed.values() if row.path in paths or row.seen in numbers}
+    entries = []
     for row in rows:
-        if (row.path, row.seen) not in places:
-            is_gone = row.path in there or row.content in contents or folder_of(row.path) in folders
-            left.append(replace(row, gone_at=scan.now) if row.gone_at is None and is_gone else row)
-    return left
+        if (row.path, row.seen) in places:
+            continue
+        is_gone = row.path in listed or row.content in contents or folder_of(row.path) in folders
+        if row.gone_at is None and is_gone:
+            row = replace(row, gone_at=scan.now)
+        entries.append(row)
+    return entries

@@ -52,7 +52,7 @@ class CheckpointSearch(Struct, frozen=True):
         writer: the attempt that lived since the last scan; None if none did.
         since: when that was (UTC unix seconds).
         neighbours: other runs of the home that may have written since.
-        named: paths that the run's command names; among them may be the folder of its checkpoints.
+        command_paths: paths that the run's command names; among them may be the folder of its checkpoints.
         metric_folders: folders below ``folder`` in which this run writes metrics, and no neighbour.
     """
 
@@ -65,7 +65,7 @@ class CheckpointSearch(Struct, frozen=True):
     writer: int | None = None
     since: float = 0.0
     neighbours: tuple[Neighbour, ...] = ()
-    named: tuple[str, ...] = ()
+    command_paths: tuple[str, ...] = ()
     metric_folders: tuple[str, ...] = ()
 
     @property
@@ -95,27 +95,32 @@ class CheckpointSearch(Struct, frozen=True):
         """The folders that the command names and that hold some of these checkpoints."""
         if self.pattern != LEARNED:
             return []
-        root = self.real_folder
-        # Without a look at them: what a command names may be on a disk that does not answer.
-        named = [Path(os.path.normpath(self.folder / name)) for name in self.named]
-        named = [root / path.relative_to(self.folder) if path.is_relative_to(self.folder) else path for path in named]
-        below = [path for path in named if path != root and path.is_relative_to(root)]
-        return [folder for folder in below if any(Path(path).is_relative_to(folder) for path in paths)]
+        root, folders = self.real_folder, []
+        for name in self.command_paths:
+            # Without a look at them: what a command names may be on a disk that does not answer.
+            folder = Path(os.path.normpath(self.folder / name))
+            if folder.is_relative_to(self.folder):
+                folder = root / folder.relative_to(self.folder)
+            if folder != root and folder.is_relative_to(root):
+                folders.append(folder)
+        return [folder for folder in folders if any(Path(path).is_relative_to(folder) for path in paths)]
 
     def intruder_at(self, path: str, own_folders: Sequence[Path] = ()) -> str | None:
         """The reason why what appeared at a path may be somebody else's. ``own_folders`` are those of its checkpoints,
         if its command names any."""
-        if any(Path(path).is_relative_to(own) for own in own_folders):
+        if any(Path(path).is_relative_to(folder) for folder in own_folders):
             return None
         if own_folders:
             return f"is not in {own_folders[0].name}, which its command names"
-        if self.pattern == LEARNED and any(Path(path).is_relative_to(own) for own in self.metric_folders):
+        if self.pattern == LEARNED and any(Path(path).is_relative_to(folder) for folder in self.metric_folders):
             return None
         folder = str(self.real_folder)
         # A run whose checkpoints are found below its working directory says nothing of the folders of others.
-        neighbours = [each for each in self.neighbours if self.pattern == LEARNED or each.pattern != LEARNED]
-        others = (each.run_id for each in neighbours if each.may_have_written(path, folder))
-        return next((f"may be of {other}, which had the same folder" for other in others), None)
+        neighbours = self.neighbours
+        if self.pattern != LEARNED:
+            neighbours = tuple(neighbour for neighbour in neighbours if neighbour.pattern != LEARNED)
+        others = (neighbour.run_id for neighbour in neighbours if neighbour.may_have_written(path, folder))
+        return next((f"may be of {run_id}, which had the same folder" for run_id in others), None)
 
 
 class UnmatchedPattern(Struct, frozen=True):
@@ -130,13 +135,14 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
     OSError if the folder cannot be read, StoreError or sqlite3.Error."""
     folder = search.real_folder
     files = {file.path: file for file in search.listed()}
-    known = {row.path: (row.stamp, row.content) for row in search.rows if row.gone_at is None}
-    for path in known.keys() - files.keys():
+    contents = {row.path: (row.stamp, row.content) for row in search.rows if row.gone_at is None}
+    for path in contents.keys() - files.keys():
         # Known ones may lie where the folder was before, or where a person chose one.
         is_elsewhere = not Path(path).is_relative_to(folder)
         if is_elsewhere and (file := measured(Path(path))) is not None:
             files[path] = file
-    found = [each for file in files.values() if (each := identified(file, known)) is not None]
+    identified_files = (identified(file, contents) for file in files.values())
+    present = [file for file in identified_files if file is not None]
     own_folders = search.own_folders(files.keys())
     with closing(open_reader(search.database)) as connection:
         steps = CheckpointSteps(connection, search.run_id, search.attempts, folder)
@@ -150,7 +156,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
             intruder=partial(search.intruder_at, own_folders=own_folders),
             folder=folder,
         )
-        rows = after_scan(search.rows, found, scan)
+        rows = after_scan(search.rows, present, scan)
         ended = search.attempts[-1] if search.attempts else None
         if ended is None or ended.ended_at is None or ended.number != search.writer:
             return rows
@@ -170,18 +176,17 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
     """The ledger with the last save of an attempt that has ended judged: its end may have cut it
     short, unless the attempt went on. Whatever was saved before was left behind by a training that
     did."""
-    own = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
-    if not own:
+    saves = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
+    if not saves:
         return rows
-    last = {row.path for row in own if row.seen == own[0].seen or row.is_same_save_as(own[0])}
+    last = {row.path for row in saves if row.seen == saves[0].seen or row.is_same_save_as(saves[0])}
     reason = None
-    if own[0].verdict not in ("cut", "struck"):
-        if not steps.has_stepped(ended.number, own[0].seen_at):
-            reason = _lacking_file(own[0], rows, ended, attempts)
-        if reason is None and (name := _kept_file(own[0], rows)) is not None:
-            since = own[0].seen_at if own[0].saved_at is None else own[0].saved_at
-            if not steps.has_stepped(ended.number, since):
-                reason = f"was written over just before its attempt ended, but for {name}"
+    if saves[0].verdict not in ("cut", "struck"):
+        if not steps.has_stepped(ended.number, saves[0].seen_at):
+            reason = _lacking_file(saves[0], rows, ended, attempts)
+        name = _kept_file(saves[0], rows)
+        if reason is None and name is not None and not steps.has_stepped(ended.number, saves[0].written_at):
+            reason = f"was written over just before its attempt ended, but for {name}"
 
     def judged(row: CheckpointRow) -> CheckpointRow:
         if row.gone_at is not None or row.attempt != ended.number or not row.is_written:
@@ -199,13 +204,14 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
 def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
     """A file of a folder that is still of the save before, while others were written over; None if
     there is none. What stayed as it was before that too is no part of each save."""
-    at_path = (each for each in rows if each.path == row.path and each.seen < row.seen)
-    earlier = [each.content for each in sorted(at_path, key=lambda each: each.seen)]
+    at_path = (entry for entry in rows if entry.path == row.path and entry.seen < row.seen)
+    earlier = [entry.content for entry in sorted(at_path, key=lambda entry: entry.seen)]
     if row.is_settled or not earlier or not Path(row.path).is_dir():
         return None
-    kept = kept_files(row.content, earlier[-1])
-    kept -= kept_files(earlier[-1], earlier[-2]) if len(earlier) > 1 else set()
-    return min(kept, default=None)
+    files = kept_files(row.content, earlier[-1])
+    if len(earlier) > 1:
+        files -= kept_files(earlier[-1], earlier[-2])
+    return min(files, default=None)
 
 
 def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: Spans) -> str | None:
@@ -214,16 +220,15 @@ def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: 
     only in numbers."""
     alike = {span.number for span in attempts if span.gpu_count == ended.gpu_count}
     saves: dict[str, Counter[str]] = {}
-    for each in resumable.newest_first(rows):
-        if not each.is_written or each.attempt not in alike or each.verdict == "cut":
+    for entry in resumable.newest_first(rows):
+        if not entry.is_written or entry.attempt not in alike or entry.verdict == "cut":
             continue
-        name = each.name_of_save if each.ranks else each.path
-        is_comparable = bool(each.ranks) == bool(row.ranks) and os.path.lexists(each.path)
-        if is_comparable and _shape(each.name) == _shape(row.name) and len(saves) <= MOST_COMPARED:
-            saves[name] = saves.get(name, Counter()) + _parts(each)
-    parts = saves.pop(row.name_of_save if row.ranks else row.path, Counter())
+        is_comparable = bool(entry.ranks) == bool(row.ranks) and os.path.lexists(entry.path)
+        if is_comparable and _shape(entry.name) == _shape(row.name) and len(saves) <= MOST_COMPARED:
+            saves[entry.name_of_save] = saves.get(entry.name_of_save, Counter()) + _parts(entry)
+    parts = saves.pop(row.name_of_save, Counter())
     for shape in next(iter(saves.values()), Counter()):
-        if parts[shape] < min(found[shape] for found in saves.values()):
+        if parts[shape] < min(earlier[shape] for earlier in saves.values()):
             return f"lacks a file such as {shape.replace('#', '0')}"
     return None
 
@@ -258,8 +263,10 @@ def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
     changed_at, newest = max(saved, default=(0.0, Path()))
     if not saved or changed_at < begun_at:
         return UnmatchedPattern()
-    name = re.sub(r"\d+", "*", newest.name)
-    return UnmatchedPattern(newest, f"**/{name}" if len(newest.parts) > 1 else name)
+    pattern = re.sub(r"\d+", "*", newest.name)
+    if len(newest.parts) > 1:
+        pattern = f"**/{pattern}"
+    return UnmatchedPattern(newest, pattern)
 
 
 def _entries_below(folder: Path) -> Iterator[Path]:
@@ -267,7 +274,7 @@ def _entries_below(folder: Path) -> Iterator[Path]:
     cannot be read."""
     folder.stat()
     for parent, folders, files in os.walk(folder):
-        shown = sorted(name for name in (*folders, *files) if not name.startswith("."))
-        yield from (Path(parent, name) for name in shown)
+        visible = sorted(name for name in (*folders, *files) if not name.startswith("."))
+        yield from (Path(parent, name) for name in visible)
         is_deep = len(Path(parent).relative_to(folder).parts) + 1 >= _MOST_DEPTH
-        folders[:] = [] if is_deep else [name for name in sorted(folders) if name in shown]
+        folders[:] = [name for name in sorted(folders) if name in visible and not is_deep]

@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gputui.recovery.watch.hangs import (
@@ -128,22 +128,25 @@ class AttemptWatch:
     def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Observation]:
         """Take in the attempt's next lines; return what their numbers show. ``arrived_at`` (unix
         seconds) replaces missing timestamps; None for lines that arrived without an agent."""
-        own = [line for line in lines if line.attempt == self.record.number]
-        if not own:
+        own_lines = [line for line in lines if line.attempt == self.record.number]
+        if not own_lines:
             return []
         self.had_lines = True
         self.first_line_at = min(self.first_line_at, clock)
         before, silent = self.progress.lines, clock - self.progress_at
         # Lines that arrived without an agent have only the script's timestamps.
-        at_most = LONGEST_GAP_SECONDS if arrived_at is None else silent + LOOK_SECONDS
-        if self.progress.add(own, arrived_at, at_most):
+        at_most = LONGEST_GAP_SECONDS
+        if arrived_at is not None:
+            at_most = silent + LOOK_SECONDS
+        if self.progress.add(own_lines, arrived_at, at_most):
             if before and arrived_at is not None:
                 # Timestamps of buffered lines hide the silence before their arrival.
                 self.progress.pace.add_gap(max(0.0, silent - LOOK_SECONDS), before)
             self.restart_silence(clock)
         if arrived_at is not None:
             self.lines_at = clock
-        return [seen for line in own for seen in self._numbers(line) if seen is not None]
+        observations = itertools.chain.from_iterable(map(self._numbers, own_lines))
+        return [observation for observation in observations if observation is not None]
 
     def _numbers(self, line: WatchedLine) -> Iterator[Observation | None]:
         self.add_to_history(line)
@@ -172,10 +175,10 @@ class AttemptWatch:
     @property
     def lone_rank(self) -> int | None:
         """The rank beyond 0 that all of enough lines name, or None."""
-        (rank,) = self.line_ranks if len(self.line_ranks) == 1 else (None,)
-        if self.step_lines >= LONE_RANK_LINES:
-            return rank or None
-        return None
+        if len(self.line_ranks) != 1 or self.step_lines < LONE_RANK_LINES:
+            return None
+        (rank,) = self.line_ranks
+        return rank or None
 
     # --- silence ------------------------------------------------------------------------------
 
@@ -201,8 +204,7 @@ class AttemptWatch:
     def note_power(self, samples: Mapping[str, GpuSample]) -> None:
         """Record the GPUs' power while the run makes progress."""
         for uuid in self.record.gpus:
-            watts = samples[uuid].power_watts if uuid in samples else None
-            if watts is not None:
+            if uuid in samples and (watts := samples[uuid].power_watts) is not None:
                 self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(watts)
 
     def assess(
@@ -217,6 +219,9 @@ class AttemptWatch:
         processes = list(itertools.chain.from_iterable(snapshot.ranks.values()))
         # What was there before the first line is what trains.
         silent_seconds = min(quiet.seconds + STEP_NOTICED_SECONDS, snapshot.at - self.first_line_at)
+        ranks: Collection[int | None] = snapshot.ranks
+        if snapshot.size > 1:
+            ranks = range(snapshot.size)
         doings = {
             rank: doing(
                 before.ranks.get(rank, ()),
@@ -226,7 +231,7 @@ class AttemptWatch:
                 silent_seconds,
                 is_only=snapshot.size == 1,
             )
-            for rank in (range(snapshot.size) if snapshot.size > 1 else snapshot.ranks)
+            for rank in ranks
         }
         if sum(not what.is_stuck for what in doings.values()) > 1:
             self.together_at = snapshot.at
@@ -248,9 +253,11 @@ class AttemptWatch:
             return verdict, verdict is not None
         if self.stuck_since is None:
             self.stuck_since = snapshot.at
-        needed = min(STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS, hang_after)
+        needed = min(STUCK_SECONDS, hang_after)
         if not quiet.is_overdue:
             needed = verdict.hold_seconds
+        elif self.worked:
+            needed = min(STUCK_AFTER_WORK_SECONDS, hang_after)
         is_time = quiet.is_overdue or quiet.may_be_evident
         return verdict, is_time and snapshot.at - self.stuck_since >= needed
 
@@ -266,14 +273,16 @@ class AttemptWatch:
     def _gpu_activity(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
         uuids = self.record.gpus
         # A single process may use any of its GPUs: the busiest counts.
-        own = uuids if rank is None or not uuids else (uuids[rank % len(uuids)],)
-        readings = [samples[uuid] for uuid in own if uuid in samples]
+        if rank is not None and uuids:
+            uuids = (uuids[rank % len(uuids)],)
+        readings = [samples[uuid] for uuid in uuids if uuid in samples]
         if not readings:
             return None
-        sample = max(readings, key=lambda each: each.utilization_percent or 0.0)
-        powers, watts = self.powers.get(sample.uuid), sample.power_watts
-        usual = statistics.median(powers) if powers else None
-        share = watts / usual if usual and watts is not None else None
+        sample = max(readings, key=lambda reading: reading.utilization_percent or 0.0)
+        share, watts = None, sample.power_watts
+        powers = self.powers.get(sample.uuid)
+        if powers and watts is not None and (usual := statistics.median(powers)) > 0:
+            share = watts / usual
         return GpuActivity(sample.utilization_percent, sample.memory_utilization_percent, share)
 
     def note_memory(self, sample: MemorySample) -> Leak | None:

@@ -13,10 +13,10 @@ from gputui.core.units import UNKNOWN, count, metric_value
 from gputui.recovery.watch.rules import Observation, Rule, SubjectKind
 
 
-def sentence(rule: Rule, seen: Observation, subject: str) -> str:
+def sentence(rule: Rule, observation: Observation, subject: str) -> str:
     """The sentence of an alert. ``subject`` is its name: "GPU 3", a run's ID."""
-    value, limit = in_unit(seen.value, rule.unit), in_unit(seen.limit, rule.unit)
-    text = rule.sentence.format(subject=subject, value=value, limit=limit, text=seen.text)
+    value, limit = in_unit(observation.value, rule.unit), in_unit(observation.limit, rule.unit)
+    text = rule.sentence.format(subject=subject, value=value, limit=limit, text=observation.text)
     if rule.subject == "host":
         return text[:1].upper() + text[1:]
     return text
@@ -71,7 +71,7 @@ class AlertChange(Struct, frozen=True):
 
     key: Key
     kind: Literal["raised", "cleared"]
-    seen: Observation
+    observation: Observation
     why: str = ""
 
 
@@ -81,15 +81,15 @@ class Engine:
 
     states: dict[Key, RuleState] = field(default_factory=dict)
 
-    def evaluate(self, rule: Rule, key: Key, seen: Observation, elapsed: float) -> AlertChange | None:
+    def evaluate(self, rule: Rule, key: Key, observation: Observation, elapsed: float) -> AlertChange | None:
         """Evaluate a rule at one moment, ``elapsed`` monotonic seconds after the previous one."""
         state = self.states.get(key)
         if state is None:
-            if not rule.enabled or not seen.applies or not _is_beyond(seen, rule):
+            if not rule.enabled or not observation.applies or not _is_beyond(observation, rule):
                 return None  # the common case has no state
             state = self.states[key] = RuleState()
         state.rest_seconds = max(0.0, state.rest_seconds - elapsed)
-        change = _step(state, rule, key, seen, elapsed)
+        change = _step(state, rule, key, observation, elapsed)
         if state.is_quiet:
             del self.states[key]
         return change
@@ -102,62 +102,67 @@ class Engine:
         """Continue the raised alerts of a former agent."""
         self.states = {key: RuleState(raised=True) for key in raised}
 
-    def forget(self, subject: SubjectKind, known: Collection[str]) -> None:
+    def forget(self, subject: SubjectKind, existing: Collection[str]) -> None:
         """Drop subjects that no longer exist and have no raised alert."""
         for key, state in list(self.states.items()):
-            if key.subject == subject and not state.raised and key.subject_id not in known:
+            if key.subject == subject and not state.raised and key.subject_id not in existing:
                 del self.states[key]
 
 
-def _step(state: RuleState, rule: Rule, key: Key, seen: Observation, elapsed: float) -> AlertChange | None:
-    if not rule.enabled or not seen.applies:
-        return _clear(state, rule, key, seen, "no longer applies" if rule.enabled else "the rule is off")
-    before, state.last = state.last, "unknown" if seen.value is None else zone(seen, rule)
+def _step(state: RuleState, rule: Rule, key: Key, observation: Observation, elapsed: float) -> AlertChange | None:
+    if not rule.enabled or not observation.applies:
+        why = "no longer applies" if rule.enabled else "the rule is off"
+        return _clear(state, rule, key, observation, why)
+    before, state.last = state.last, "unknown"
+    if observation.value is not None:
+        state.last = zone(observation, rule)
     awaited = "well" if state.raised else "met"
     if state.last != awaited:
         # Time with an unknown value does not count, but time before it does.
-        state.seconds = state.seconds if state.last == "unknown" else 0.0
+        if state.last != "unknown":
+            state.seconds = 0.0
         return None
-    state.seconds += elapsed if before == awaited else 0.0
+    if before == awaited:
+        state.seconds += elapsed
     if state.raised:
         is_back = state.seconds >= rule.clear_seconds
         if is_back:
-            return _clear(state, rule, key, seen, "back to normal")
+            return _clear(state, rule, key, observation, "back to normal")
         return None
     if state.seconds < rule.for_seconds or state.rest_seconds > 0:
         return None
     state.raised, state.seconds = True, 0.0
-    return AlertChange(key, "raised", seen)
+    return AlertChange(key, "raised", observation)
 
 
-def _clear(state: RuleState, rule: Rule, key: Key, seen: Observation, why: str) -> AlertChange | None:
+def _clear(state: RuleState, rule: Rule, key: Key, observation: Observation, why: str) -> AlertChange | None:
     was_raised = state.raised
-    rest = rule.cooldown_seconds if was_raised else state.rest_seconds
-    state.raised, state.seconds, state.rest_seconds, state.last = False, 0.0, rest, "unknown"
-    if was_raised:
-        return AlertChange(key, "cleared", seen, why)
-    return None
+    state.raised, state.seconds, state.last = False, 0.0, "unknown"
+    if not was_raised:
+        return None
+    state.rest_seconds = rule.cooldown_seconds
+    return AlertChange(key, "cleared", observation, why)
 
 
-def zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
+def zone(observation: Observation, rule: Rule) -> Literal["met", "well", "between"]:
     """Where a known value lies: beyond the limit, far enough from it to clear the alert, or between."""
-    if _is_beyond(seen, rule):
+    if _is_beyond(observation, rule):
         return "met"
-    assert seen.value is not None
+    assert observation.value is not None
     if rule.below:
-        is_well = seen.value >= seen.limit + rule.hysteresis
+        is_well = observation.value >= observation.limit + rule.hysteresis
     else:
         # A hysteresis wider than the scale (2 with a limit of 1) must not keep an alert for ever.
-        is_well = seen.value <= max(seen.limit - rule.hysteresis, 0.5 * seen.limit)
+        is_well = observation.value <= max(observation.limit - rule.hysteresis, 0.5 * observation.limit)
     if is_well:
         return "well"
     return "between"
 
 
-def _is_beyond(seen: Observation, rule: Rule) -> bool:
-    value = seen.value
+def _is_beyond(observation: Observation, rule: Rule) -> bool:
+    value = observation.value
     if value is None or math.isnan(value):
         return False
     if rule.below:
-        return value < seen.limit
-    return value > seen.limit
+        return value < observation.limit
+    return value > observation.limit

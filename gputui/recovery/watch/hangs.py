@@ -97,13 +97,16 @@ def doing(
     awaited = younger_than(later, silent_seconds)
     cpu = queued = moved = awaited_cpu = 0.0
     for process in later:
-        was = before.get((process.pid, process.start_ticks))
-        cpu += process.cpu_seconds - (was.cpu_seconds if was else 0.0)
+        cpu_before = io_before = queued_before = 0.0
+        if (reading := before.get((process.pid, process.start_ticks))) is not None:
+            cpu_before, io_before = reading.cpu_seconds, reading.io_bytes or 0
+            queued_before = reading.queued_seconds or 0.0
+        cpu += process.cpu_seconds - cpu_before
         if process in awaited:
-            awaited_cpu += process.cpu_seconds - (was.cpu_seconds if was else 0.0)
-        moved += (process.io_bytes or 0) - ((was.io_bytes or 0) if was else 0)
+            awaited_cpu += process.cpu_seconds - cpu_before
+        moved += (process.io_bytes or 0) - io_before
         if process.queued_seconds is not None:
-            queued += process.queued_seconds - ((was.queued_seconds or 0.0) if was else 0.0)
+            queued += process.queued_seconds - queued_before
     is_moving = moved / seconds >= BUSY_IO_BYTES_PER_SECOND
     if is_moving or any(process.state == "D" for process in later):
         return Doing.IO
@@ -130,8 +133,8 @@ def doing(
     return Doing.WAITING
 
 
-def is_stuck(seen: Observation) -> bool:
-    return FINDINGS[seen.kind].ends_on == "hang"
+def is_stuck(observation: Observation) -> bool:
+    return FINDINGS[observation.kind].ends_on == "hang"
 
 
 class RankActivity(Struct, frozen=True):
@@ -191,10 +194,10 @@ def _evident(silence: ProgressSilence, activity: RankActivity) -> Observation | 
     is_spinning = len(activity.that(Doing.SPINNING, Doing.GONE)) == count
     if activity.busy or stopped or not (activity.is_closed or is_spinning):
         return None
-    found = _hang(silence, activity, quiet, silence.evident_seconds)
-    if found.rank is None and activity.is_patient:
+    verdict = _hang(silence, activity, quiet, silence.evident_seconds)
+    if verdict.rank is None and activity.is_patient:
         return None
-    return found
+    return verdict
 
 
 def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
@@ -222,7 +225,8 @@ def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
         if min(silence.seconds, activity.alone_seconds) > longest:
             return _seen(silence, "hang", f"it computes while all others wait for it, {quiet}", first)
     name = "it" if first is None else f"rank {first}"
-    return _seen(silence, "slow", f"{quiet}; {name} {ranks[first]}", first if is_alone else None)
+    lone_rank = first if is_alone else None
+    return _seen(silence, "slow", f"{quiet}; {name} {ranks[first]}", lone_rank)
 
 
 def _hang(silence: ProgressSilence, activity: RankActivity, quiet: str, hold_seconds: float = 0.0) -> Observation:
@@ -232,7 +236,9 @@ def _hang(silence: ProgressSilence, activity: RankActivity, quiet: str, hold_sec
         return _seen(silence, "hang", f"stopped by a signal (SIGSTOP), {quiet}", stopped[0], hold_seconds)
     if gone and len(gone) < len(activity.ranks):
         return _seen(silence, "rank_left_early", f"the others wait for it, {quiet}", gone[0], hold_seconds)
-    who = "it neither computes nor reads" if len(activity.ranks) == 1 else "no rank computes, reads"
+    who = "no rank computes, reads"
+    if len(activity.ranks) == 1:
+        who = "it neither computes nor reads"
     return _seen(silence, "hang", f"{who} or writes, {quiet}", None, hold_seconds)
 
 

@@ -59,7 +59,7 @@ def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int 
     bounds = [len(samples) * part // parts for part in range(parts + 1)]
 
     def floor(part: int) -> MemorySample:
-        return min(samples[bounds[part] : bounds[part + 1]], key=lambda each: each.held_bytes)
+        return min(samples[bounds[part] : bounds[part + 1]], key=lambda sample: sample.held_bytes)
 
     first, last = floor(0), floor(parts - 1)
     growth = last.held_bytes - first.held_bytes
@@ -79,11 +79,12 @@ def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
         newest = samples[-1]
         growth = steady_growth(samples, LEAK_PARTS, LEAK_BYTES)
         if growth is not None:
-            left = newest.available_bytes
-            full_in = left / growth.bytes_per_second
-            is_near = full_in <= NEAR_SECONDS or left <= NEAR_SHARE * (newest.held_bytes + left)
-            seen_seconds = HORIZON_SHARE * (newest.at - growth.since)
-            horizon = HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, seen_seconds)
+            available = newest.available_bytes
+            full_in = available / growth.bytes_per_second
+            is_near = full_in <= NEAR_SECONDS or available <= NEAR_SHARE * (newest.held_bytes + available)
+            horizon = HORIZON_SECONDS
+            if not is_near:
+                horizon = min(horizon, HORIZON_SHARE * (newest.at - growth.since))
             if full_in <= horizon:
                 return Leak(growth.bytes_per_second, full_in, is_near)
         samples = samples[len(samples) // 2 :]

@@ -119,12 +119,15 @@ class GpuWatch(Struct):
             # Utilisation and power of another run are not comparable.
             self.attempt, self.busy = now.training, Mean(MINUTE_SECONDS)
             self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
-        yield Observation("gpu_lost", float(now.values.state == "lost") if now.is_known else None)
+        is_lost, total = None, None
+        if now.is_known:
+            is_lost = float(now.values.state == "lost")
+            total = now.values.memory_total_bytes or now.facts.memory_total_bytes
+        yield Observation("gpu_lost", is_lost)
         yield from _xids(now)
         yield self._memory_errors(now.slow)
         yield _row_remap(now.slow)
-        total = now.values.memory_total_bytes or now.facts.memory_total_bytes
-        yield _share("gpu_memory", now.used_bytes, total if now.is_known else None, rules)
+        yield _share("gpu_memory", now.used_bytes, total, rules)
         yield _heat(now, rules)
         yield self._throttled(now.values.throttle_reasons, elapsed, rules)
         yield self._underused(now, elapsed, rules)
@@ -137,14 +140,18 @@ class GpuWatch(Struct):
         if slow is None or slow.ecc_uncorrected is None:
             return Observation("ecc")
         before, self.errors = self.errors, slow.ecc_uncorrected
-        return Observation("ecc", float(0 if before is None else max(0, self.errors - before)))
+        if before is None:
+            before = self.errors
+        return Observation("ecc", float(max(0, self.errors - before)))
 
     def _underused(self, now: GpuMoment, elapsed: float, rules: RuleSet) -> Observation:
         busy = now.values.utilization_percent
         self.busy.add(busy, elapsed)
-        limit, run_id = rules["gpu_underused"].limits["below_percent"], now.training[0] if now.training else ""
+        limit = rules["gpu_underused"].limits["below_percent"]
         mean = None if busy is None else self.busy.value
-        return Observation("gpu_underused", mean, limit, run_id, applies=now.training is not None)
+        if now.training is None:
+            return Observation("gpu_underused", mean, limit, applies=False)
+        return Observation("gpu_underused", mean, limit, now.training[0])
 
     def _throttled(self, reasons: tuple[str, ...] | None, elapsed: float, rules: RuleSet) -> Observation:
         """The share of the last minute in which a `HARMFUL` reason held the clocks back."""
@@ -154,7 +161,9 @@ class GpuWatch(Struct):
         self.throttled.add(100.0 * bool(harmful), elapsed)
         # Unlike `Mean.value` with zeros before the first value.
         share, limit = self.throttled.weighted_sum, rules["gpu_throttled"].limits["above_percent"]
-        text = f": {', '.join(harmful)}" if harmful else ""
+        text = ""
+        if harmful:
+            text = f": {', '.join(harmful)}"
         return Observation("gpu_throttled", share, limit, text)
 
     def _power_trend(self, watts: float | None, elapsed: float, rules: RuleSet) -> Observation:
@@ -176,8 +185,12 @@ class GpuWatch(Struct):
 def _xids(now: GpuMoment) -> Iterator[Observation]:
     for rule_id, classes in (("xid_hardware", _OF_THE_HARDWARE), ("xid", _OF_THE_PROGRAM)):
         codes = [code for code in now.xids if xid_class(code) in classes]
-        count = float(len(codes)) if codes or now.is_known else None
-        yield Observation(rule_id, count, text=xid_text(codes[-1]) if codes else "")
+        if codes:
+            yield Observation(rule_id, float(len(codes)), text=xid_text(codes[-1]))
+        elif now.is_known:
+            yield Observation(rule_id, 0.0)
+        else:
+            yield Observation(rule_id)
 
 
 def _row_remap(slow: GpuSlowSample | None) -> Observation:
@@ -202,9 +215,12 @@ def _heat(now: GpuMoment, rules: RuleSet) -> Observation:
 def _parked(now: GpuMoment, rules: RuleSet) -> Observation:
     """The memory in GiB that is held while nothing computes."""
     busy, used = now.values.utilization_percent, now.used_bytes
-    held = None if busy is None or used is None else used / 2**30
-    limit, text = rules["gpu_parked"].limits["above_gib"], f" by {now.holder}" if now.holder else ""
-    return Observation("gpu_parked", held, limit, text, applies=held is None or busy == 0)
+    limit, text = rules["gpu_parked"].limits["above_gib"], ""
+    if now.holder:
+        text = f" by {now.holder}"
+    if busy is None or used is None:
+        return Observation("gpu_parked", None, limit, text)
+    return Observation("gpu_parked", used / 2**30, limit, text, applies=busy == 0)
 
 
 class HostWatch(Struct):
@@ -226,21 +242,24 @@ class HostWatch(Struct):
         used, total = now.memory_used_bytes, now.memory_total_bytes
         if used is None or total is None:
             return Observation("host_memory_growth")
-        age = now.at - self.memory[-1].at if self.memory else math.inf
-        if age < 0:
+        if self.memory and now.at < self.memory[-1].at:
             self.memory.clear()  # the clock was set back
-        if not self.memory or age >= GROWTH_EVERY_SECONDS:
+        if not self.memory or now.at - self.memory[-1].at >= GROWTH_EVERY_SECONDS:
             self.memory.append(MemorySample(now.at, used, total - used))
             del self.memory[:-GROWTH_SAMPLES]
         if len(self.memory) < GROWTH_SAMPLES:
             return Observation("host_memory_growth")
         growth = steady_growth(self.memory, GROWTH_PARTS)
-        rate = 0.0 if growth is None else growth.bytes_per_second
-        text = f"; full in {(total - used) / rate / 3600:.1f} h" if rate > 0 else ""
         limit = rules["host_memory_growth"].limits["above_gb_per_hour"]
-        return Observation("host_memory_growth", rate * 3600 / 1e9, limit, text)
+        if growth is None:
+            return Observation("host_memory_growth", 0.0, limit)
+        per_hour = growth.bytes_per_second * 3600
+        text = f"; full in {(total - used) / per_hour:.1f} h"
+        return Observation("host_memory_growth", per_hour / 1e9, limit, text)
 
 
 def _share(rule_id: str, used: int | None, total: int | None, rules: RuleSet) -> Observation:
-    share = None if used is None or not total else 100.0 * used / total
+    share = None
+    if used is not None and total:
+        share = 100.0 * used / total
     return Observation(rule_id, share, rules[rule_id].limits["above_percent"])

@@ -111,8 +111,8 @@ def falls(values: Sequence[float]) -> bool:
     places = [place - middle for place in range(len(values))]
     spread = sum(place**2 for place in places)
     slope = sum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
-    left = sum((value - mean - slope * place) ** 2 for place, value in zip(places, values, strict=True))
-    return slope < -MIN_ERRORS * math.sqrt(left / (len(values) - 2) / spread)
+    residual = sum((value - mean - slope * place) ** 2 for place, value in zip(places, values, strict=True))
+    return slope < -MIN_ERRORS * math.sqrt(residual / (len(values) - 2) / spread)
 
 
 # --- learning rate ----------------------------------------------------------------------------
@@ -136,18 +136,20 @@ class RateSchedule(Struct, frozen=True):
 
     def at(self, step: int, *, peak: float | None, total_steps: int | None) -> float | None:
         """The rate at ``step``; the arguments replace missing values. None if unknown."""
-        top = self.peak if self.peak is not None else peak
+        top = peak if self.peak is None else self.peak
         if top is None:
             return None
         if step < self.warmup_steps:
             return top * (step + 1) / self.warmup_steps
         if self.shape == "constant":
             return top
-        total = self.total_steps if self.total_steps is not None else total_steps
+        total = total_steps if self.total_steps is None else self.total_steps
         if total is None or total <= self.warmup_steps:
             return None
         done = min(1.0, (step - self.warmup_steps) / (total - self.warmup_steps))
-        share = 1.0 - done if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        share = 1.0 - done
+        if self.shape != "linear":
+            share = 0.5 * (1.0 + math.cos(math.pi * done))
         return self.final + (top - self.final) * share
 
 
@@ -167,10 +169,10 @@ def expected_rate(
     reported = values.get("total_steps", math.nan)
     total = int(reported) if math.isfinite(reported) else None
     steps = (step - 1, step, step + 1)
-    rates = [schedule.at(max(0, each), peak=peak, total_steps=total) for each in steps]
-    known = [rate for rate in rates if rate is not None]
-    if len(known) == len(rates):
-        return (min(known), max(known))
+    rates = [schedule.at(max(0, near_step), peak=peak, total_steps=total) for near_step in steps]
+    expected = [rate for rate in rates if rate is not None]
+    if len(expected) == len(rates):
+        return (min(expected), max(expected))
     return None
 
 
@@ -222,8 +224,11 @@ class MetricHistory(Struct):
         self.skipped += event == "sample_skipped"
         if rank:
             return
-        waited = 0.0 if at is None or self.line_at is None else max(0.0, at - self.line_at)
-        self.line_at = at if at is not None else self.line_at
+        waited = 0.0
+        if at is not None:
+            if self.line_at is not None:
+                waited = max(0.0, at - self.line_at)
+            self.line_at = at
         self.trained_seconds += waited
         if step is not None:
             if self.step is not None and step < self.step:
@@ -232,19 +237,19 @@ class MetricHistory(Struct):
             self.step = step
         self.values.update(values)
         epoch = self.values.get("epoch")
-        known = {name: value for name, value in values.items() if math.isfinite(value)}
-        loss, validation = known.get(LOSS), known.get(VALIDATION_LOSS)
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        loss, validation = finite.get(LOSS), finite.get(VALIDATION_LOSS)
         if self.roles.best is not None:
-            loss = validation = self._signed(known.get(BEST))
+            loss = validation = self._signed(finite.get(BEST))
         if loss is not None and self.step is not None and event is None:
             self.loss.add(loss, self.step, epoch, self.patience_steps, self.trained_seconds)
         if validation is not None:
             self.validation.add(validation, self.step, epoch, self.trained_seconds)
-        self._add_times(known, min(max(waited, 0.1), TIMES_SECONDS))
-        if "cache_hit_rate" in known and (epoch is None or epoch >= 1):
-            self.cache_hit.add(100.0 * known["cache_hit_rate"], min(max(waited, 0.1), MINUTE_SECONDS))
+        self._add_times(finite, min(max(waited, 0.1), TIMES_SECONDS))
+        if "cache_hit_rate" in finite and (epoch is None or epoch >= 1):
+            self.cache_hit.add(100.0 * finite["cache_hit_rate"], min(max(waited, 0.1), MINUTE_SECONDS))
         if self.samples_before is None:
-            self.samples_before = known.get("samples")
+            self.samples_before = finite.get("samples")
 
     def _signed(self, value: float | None) -> float | None:
         """A value of the best metric to minimize, or such a value as it was reported."""
@@ -252,9 +257,9 @@ class MetricHistory(Struct):
             return -value
         return value
 
-    def _add_times(self, known: Mapping[str, float], waited: float) -> None:
-        self.data_time.add(known.get("data_time"), waited)
-        seconds = known.get("step_time")
+    def _add_times(self, finite: Mapping[str, float], waited: float) -> None:
+        self.data_time.add(finite.get("data_time"), waited)
+        seconds = finite.get("step_time")
         if seconds is None:
             return
         self.step_time.add(seconds, waited)
@@ -274,19 +279,21 @@ class MetricHistory(Struct):
         arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the run's learning rate
         parameter."""
         self.patience_steps = rules["no_improvement"].limits["steps"]
-        values = self.values if is_fresh else {}
+        values: Mapping[str, float] = {}
+        cache_hit = None
         if is_fresh:
+            values, cache_hit = self.values, self.cache_hit.value
             yield self._no_improvement(rules)
             yield self._slow_steps(rules)
             yield self._data_wait(rules)
         else:
             yield from map(Observation, ("no_improvement", "slow_steps", "data_wait"))
         norm = values.get("grad_norm")
-        norm = math.inf if norm is not None and math.isnan(norm) else norm
+        if norm is not None and math.isnan(norm):
+            norm = math.inf
         yield Observation("gradient_norm", norm, rules["gradient_norm"].limits["above"])
-        applies, hits = values.get("epoch", 1.0) >= 1, self.cache_hit.value if is_fresh else None
         limit = rules["cache_misses"].limits["below_percent"]
-        yield Observation("cache_misses", hits, limit, applies=applies)
+        yield Observation("cache_misses", cache_hit, limit, applies=values.get("epoch", 1.0) >= 1)
         limit = rules["skipped_samples"].limits["above_percent"]
         yield Observation("skipped_samples", self._skipped_percent(), limit)
         expected = expected_rate(schedule, self.step, self.values, peak)
@@ -299,18 +306,19 @@ class MetricHistory(Struct):
         Converged metrics, and spans shorter than the limit in minutes, are ignored.
         """
         limits, epoch = rules["no_improvement"].limits, self.values.get("epoch")
-        own, checked = self.loss.best, self.validation
+        training, checked = self.loss.best, self.validation
         steps = self.loss.steps_since(self.step, self.patience_steps)
         name = self.roles.best or self.roles.loss or LOSS
-        candidates: list[tuple[str, BestLoss, float | None, str]] = [(name, own, steps, "steps")]
+        candidates: list[tuple[str, BestLoss, float | None, str]] = [(name, training, steps, "steps")]
         # The epochs since a loss that was judged too seldom mean nothing.
-        by = own
+        by = training
         if checked.value is not None:
             name, by = self.roles.best or self.roles.validation or VALIDATION_LOSS, checked
         is_judged = by is checked or self.loss.blocks_since >= PATIENCE_BLOCKS
         if epoch is not None and by.epoch is not None and is_judged:
             candidates.append((name, by, max(0.0, epoch - by.epoch), "epochs"))
-        found: Observation | None = None
+        observation: Observation | None = None
+        farthest = -math.inf
         is_moot = any(best.value is not None for _, best, _, _ in candidates)
         for metric, best, value, unit in candidates:
             reported = self._signed(best.value)
@@ -319,24 +327,22 @@ class MetricHistory(Struct):
             if reported is None or is_short or is_converged:
                 continue
             is_moot = False
-            share = 0.0 if found is None else (found.value or 0.0) / found.limit
-            if value is not None and (found is None or value / limits[unit] > share):
-                where = "" if best.step is None else f" at step {count(best.step)}"
-                amount = count(value) if float(value).is_integer() else f"{value:.1f}"
-                so_far = f"(best {metric_value(reported)}{where})"
-                text = f"{metric}: no improvement for {amount} {unit} {so_far}"
-                limit = limits[unit]
-                found = Observation("no_improvement", float(value), limit, text, since=best.step)
-        return found or Observation("no_improvement", applies=not is_moot)
+            if value is not None and value / limits[unit] > farthest:
+                farthest = value / limits[unit]
+                text = f"{metric}: no improvement for {_amount(value)} {unit} (best {metric_value(reported)}"
+                if best.step is not None:
+                    text += f" at step {count(best.step)}"
+                observation = Observation("no_improvement", float(value), limits[unit], f"{text})", since=best.step)
+        return observation or Observation("no_improvement", applies=not is_moot)
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
         """The step time in milliseconds; its limit is at least a multiple of the median."""
         seconds, usual = self.step_time.value, self.usual_step_seconds
         if seconds is None or usual is None:
             return Observation("slow_steps")
-        limits, own = rules["slow_steps"].limits, 1000.0 * usual
-        limit = max(limits["above_milliseconds"], limits["times_median"] * own)
-        text = f"; it was about {own:.0f} ms before"
+        limits, usual_milliseconds = rules["slow_steps"].limits, 1000.0 * usual
+        limit = max(limits["above_milliseconds"], limits["times_median"] * usual_milliseconds)
+        text = f"; it was about {usual_milliseconds:.0f} ms before"
         return Observation("slow_steps", 1000.0 * seconds, limit, text)
 
     def _data_wait(self, rules: RuleSet) -> Observation:
@@ -345,7 +351,9 @@ class MetricHistory(Struct):
         if wait is None:
             return Observation("data_wait")
         limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * (step or 0.0))
-        text = f", {100.0 * wait / step:.0f} % of a step" if step else ""
+        text = ""
+        if step:
+            text = f", {100.0 * wait / step:.0f} % of a step"
         return Observation("data_wait", 1000.0 * wait, limit, text)
 
     def _skipped_percent(self) -> float | None:
@@ -354,11 +362,19 @@ class MetricHistory(Struct):
         samples, reported = self.values.get("samples"), self.values.get("skipped_samples")
         if samples is None or not math.isfinite(samples):
             return None
-        seen = samples if reported is not None else samples - (self.samples_before or 0.0)
-        skipped = self.skipped if reported is None else reported
-        if seen + skipped >= MIN_SAMPLES:
-            return 100.0 * skipped / (seen + skipped)
+        read, skipped = samples - (self.samples_before or 0.0), float(self.skipped)
+        if reported is not None:
+            read, skipped = samples, reported
+        if read + skipped >= MIN_SAMPLES:
+            return 100.0 * skipped / (read + skipped)
         return None
+
+
+def _amount(value: float) -> str:
+    """``1,200`` steps, ``1.5`` epochs."""
+    if float(value).is_integer():
+        return count(value)
+    return f"{value:.1f}"
 
 
 def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] | None, rules: RuleSet) -> Observation:
@@ -366,9 +382,10 @@ def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] 
     rate = values.get("lr")
     if not values or rate is None or expected is None:
         return Observation("lr_off_schedule", applies=not values or expected is not None)
-    is_finite = math.isfinite(rate)
-    nearest = min(max(rate, expected[0]), expected[1]) if is_finite else expected[1]
-    off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if is_finite else math.inf
+    nearest, off = expected[1], math.inf
+    if math.isfinite(rate):
+        nearest = min(max(rate, expected[0]), expected[1])
+        off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12)
     text = f"is {short_number(rate)}, its schedule says {short_number(nearest)}"
     limit = rules["lr_off_schedule"].limits["above_percent"]
     return Observation("lr_off_schedule", off, limit, text)

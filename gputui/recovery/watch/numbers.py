@@ -58,7 +58,8 @@ class NonFinite:
             return None
         self.count += 1
         self.nulls += is_null
-        self.began = step if self.count == 1 else self.began
+        if self.count == 1:
+            self.began = step
         is_certain = self.count - self.nulls >= NON_FINITE_LINES or self.count >= NULL_LINES
         if self.is_reported or not is_certain:
             return None
@@ -123,14 +124,17 @@ class Spike:
         limit = middle + max(SPIKE_DEVIATIONS * spread, (self.times - 1.0) * abs(middle))
         # Noise grows with the level.
         before = self.levels.highest(middle)
-        noise = spread * max(1.0, abs(before / middle) if middle else 1.0)
+        noise = spread
+        if middle:
+            noise *= max(1.0, abs(before / middle))
         limit = max(limit, before + LEVEL_DEVIATIONS * noise)
         if value <= limit or limit == middle:
             self.high = 0
             self._take(value)
             return None
         self.high += 1
-        self.began = step if self.high == 1 else self.began
+        if self.high == 1:
+            self.began = step
         if self.high != self.persistence:
             return None
         text = (
@@ -175,18 +179,18 @@ class Straggler:
         self.reported.setdefault(rank, []).append(max(busy, 0.0))
         if len(self.reported) < size:
             return None
-        own = {number: statistics.median(times) for number, times in self.reported.items()}
+        busy_times = {number: statistics.median(times) for number, times in self.reported.items()}
         self.reported = {}
-        found = None
-        for number, seconds in own.items():
-            others = statistics.median(time for other, time in own.items() if other != number)
+        slowest = None
+        for number, seconds in busy_times.items():
+            others = statistics.median(time for another, time in busy_times.items() if another != number)
             if seconds <= 0 or others <= 0:
                 continue
             if self.ranks.setdefault(number, _Ratios()).add(math.log(seconds / others)):
                 what = f"takes {seconds:.3g} s, that of the others {others:.3g} s"
                 text, limit = f"its own part of a step {what}", others / STRAGGLER_SPEED
-                found = Observation("straggler", seconds, limit, text, since=step, rank=number)
-        return found
+                slowest = Observation("straggler", seconds, limit, text, since=step, rank=number)
+        return slowest
 
 
 @dataclass(slots=True)

@@ -43,30 +43,40 @@ def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
     if unknown := mapping.keys() - RULES.keys():
         raise ValueError(f"unknown alert rules: {', '.join(sorted(map(str, unknown)))}")
     try:
-        rules = {name: _override(given) for name, given in mapping.items()}
-        own = mapping.get("lr_off_schedule")
-        schedule = own.get("schedule") if isinstance(own, Mapping) else None
-        schedule = {"shape": schedule} if isinstance(schedule, str) else schedule
-        return Overrides(rules, None if schedule is None else RateSchedule(**schedule))
+        rules = {name: _override(setting) for name, setting in mapping.items()}
+        rate_setting, schedule = mapping.get("lr_off_schedule"), None
+        if isinstance(rate_setting, Mapping):
+            schedule = rate_setting.get("schedule")
+        if isinstance(schedule, str):
+            schedule = {"shape": schedule}
+        if schedule is None:
+            return Overrides(rules)
+        return Overrides(rules, RateSchedule(**schedule))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the alert rules are not understood: {error!r}") from error
 
 
-def _override(given: object) -> Override:
-    if not isinstance(given, Mapping):
-        return {"enabled": given in (True, "on")}
-    found: dict[str, Any] = {"enabled": True} if set(given) - {"schedule"} else {}
-    for key, value in given.items():
+def _override(setting: object) -> Override:
+    if not isinstance(setting, Mapping):
+        return {"enabled": setting in (True, "on")}
+    override: dict[str, Any] = {}
+    if set(setting) - {"schedule"}:
+        override["enabled"] = True
+    for key, value in setting.items():
         if key in _FIELDS:
-            found[_FIELDS[key]] = parse_seconds(value)
+            override[_FIELDS[key]] = parse_seconds(value)
         elif key != "schedule":
-            found[key] = value if key == "severity" else float(value)
-    return found
+            override[key] = value
+            if key != "severity":
+                override[key] = float(value)
+    return override
 
 
 def parse_seconds(value: object) -> float | None:
     """A duration in seconds: a number, or text such as ``90 s``, ``2h``; None if it is none."""
-    seconds = parse_duration(value) if isinstance(value, str) else value
+    seconds = value
+    if isinstance(value, str):
+        seconds = parse_duration(value)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
     if 0 <= seconds <= MAX_SECONDS:
@@ -97,5 +107,6 @@ def changed_by(rule: Rule) -> str:
     by: dict[str, list[str]] = {}
     for name, source in rule.sources.items():
         if name != "enabled" or not rule.enabled:
-            by.setdefault(source, []).append("off" if name == "enabled" else _TIMES.get(name, name))
+            label = "off" if name == "enabled" else _TIMES.get(name, name)
+            by.setdefault(source, []).append(label)
     return "; ".join(f"{source}: {', '.join(names)}" for source, names in by.items()) or STANDARD

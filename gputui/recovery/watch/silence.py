@@ -141,7 +141,6 @@ def silence(progress: StepProgress, seconds: float, hang_after: float) -> Progre
         factor, longest = LONG_FACTOR, max(pace.longest_start, gap)
     allowed = max(hang_after * factor, HISTORY_FACTOR * longest)
     evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
-    is_stepping = phase == "steps"
-    evident_seconds = evident if is_stepping else None
+    evident_seconds = evident if phase == "steps" else None
     long = max(hang_after * LONG_FACTOR, allowed)
     return ProgressSilence(phase, seconds, allowed, evident_seconds, progress.step, long)

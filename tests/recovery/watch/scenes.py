@@ -92,4 +92,4 @@ class Stage:
     @property
     def sentence(self) -> str:
         """The sentence of the last alert."""
-        return sentence(self.rule, self.changes[-1].seen, SUBJECTS[self.rule.subject]).replace("\u202f", " ")
+        return sentence(self.rule, self.changes[-1].observation, SUBJECTS[self.rule.subject]).replace("\u202f", " ")
