@@ -13,6 +13,7 @@ from gputui.profiles.preflight import check
 from gputui.profiles.profile_file import load, read_profile
 from gputui.profiles.resolve import resolve
 from gputui.profiles.schema import ProfileForm, json_schema
+from gputui.reports.export.formats import FORMATS
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from tests.tables import table
@@ -51,3 +52,18 @@ def test_the_json_schema_knows_every_key() -> None:
     schema = json.loads(json.dumps(json_schema()))
     assert set(schema["properties"]) == set(ProfileForm.model_fields) and schema["additionalProperties"] is False
     assert schema["$schema"].startswith("https://json-schema.org/")
+
+
+def test_every_sink_has_its_row() -> None:
+    rows = {
+        name: (place, delay, needs)
+        for name, place, delay, needs in re.findall(
+            r"^`(\w+)` \| [^|]+ \| ([^|]+) \| (\d+ \w+) \|(.*)$", PAGE, re.MULTILINE
+        )
+    }
+    assert set(rows) == set(FORMATS), "a sink of gputui/reports/export/formats.py has no row in docs/profiles.md"
+    for name, facts in FORMATS.items():
+        place, delay, needs = rows[name]
+        assert place == f"`{facts.place}`" or facts.place is None
+        assert delay == ("1 min" if facts.seconds == 60 else f"{facts.seconds:g} s")
+        assert needs.strip() == (f"`gputui[{facts.extra}]`" if facts.extra else "")

@@ -10,24 +10,28 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store.database import (
+    SCHEMA_VERSION,
     StoreCorruptError,
     StoreError,
     StoreLockedError,
     is_locked,
     open_reader,
     open_writer,
+    schema,
 )
 from gputui.store.events import SINK_KINDS, add_event, has_event, last_kind
-from gputui.store.hardware import read_gpus
+from gputui.store.hardware import read_gpus, read_host
 from gputui.store.queue import QueueEntry, moved
 from gputui.store.run_states import MOVES, ForbiddenMoveError, RunState, check_move
 from gputui.store.series import GPU, HOST, SLOW
@@ -101,11 +105,42 @@ def test_freed_pages_of_a_new_database_can_be_given_back(workspace: Workspace) -
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_the_schema_has_a_column_for_each_hardware_value(workspace: Workspace) -> None:
-    with closing(open_writer(workspace.database)) as connection:
+VERSION_AND_DIGEST = (52, "cde5be687752fb9b")
+"""SCHEMA_VERSION, and the digest of the statements of schema.sql that belong to it."""
+
+
+def test_a_change_of_the_schema_raises_its_version() -> None:
+    statements = " ".join(re.sub(r"--.*", "", schema()).split())
+    found = (SCHEMA_VERSION, sha256(statements.encode()).hexdigest()[:16])
+    assert found == VERSION_AND_DIGEST, (
+        "schema.sql or SCHEMA_VERSION changed alone: raise SCHEMA_VERSION in gputui/store/database.py by "
+        f"one, then set VERSION_AND_DIGEST here to (SCHEMA_VERSION, {found[1]!r})"
+    )
+
+
+def test_every_sampled_column_reaches_the_readers_of_the_screen(workspace: Workspace) -> None:
+    """A column that a reader leaves out would be None on the screen for ever."""
+    given: dict[str, dict[str, Any]] = {}
+    with closing(open_store(workspace.database)) as connection:
+        connection.execute(
+            "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES ('G', 0, 'x', 5, 5)"
+        )
         for series in (GPU, SLOW, HOST):
-            there = {row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")}
-            assert set(series.columns) <= there
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")]
+            assert set(series.columns) <= set(columns)
+            row = dict(zip(columns, itertools.count(100), strict=False))
+            row |= {"at": 5} | {name: 1 for name in ("gpu_id", "row_remap_pending", "row_remap_failed") if name in row}
+            row |= {"state": "ok", "throttle_reasons": '["hot"]'} if series is GPU else {}
+            places = ", ".join("?" * len(row))
+            connection.execute(f"INSERT INTO {series.table} ({', '.join(row)}) VALUES ({places})", [*row.values()])
+            row.pop("gpu_id", None)
+            given[series.table] = row
+        [gpu] = read_gpus(connection, 5.0, 5.0)
+        host = read_host(connection)
+    assert host is not None and asdict(host) == given["host_samples"]
+    assert {"at": 5, **gpu.slow} == given["gpu_slow_samples"]
+    sampled = given["gpu_samples"] | {"throttle_reasons": ("hot",)}
+    assert {name: getattr(gpu, name, None) for name in sampled} == sampled
 
 
 def test_every_state_has_its_moves_and_every_move_its_state() -> None:
