@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from gputui.core.config import Workspace, locate
 
 if TYPE_CHECKING:
+    from tests.homes import Home
     from tests.machines import Machine
 
 T = TypeVar("T")
@@ -162,6 +164,15 @@ def workspace(tmp_path: Path) -> Workspace:
     found = locate(tmp_path / "home", {})
     found.create()
     return found
+
+
+@pytest.fixture
+def home(workspace: Workspace) -> Iterator[Home]:
+    """An empty home with a store, to write rows into."""
+    from tests.homes import Home
+
+    with closing(Home(workspace)) as made:
+        yield made
 
 
 @pytest.fixture

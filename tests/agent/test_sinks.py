@@ -15,28 +15,28 @@ from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.store.metrics.exported import SinkCursor, save_cursor
 from tests.agent.processes import FakeProcess
-from tests.ui.tui.filling import NOW, Filler
+from tests.homes import NOW, Home
 
 
 @dataclass
 class Bench:
     """An agent's sinks with a clock of the test's; a run with a sink that changes its state."""
 
-    filler: Filler
+    home: Home
     now: float = 0.0
     started: list[FakeProcess] = field(default_factory=list)
 
     def agent(self) -> Sinks:
         return Sinks(
             AgentContext.of(
-                self.filler.connection, self.filler.workspace, wake=lambda: None, now=lambda: NOW + self.now,
+                self.home.connection, self.home.workspace, wake=lambda: None, now=lambda: NOW + self.now,
                 monotonic=lambda: self.now,
             )
         )  # fmt: skip
 
     def move(self, state: str = "running") -> None:
         sql = "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', 0, ?, '', 'me')"
-        self.filler.connection.execute(sql, (state,))
+        self.home.connection.execute(sql, (state,))
 
     def later(self, agent: Sinks) -> None:
         self.now += max(AGAIN_SECONDS) + 1
@@ -45,14 +45,14 @@ class Bench:
 
 @pytest.fixture
 def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    filler = Filler(workspace)
+    home = Home(workspace)
     spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"csv": "/x/{run_id}.csv"})
-    filler.run("net-1", attempt=1)
-    filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
-    made = Bench(filler)
+    home.run("net-1", attempt=1)
+    home.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
+    made = Bench(home)
     monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
     yield made
-    filler.close()
+    home.close()
 
 
 def test_one_process_while_a_run_has_sinks_and_none_without(bench: Bench) -> None:
@@ -74,9 +74,9 @@ def test_one_process_while_a_run_has_sinks_and_none_without(bench: Bench) -> Non
 
 def test_what_is_complete_starts_none(bench: Bench) -> None:
     bench.move("succeeded")
-    bench.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW,))
+    bench.home.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW,))
     for sink, started in ((None, 1), ("csv", 1)):
-        save_cursor(bench.filler.connection, "net-1", "key", SinkCursor(sink, ended_at=NOW))
+        save_cursor(bench.home.connection, "net-1", "key", SinkCursor(sink, ended_at=NOW))
         bench.later(bench.agent())
         assert len(bench.started) == started, sink
 
@@ -92,5 +92,5 @@ def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(ben
         is_busy = agent.is_busy()
         bench.later(agent)
     assert not is_busy and len(bench.started) == 5
-    [(kind, message)] = bench.filler.connection.execute("SELECT kind, message FROM events")
+    [(kind, message)] = bench.home.connection.execute("SELECT kind, message FROM events")
     assert kind == "exporter_failed" and "no room" in message

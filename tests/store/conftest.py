@@ -1,27 +1,18 @@
-"""A store that a test fills, and a connection that reads it."""
+"""A connection that reads what a test wrote into a home."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
-from gputui.core.config import locate
 from gputui.store.database import open_reader
-from tests.ui.tui.filling import Filler
+from tests.homes import Home
 
 
 @pytest.fixture
-def filler(tmp_path: Path) -> Iterator[Filler]:
-    made = Filler(locate(tmp_path))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
-    connection = open_reader(filler.workspace.database)
-    yield connection
-    connection.close()
+def reader(home: Home) -> Iterator[sqlite3.Connection]:
+    with closing(open_reader(home.workspace.database)) as connection:
+        yield connection

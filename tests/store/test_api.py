@@ -16,40 +16,41 @@ from gputui.core.config import locate
 from gputui.store import api, rollups
 from gputui.store.database import StoreMissingError
 from gputui.store.runs import RunLookupError
+from tests.homes import NOW, Home
+from tests.stories import overnight
 from tests.ui.cli.program import shape
-from tests.ui.tui.filling import NOW, Filler
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 RUN = "vit-b16-1"
 
 
 @pytest.fixture(scope="module")
-def filler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filler]:
-    made = Filler(locate(tmp_path_factory.mktemp("api") / "home"))
-    made.overnight()
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(locate(tmp_path_factory.mktemp("api") / "home"))
+    overnight(made)
     yield made
     made.close()
 
 
 @pytest.fixture
-def home(filler: Filler) -> Path:
-    return filler.workspace.state.parent
+def folder(home: Home) -> Path:
+    return home.workspace.state.parent
 
 
-def test_the_page_says_what_happens(home: Path) -> None:
+def test_the_page_says_what_happens(folder: Path) -> None:
     # A process of its own: here the packages gputui.runs and gputui.metrics are loaded.
     command = [sys.executable, "-m", "doctest", str(PAGE)]
-    done = subprocess.run(command, env={**os.environ, "GPUTUI_HOME": str(home)}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "GPUTUI_HOME": str(folder)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_runs_are_those_of_the_commands(filler: Filler, home: Path) -> None:
-    found = api.runs(home=home)
-    assert [run.id for run in found] == [run["id"] for run in shape(filler.workspace, "ps")]
-    assert [run.id for run in api.runs(state="queued", home=home)] == ["lr-sweep-3"]
-    assert api.runs(tag="none", home=home) == [] == api.runs(study="none", home=home)
-    shown = shape(filler.workspace, "show", RUN)
-    run = api.run("vit-b16", home=home)
+def test_runs_are_those_of_the_commands(home: Home, folder: Path) -> None:
+    found = api.runs(home=folder)
+    assert [run.id for run in found] == [run["id"] for run in shape(home.workspace, "ps")]
+    assert [run.id for run in api.runs(state="queued", home=folder)] == ["lr-sweep-3"]
+    assert api.runs(tag="none", home=folder) == [] == api.runs(study="none", home=folder)
+    shown = shape(home.workspace, "show", RUN)
+    run = api.run("vit-b16", home=folder)
     assert (run.id, run.state, dict(run.params)) == (RUN, shown["state"], shown["params"])
     assert [attempt.incident for attempt in run.attempts] == [
         attempt["incident"] and attempt["incident"]["kind"] for attempt in shown["attempts"]
@@ -58,72 +59,72 @@ def test_runs_are_those_of_the_commands(filler: Filler, home: Path) -> None:
     assert run.created_at.tzinfo is UTC and run.ended_at is None
 
 
-def test_metrics_are_those_of_the_command(filler: Filler, home: Path) -> None:
+def test_metrics_are_those_of_the_command(home: Home, folder: Path) -> None:
     for names in ([], ["loss"]):
-        points = api.metrics(RUN, names, home=home)
-        printed = shape(filler.workspace, "metrics", RUN, *names)
+        points = api.metrics(RUN, names, home=folder)
+        printed = shape(home.workspace, "metrics", RUN, *names)
         key = ("attempt", "rank", "step", "name", "value")
         assert {tuple(getattr(point, name) for name in key) for point in points} == {
             tuple(point[name] for name in key) for point in printed
         }
         assert len(points) == len(printed)
-    repeated = {(point.attempt, point.step) for point in api.metrics(RUN, "loss", home=home) if point.repeated}
+    repeated = {(point.attempt, point.step) for point in api.metrics(RUN, "loss", home=folder) if point.repeated}
     assert repeated and all(step >= {1: 4000, 2: 8000}[attempt] for attempt, step in repeated if step is not None)
 
 
 def test_values_that_are_no_finite_numbers(tmp_path: Path) -> None:
-    filler = Filler(locate(tmp_path))
-    filler.run("odd-1")
-    filler.attempt("odd-1", 1)
-    filler.metrics("odd-1", 1, [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("inf"), "rank": 3}])
-    filler.close()
+    home = Home(locate(tmp_path))
+    home.run("odd-1")
+    home.attempt("odd-1", 1)
+    home.metrics("odd-1", 1, [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("inf"), "rank": 3}])
+    home.close()
     first, second = api.metrics("odd-1", home=tmp_path)
     assert first.value != first.value and first.rank is None
     assert second.value == float("inf") and second.rank == 3
 
 
-def test_gpus_now_and_since(filler: Filler, home: Path) -> None:
-    newest = api.gpus(home=home)
-    assert [gpu.index for gpu in newest] == [gpu["index"] for gpu in shape(filler.workspace, "--readonly", "gpus")]
+def test_gpus_now_and_since(home: Home, folder: Path) -> None:
+    newest = api.gpus(home=folder)
+    assert [gpu.index for gpu in newest] == [gpu["index"] for gpu in shape(home.workspace, "--readonly", "gpus")]
     assert {gpu.run for gpu in newest} >= {RUN, None}
     since = datetime.fromtimestamp(NOW - 600, UTC)
-    points = api.gpus(since, home=home)
+    points = api.gpus(since, home=folder)
     assert points and all(point.time is not None and point.time >= since for point in points)
-    assert len(api.gpus(timedelta(days=36500), home=home)) > len(points)
+    assert len(api.gpus(timedelta(days=36500), home=folder)) > len(points)
 
 
 def test_what_is_too_old_for_samples_comes_as_means(tmp_path: Path) -> None:
-    filler = Filler(locate(tmp_path))
-    filler.gpus(1)
-    filler.sample(0, at=NOW, utilization=70.0)
+    home = Home(locate(tmp_path))
+    home.gpus(1)
+    home.sample(0, at=NOW, utilization=70.0)
     for table, at, utilization in (("gpu_hours", 3600.0, 10.0), ("gpu_minutes", 7200.0, 20.0)):
-        filler.connection.execute(
+        home.connection.execute(
             f"INSERT INTO {table} (gpu_id, at, sample_count, utilization_percent_mean) VALUES (1, ?, 1, ?)",
             (at, utilization),
         )
-    filler.connection.execute("INSERT OR REPLACE INTO record_bounds VALUES (1, ?, ?)", (9000.0, 7000.0))
-    assert rollups.bounds(filler.connection) == (9000.0, 7000.0)
-    filler.close()
+    home.connection.execute("INSERT OR REPLACE INTO record_bounds VALUES (1, ?, ?)", (9000.0, 7000.0))
+    assert rollups.bounds(home.connection) == (9000.0, 7000.0)
+    home.close()
     assert [point.utilization_percent for point in api.gpus(timedelta(days=36500), home=tmp_path)] == [10.0, 20.0, 70.0]
 
 
-def test_tables_become_frames(home: Path) -> None:
-    for table in (api.runs(home=home), api.metrics(RUN, home=home), api.gpus(timedelta(days=36500), home=home)):
+def test_tables_become_frames(folder: Path) -> None:
+    for table in (api.runs(home=folder), api.metrics(RUN, home=folder), api.gpus(timedelta(days=36500), home=folder)):
         assert len(table) == len(table.to_pandas()) == len(table.to_polars())
-    frame = api.metrics(RUN, "loss", home=home).to_pandas()
+    frame = api.metrics(RUN, "loss", home=folder).to_pandas()
     assert str(frame["time"].dtype).endswith("UTC]") and frame["value"].dtype == "float64"
-    assert next(iter(api.runs(state="stopping", home=home).to_pandas())) == "id"
+    assert next(iter(api.runs(state="stopping", home=folder).to_pandas())) == "id"
 
 
-def test_what_is_missing_is_an_error(home: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RunLookupError, match=RUN):
-        api.run("vit-b16-9", home=home)
+        api.run("vit-b16-9", home=folder)
     with pytest.raises(LookupError, match="grad_norm"):
-        api.metrics(RUN, "los", home=home)
+        api.metrics(RUN, "los", home=folder)
     with pytest.raises(ValueError, match="succeeded"):
-        api.runs(state="success", home=home)
+        api.runs(state="success", home=folder)
     with pytest.raises(TypeError, match="timedelta"):
-        api.gpus("5m", home=home)  # type: ignore[arg-type]
+        api.gpus("5m", home=folder)  # type: ignore[arg-type]
     with pytest.raises(StoreMissingError, match=str(tmp_path)):
         api.runs(home=tmp_path)
 
@@ -142,15 +143,15 @@ def test_what_is_missing_is_an_error(home: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_is_an_error(
-    function: Callable[..., Any], arguments: dict[str, Any], named: str, home: Path
+    function: Callable[..., Any], arguments: dict[str, Any], named: str, folder: Path
 ) -> None:
     with pytest.raises(TypeError, match=named):
-        function(**arguments, home=home)
+        function(**arguments, home=folder)
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_missing_library_is_named(library: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = api.runs(home=home)
+def test_a_missing_library_is_named(library: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = api.runs(home=folder)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=f"pip install {library}"):
         getattr(table, f"to_{library}")()

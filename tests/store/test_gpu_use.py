@@ -18,7 +18,7 @@ from gputui.store.attempts import (
 from gputui.store.gpu_use import GpuCounts, Stay, gpu_counts, past_peaks, study_peaks
 from gputui.store.hardware import GpuView, Idleness, idleness, present_since, read_gpus
 from gputui.ui.tui.data.machine import IdleReader
-from tests.ui.tui.filling import GIB, NOW, Filler, uuid
+from tests.homes import GIB, NOW, Home, uuid
 
 
 def test_consumed() -> None:
@@ -58,77 +58,77 @@ def test_time_that_several_share_is_divided_among_them() -> None:
         assert alone_seconds(0.0, 12.0, stays) == pytest.approx(alone)
 
 
-def test_time_is_divided_by_what_each_asked_for(filler: Filler) -> None:
-    filler.gpus(1)
+def test_time_is_divided_by_what_each_asked_for(home: Home) -> None:
+    home.gpus(1)
     for run_id, share in (("a-1", 0.25), ("b-1", 0.75), ("c-1", 1.0)):
-        filler.run(run_id, "failed", attempt=2, gpus=(0,), started_ago=7200.0, ended_ago=0.0)
-        filler.connection.execute(
+        home.run(run_id, "failed", attempt=2, gpus=(0,), started_ago=7200.0, ended_ago=0.0)
+        home.connection.execute(
             "UPDATE runs SET spec = json_set(spec, '$.gpus.share', ?) WHERE run_id = ?", (share, run_id)
         )
-    filler.attempt("a-1", 1, "failed", gpus=(0,), started_ago=7200.0, ended_ago=3600.0)
-    filler.attempt("a-1", 2, "failed", gpus=(0,), started_ago=3600.0, ended_ago=0.0)
-    filler.attempt("b-1", 1, "failed", gpus=(0,), started_ago=3600.0, ended_ago=0.0)
-    hours = {run_id: run_cost(filler.connection, run_id, NOW).gpu_hours for run_id in ("a-1", "b-1")}
+    home.attempt("a-1", 1, "failed", gpus=(0,), started_ago=7200.0, ended_ago=3600.0)
+    home.attempt("a-1", 2, "failed", gpus=(0,), started_ago=3600.0, ended_ago=0.0)
+    home.attempt("b-1", 1, "failed", gpus=(0,), started_ago=3600.0, ended_ago=0.0)
+    hours = {run_id: run_cost(home.connection, run_id, NOW).gpu_hours for run_id in ("a-1", "b-1")}
     assert hours == pytest.approx({"a-1": 1.25, "b-1": 0.75})
-    alone, beside = read_attempts(filler.connection, "a-1")
+    alone, beside = read_attempts(home.connection, "a-1")
     assert alone.gpu_seconds(NOW - 7200, NOW - 3600) == pytest.approx(3600)
     assert beside.gpu_seconds(NOW - 3600, NOW - 1800) == pytest.approx(450)
     assert [(stay.run_id, stay.weight) for stay in beside.fellows] == [("b-1", 3.0)]
 
 
-def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Filler) -> None:
-    filler.run("gpt-1", "succeeded", name="gpt", attempt=2)
-    filler.attempt("gpt-1", 1, "failed", gpus=(0, 1), params={"batch_size": 64})
-    filler.attempt("gpt-1", 2, "succeeded", gpus=(0, 1), params={"batch_size": 48})
-    filler.incident("gpt-1", 1, "cuda_oom", "out of memory")
-    filler.metrics("gpt-1", 2, [{"step": 1, "rank": rank, "gpu_mem_peak": 1000 + rank} for rank in range(2)])
-    filler.run("gpt-2", name="gpt")
-    filler.attempt("gpt-2", 1, gpus=())
-    filler.metrics("gpt-2", 1, [{"step": 1, "gpu_mem_peak": 5}])
-    filler.run("vit-1", name="vit")
-    filler.attempt("vit-1", 1, gpus=(2,))
-    filler.metrics("vit-1", 1, [{"step": 1, "gpu_mem_peak": 7}])
-    found = past_peaks(filler.connection, "gpt")
+def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(home: Home) -> None:
+    home.run("gpt-1", "succeeded", name="gpt", attempt=2)
+    home.attempt("gpt-1", 1, "failed", gpus=(0, 1), params={"batch_size": 64})
+    home.attempt("gpt-1", 2, "succeeded", gpus=(0, 1), params={"batch_size": 48})
+    home.incident("gpt-1", 1, "cuda_oom", "out of memory")
+    home.metrics("gpt-1", 2, [{"step": 1, "rank": rank, "gpu_mem_peak": 1000 + rank} for rank in range(2)])
+    home.run("gpt-2", name="gpt")
+    home.attempt("gpt-2", 1, gpus=())
+    home.metrics("gpt-2", 1, [{"step": 1, "gpu_mem_peak": 5}])
+    home.run("vit-1", name="vit")
+    home.attempt("vit-1", 1, gpus=(2,))
+    home.metrics("vit-1", 1, [{"step": 1, "gpu_mem_peak": 7}])
+    found = past_peaks(home.connection, "gpt")
     assert [(each.attempt, each.peak_bytes, each.ran_out, each.gpu_count) for each in found] == [
         (2, 1001, False, 2), (1, None, True, 2),
     ]  # fmt: skip
     assert found[0].params == {"batch_size": 48}
 
 
-def trial(filler: Filler, run_id: str, study: str, state: str = "running", gpus: tuple[int, ...] = (0,)) -> None:
-    filler.run(run_id, state)
-    filler.attempt(run_id, 1, state, gpus=gpus, ended_ago=None if state == "running" else 5.0)
-    filler.connection.execute("UPDATE runs SET study_id = ? WHERE run_id = ?", (study, run_id))
+def trial(home: Home, run_id: str, study: str, state: str = "running", gpus: tuple[int, ...] = (0,)) -> None:
+    home.run(run_id, state)
+    home.attempt(run_id, 1, state, gpus=gpus, ended_ago=None if state == "running" else 5.0)
+    home.connection.execute("UPDATE runs SET study_id = ? WHERE run_id = ?", (study, run_id))
 
 
-def listed(filler: Filler, seconds_ago: float, gpu: int, **held: int) -> None:
+def listed(home: Home, seconds_ago: float, gpu: int, **held: int) -> None:
     """The driver's list of a GPU's processes, by their runs."""
     processes = [{"pid": 1, "run_id": run_id.replace("_", "-"), "memory_bytes": size} for run_id, size in held.items()]
-    filler.connection.execute(
+    home.connection.execute(
         "INSERT INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, ?, ?)",
         (NOW - seconds_ago, gpu + 1, json.dumps(processes)),
     )
 
 
-def peaks(filler: Filler, study: str = "s") -> list[int]:
-    return list(study_peaks(filler.connection, study).values())
+def peaks(home: Home, study: str = "s") -> list[int]:
+    return list(study_peaks(home.connection, study).values())
 
 
-def test_the_peak_of_a_study_is_that_of_the_largest_trial_by_whoever_says_more(filler: Filler) -> None:
-    filler.gpus(2)
-    trial(filler, "a-1", "s")
-    assert peaks(filler) == [], "it has reported nothing yet"
-    listed(filler, 50, 0, a_1=GIB)
-    assert peaks(filler) == [], "what it holds before its first step is no peak"
-    filler.metrics("a-1", 1, [{"step": 1, "rank": rank, "gpu_mem_peak": 3 * GIB} for rank in range(2)])
-    assert peaks(filler) == [6 * GIB], "both ranks are on the one GPU"
-    listed(filler, 40, 0, a_1=8 * GIB, other_1=40 * GIB)
-    trial(filler, "b-1", "s", "succeeded")
-    listed(filler, 30, 0, b_1=9 * GIB, a_1=2 * GIB)
-    assert peaks(filler) == [8 * GIB], "one that made no step was not measured"
-    filler.connection.execute("UPDATE attempts SET last_step = 3 WHERE run_id = 'b-1'")
-    assert peaks(filler) == [9 * GIB]
-    assert peaks(filler, "t") == []
+def test_the_peak_of_a_study_is_that_of_the_largest_trial_by_whoever_says_more(home: Home) -> None:
+    home.gpus(2)
+    trial(home, "a-1", "s")
+    assert peaks(home) == [], "it has reported nothing yet"
+    listed(home, 50, 0, a_1=GIB)
+    assert peaks(home) == [], "what it holds before its first step is no peak"
+    home.metrics("a-1", 1, [{"step": 1, "rank": rank, "gpu_mem_peak": 3 * GIB} for rank in range(2)])
+    assert peaks(home) == [6 * GIB], "both ranks are on the one GPU"
+    listed(home, 40, 0, a_1=8 * GIB, other_1=40 * GIB)
+    trial(home, "b-1", "s", "succeeded")
+    listed(home, 30, 0, b_1=9 * GIB, a_1=2 * GIB)
+    assert peaks(home) == [8 * GIB], "one that made no step was not measured"
+    home.connection.execute("UPDATE attempts SET last_step = 3 WHERE run_id = 'b-1'")
+    assert peaks(home) == [9 * GIB]
+    assert peaks(home, "t") == []
 
 
 HOUR = 3600.0
@@ -140,20 +140,20 @@ PUT = (
 
 
 @pytest.fixture
-def gpus(filler: Filler) -> Filler:
+def gpus(home: Home) -> Home:
     """Two GPUs."""
-    filler.gpus(2)
-    return filler
+    home.gpus(2)
+    return home
 
 
-def set_bounds(gpus: Filler, raw_since: float, minutes_since: float) -> None:
+def set_bounds(gpus: Home, raw_since: float, minutes_since: float) -> None:
     gpus.connection.execute("DELETE FROM record_bounds")
     gpus.connection.execute(
         "INSERT INTO record_bounds (id, raw_since, minutes_since) VALUES (1, ?, ?)", (raw_since, minutes_since)
     )
 
 
-def test_samples_of_its_own_gpus_while_it_had_them(gpus: Filler) -> None:
+def test_samples_of_its_own_gpus_while_it_had_them(gpus: Home) -> None:
     for at, percent in ((0, 10), (10, 90.4), (20, 90), (30, 50)):
         gpus.sample(0, at=BASE + at, utilization=percent, power=300.0, memory_gib=at)
         gpus.sample(1, at=BASE + at, utilization=1)
@@ -167,7 +167,7 @@ def test_samples_of_its_own_gpus_while_it_had_them(gpus: Filler) -> None:
     assert gpu_counts(gpus.connection, [Stay(uuid(1), BASE + 60, BASE + 90)]) == GpuCounts()
 
 
-def test_where_samples_are_gone_minutes_and_hours_count_as_often_as_they_had_samples(gpus: Filler) -> None:
+def test_where_samples_are_gone_minutes_and_hours_count_as_often_as_they_had_samples(gpus: Home) -> None:
     connection = gpus.connection
     connection.execute(PUT.format("hours"), (BASE - 2 * HOUR, 3600, 20.0, 9 * GIB))
     connection.execute(PUT.format("hours"), (BASE - HOUR, 3600, 99.0, 70 * GIB))
@@ -181,7 +181,7 @@ def test_where_samples_are_gone_minutes_and_hours_count_as_often_as_they_had_sam
     assert found.memory_used_bytes_most == 9 * GIB
 
 
-def test_what_lies_partly_in_a_stay_counts_in_part(gpus: Filler) -> None:
+def test_what_lies_partly_in_a_stay_counts_in_part(gpus: Home) -> None:
     for at, percent in ((BASE - HOUR, 40.0), (BASE, 95.0)):
         gpus.connection.execute(PUT.format("hours"), (at, 3600, percent, 70 * GIB))
     set_bounds(gpus, BASE + HOUR, BASE + HOUR)
@@ -194,7 +194,7 @@ def test_what_lies_partly_in_a_stay_counts_in_part(gpus: Filler) -> None:
     assert longer.utilization_percent == {40.0: 1, 95.0: 3600} and longer.memory_used_bytes_most == 70 * GIB
 
 
-def test_a_minute_whose_samples_are_gone_in_part_lies_whole_in_a_stay(gpus: Filler) -> None:
+def test_a_minute_whose_samples_are_gone_in_part_lies_whole_in_a_stay(gpus: Home) -> None:
     gpus.connection.execute(PUT.format("minutes"), (BASE, 60, 40.0, 9 * GIB))
     set_bounds(gpus, BASE + 30, BASE - HOUR)
     for at in range(30, 60):
@@ -203,13 +203,13 @@ def test_a_minute_whose_samples_are_gone_in_part_lies_whole_in_a_stay(gpus: Fill
     assert found.utilization_percent == {40.0: 30, 80.0: 30} and found.memory_used_bytes_most == 9 * GIB
 
 
-def sampled(gpus: Filler, index: int, *values: tuple[float, float]) -> None:
+def sampled(gpus: Home, index: int, *values: tuple[float, float]) -> None:
     """Samples (seconds ago, utilisation)."""
     for ago, used in values:
         gpus.sample(index, at=NOW - ago, utilization=used, memory_gib=22.0)
 
 
-def held(gpus: Filler, index: int, ago: float, *pids: int) -> None:
+def held(gpus: Home, index: int, ago: float, *pids: int) -> None:
     processes = [{"pid": pid, "user": "alice", "command": "python", "memory_bytes": GIB, "kind": "C"} for pid in pids]
     gpus.connection.execute(
         "INSERT INTO gpu_process_sets (at, gpu_id, processes) SELECT ?, gpu_id, ? FROM gpus WHERE uuid = ?",
@@ -218,11 +218,11 @@ def held(gpus: Filler, index: int, ago: float, *pids: int) -> None:
     gpus.processes(index, *processes)
 
 
-def views(gpus: Filler) -> list[GpuView]:
+def views(gpus: Home) -> list[GpuView]:
     return read_gpus(gpus.connection, NOW)
 
 
-def test_since_the_first_sample_behind_the_last_busy_one(gpus: Filler) -> None:
+def test_since_the_first_sample_behind_the_last_busy_one(gpus: Home) -> None:
     sampled(gpus, 0, (5000.0, 0.0), (4000.0, 30.0), (3990.0, 0.0), (2000.0, 0.0), (1.0, 0.0))
     connection = gpus.connection
     assert idleness(connection, uuid(0), 0.0, NOW) == Idleness(NOW - 3990.0, was_busy=True)
@@ -232,14 +232,14 @@ def test_since_the_first_sample_behind_the_last_busy_one(gpus: Filler) -> None:
     assert idleness(connection, "GPU-none", 0.0, NOW) == Idleness(None, was_busy=False)
 
 
-def test_a_process_is_there_since_the_list_has_it_without_a_break(gpus: Filler) -> None:
+def test_a_process_is_there_since_the_list_has_it_without_a_break(gpus: Home) -> None:
     for ago, pids in ((900.0, (7, 8)), (800.0, (8,)), (600.0, (7, 8)), (300.0, (7, 8, 9))):
         held(gpus, 0, ago, *pids)
     assert present_since(gpus.connection, uuid(0)) == {7: NOW - 600, 8: NOW - 900, 9: NOW - 300}
     assert present_since(gpus.connection, uuid(1)) == {}
 
 
-def test_what_holds_memory_of_an_idle_gpu_and_since_when(gpus: Filler) -> None:
+def test_what_holds_memory_of_an_idle_gpu_and_since_when(gpus: Home) -> None:
     held(gpus, 0, 9000.0, 7)
     held(gpus, 0, 600.0, 7, 8)
     sampled(gpus, 0, (4000.0, 30.0), (3990.0, 0.0), (1.0, 0.0))

@@ -14,16 +14,16 @@ from gputui.store.metrics import past, queries
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import RunLookupError, find_run, holders, read_runs
 from gputui.ui.tui.data.reader import in_order
-from tests.ui.tui.filling import GIB, NOW, Filler, uuid
+from tests.homes import GIB, NOW, Home, uuid
 
 # --- hardware
 
 
-def test_a_gpu_is_as_its_newest_sample_of_then_says(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.agent()
-    filler.gpus(2)
+def test_a_gpu_is_as_its_newest_sample_of_then_says(home: Home, reader: sqlite3.Connection) -> None:
+    home.agent()
+    home.gpus(2)
     for ago, utilization in ((100, 10.0), (99, 11.0), (98, 12.0), (1, 90.0)):
-        filler.sample(0, at=NOW - ago, utilization=utilization, throttle=("power cap",) if ago == 99 else None)
+        home.sample(0, at=NOW - ago, utilization=utilization, throttle=("power cap",) if ago == 99 else None)
     [gpu] = read_gpus(reader, NOW, NOW - 98.5)
     assert (gpu.uuid, gpu.utilization_percent, gpu.state, gpu.age_seconds) == (uuid(0), 11.0, "ok", 0.5)
     assert gpu.throttle_reasons == ("power cap",) and gpu.at == NOW - 99
@@ -31,28 +31,28 @@ def test_a_gpu_is_as_its_newest_sample_of_then_says(filler: Filler, reader: sqli
     assert [each.index for each in read_gpus(reader, NOW, NOW)] == [0, 1]
 
 
-def test_staleness_follows_the_interval_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.agent()  # samples every second by now
-    filler.gpus(1)
+def test_staleness_follows_the_interval_of_then(home: Home, reader: sqlite3.Connection) -> None:
+    home.agent()  # samples every second by now
+    home.gpus(1)
     for ago in (1000, 940, 880, 820):
-        filler.sample(0, at=NOW - ago)
+        home.sample(0, at=NOW - ago)
     assert read_gpus(reader, NOW, NOW - 700)[0].state == "ok"
     assert read_gpus(reader, NOW, NOW - 630)[0].state == "stale"
     for ago in (500, 499, 498):
-        filler.sample(0, at=NOW - ago)
+        home.sample(0, at=NOW - ago)
     assert read_gpus(reader, NOW, NOW - 480)[0].state == "stale"
 
 
-def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.agent()
-    filler.gpus(1)
-    filler.sample(0, at=NOW - 60)
+def test_slow_values_processes_and_reports_are_those_of_then(home: Home, reader: sqlite3.Connection) -> None:
+    home.agent()
+    home.gpus(1)
+    home.sample(0, at=NOW - 60)
     insert = "INSERT INTO gpu_slow_samples (at, gpu_id, ecc_uncorrected, row_remap_pending) VALUES (?, 1, ?, ?)"
-    filler.connection.executemany(insert, [(NOW - 90, 0, 0), (NOW - 50, 3, 1)])
+    home.connection.executemany(insert, [(NOW - 90, 0, 0), (NOW - 50, 3, 1)])
     sets = "INSERT INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, 1, ?)"
     mine = '[{"pid": 7, "user": "me", "memory_bytes": 5, "run_id": "a-1", "rank": 3}]'
-    filler.connection.executemany(sets, [(NOW - 90, "[]"), (NOW - 55, mine), (NOW - 20, None)])
-    filler.connection.execute(
+    home.connection.executemany(sets, [(NOW - 90, "[]"), (NOW - 55, mine), (NOW - 20, None)])
+    home.connection.execute(
         "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', 13, 'x')", (NOW - 52, uuid(0))
     )
     [before] = read_gpus(reader, NOW, NOW - 58)
@@ -69,12 +69,12 @@ def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, rea
     assert later.memory_total_bytes == 80 * GIB
 
 
-def test_a_lost_gpu_was_there_before_and_is_back_after(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.gpus(1)
+def test_a_lost_gpu_was_there_before_and_is_back_after(home: Home, reader: sqlite3.Connection) -> None:
+    home.gpus(1)
     for ago in range(100, 0, -1):
-        filler.sample(0, at=NOW - ago)
+        home.sample(0, at=NOW - ago)
     for ago, event in ((80, "lost"), (40, "returned")):
-        filler.connection.execute(
+        home.connection.execute(
             "INSERT INTO gpu_events (at, uuid, event) VALUES (?, ?, ?)", (NOW - ago, uuid(0), event)
         )
     states = [read_gpus(reader, NOW, NOW - ago)[0].state for ago in (90, 80, 60, 40, 10)]
@@ -84,15 +84,15 @@ def test_a_lost_gpu_was_there_before_and_is_back_after(filler: Filler, reader: s
 # --- runs
 
 
-def recovered(filler: Filler) -> None:
+def recovered(home: Home) -> None:
     """A run of two attempts with an incident between them."""
-    filler.gpus(2)
-    filler.run("a-1", "succeeded", gpus=(), attempt=2, started_ago=900.0, ended_ago=100.0,
+    home.gpus(2)
+    home.run("a-1", "succeeded", gpus=(), attempt=2, started_ago=900.0, ended_ago=100.0,
                params={"lr": 2}, launched={"lr": 1})  # fmt: skip
-    filler.attempt("a-1", 1, "failed", gpus=(0, 1), started_ago=900.0, ended_ago=500.0, code=1, last_step=70,
+    home.attempt("a-1", 1, "failed", gpus=(0, 1), started_ago=900.0, ended_ago=500.0, code=1, last_step=70,
                    params={"lr": 1})  # fmt: skip
-    filler.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=500.0, params={"lr": 2}, reason="smaller")
-    filler.attempt("a-1", 2, "succeeded", gpus=(1,), started_ago=400.0, ended_ago=100.0, code=0, resumed_step=60,
+    home.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=500.0, params={"lr": 2}, reason="smaller")
+    home.attempt("a-1", 2, "succeeded", gpus=(1,), started_ago=400.0, ended_ago=100.0, code=0, resumed_step=60,
                    last_step=90, params={"lr": 2})  # fmt: skip
     for ago, origin, target, cause in (
         (902, None, "queued", "launched"), (900, "queued", "starting", "attempt 1"), (890, "starting", "running", ""),
@@ -100,11 +100,11 @@ def recovered(filler: Filler) -> None:
         (400, "queued", "starting", "attempt 2"), (390, "starting", "running", ""),
         (100, "running", "succeeded", "all ranks ended with 0"),
     ):  # fmt: skip
-        filler.transition("a-1", origin, target, cause, ago)
+        home.transition("a-1", origin, target, cause, ago)
 
 
-def test_a_run_is_as_it_was(filler: Filler, reader: sqlite3.Connection) -> None:
-    recovered(filler)
+def test_a_run_is_as_it_was(home: Home, reader: sqlite3.Connection) -> None:
+    recovered(home)
     for ago, state, attempt, gpus, holds in [
         (901, "queued", 0, (), False),
         (895, "starting", 1, (0, 1), True),
@@ -123,25 +123,25 @@ def test_a_run_is_as_it_was(filler: Filler, reader: sqlite3.Connection) -> None:
         assert find_run(reader, "a-1", NOW - ago) == run
 
 
-def test_a_run_without_gpus_held_none_then(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1", started_ago=900.0)
-    filler.attempt("a-1", 1, started_ago=900.0)
-    filler.transition("a-1", "queued", "starting", "attempt 1", 900)
-    filler.transition("a-1", "starting", "running", "", 890)
+def test_a_run_without_gpus_held_none_then(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1", started_ago=900.0)
+    home.attempt("a-1", 1, started_ago=900.0)
+    home.transition("a-1", "queued", "starting", "attempt 1", 900)
+    home.transition("a-1", "starting", "running", "", 890)
     assert [read_runs(reader, NOW - ago)[0].holds_gpus for ago in (895, 600)] == [False, False]
 
 
-def test_the_step_then_is_that_of_any_attempt_unless_one_lived(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1", "failed", attempt=2, started_ago=900.0, ended_ago=100.0)
-    filler.transition("a-1", "queued", "running", "", 900)
-    filler.attempt("a-1", 1, "failed", started_ago=900.0, ended_ago=500.0, last_step=70)
-    filler.attempt("a-1", 2, "failed", started_ago=400.0, ended_ago=100.0)
-    filler.transition("a-1", "running", "failed", "", 100)
+def test_the_step_then_is_that_of_any_attempt_unless_one_lived(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1", "failed", attempt=2, started_ago=900.0, ended_ago=100.0)
+    home.transition("a-1", "queued", "running", "", 900)
+    home.attempt("a-1", 1, "failed", started_ago=900.0, ended_ago=500.0, last_step=70)
+    home.attempt("a-1", 2, "failed", started_ago=400.0, ended_ago=100.0)
+    home.transition("a-1", "running", "failed", "", 100)
     assert [read_runs(reader, at)[0].last_step for at in (None, NOW - 50, NOW - 300)] == [70, 70, None]
 
 
-def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Connection) -> None:
-    recovered(filler)
+def test_what_came_later_is_not_known_then(home: Home, reader: sqlite3.Connection) -> None:
+    recovered(home)
     assert read_runs(reader, NOW - 903) == []
     with pytest.raises(RunLookupError):
         find_run(reader, "a-1", NOW - 903)
@@ -159,18 +159,18 @@ def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Conne
     assert len(read_incidents(reader, "a-1", NOW - 450)) == len(read_decisions(reader, "a-1", NOW - 450)) == 1
 
 
-def test_a_run_without_moves_is_told_by_its_row(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("b-1", "failed", started_ago=900.0, ended_ago=100.0, reason="why")
+def test_a_run_without_moves_is_told_by_its_row(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("b-1", "failed", started_ago=900.0, ended_ago=100.0, reason="why")
     states = [read_runs(reader, NOW - ago)[0].state for ago in (901, 500, 50)]
     assert states == ["queued", "running", "failed"]
 
 
-def test_the_newest_of_those_that_were_over_are_kept(filler: Filler, reader: sqlite3.Connection) -> None:
+def test_the_newest_of_those_that_were_over_are_kept(home: Home, reader: sqlite3.Connection) -> None:
     for number, (target, ago) in enumerate(
         [("succeeded", 30), ("failed", 20), ("running", 40), ("queued", 50), ("queued", 45), ("running", 35)]
     ):
-        filler.run(f"r-{number}", "running", started_ago=100.0)
-        filler.transition(f"r-{number}", "queued", target, "", ago)
+        home.run(f"r-{number}", "running", started_ago=100.0)
+        home.transition(f"r-{number}", "queued", target, "", ago)
     found = [run.run_id for run in read_runs(reader, NOW)]
     assert found == ["r-5", "r-4", "r-3", "r-2", "r-1", "r-0"]
     assert [run.run_id for run in read_runs(reader, NOW, limit=1)] == found[:5]
@@ -180,8 +180,8 @@ def test_the_newest_of_those_that_were_over_are_kept(filler: Filler, reader: sql
 # --- metrics
 
 
-def lines(filler: Filler, count: int, *, attempt: int = 1, begin: float = NOW - 1000, ranks: int = 1) -> None:
-    filler.metrics(
+def lines(home: Home, count: int, *, attempt: int = 1, begin: float = NOW - 1000, ranks: int = 1) -> None:
+    home.metrics(
         "a-1",
         attempt,
         [
@@ -192,9 +192,9 @@ def lines(filler: Filler, count: int, *, attempt: int = 1, begin: float = NOW - 
     )
 
 
-def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    lines(filler, 500, ranks=2)
+def test_the_place_that_was_reached_is_found(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    lines(home, 500, ranks=2)
     for at_step in [0, 1, 2, 117, 498, 499]:
         reached = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5)
         newest = past.newest(reader, reached)
@@ -206,42 +206,42 @@ def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Con
         ]
 
 
-def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
+def test_a_line_without_a_time_lies_where_its_neighbours_do(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
     rows: list[dict[str, object]] = [{"step": step, "time": NOW - 100 + step, "loss": 1.0} for step in range(50)]
     rows.insert(10, {"step": 9, "val/loss": 5.0})
-    filler.metrics("a-1", 1, rows)
+    home.metrics("a-1", 1, rows)
     assert queries.latest(reader, "a-1", NOW - 90.5) == {"loss": 1.0, "val/loss": 5.0}
     assert queries.latest(reader, "a-1", NOW - 91.5) == {"loss": 1.0}
 
 
-def test_of_two_sources_the_same_one_counts_as_does_now(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    filler.metrics("a-1", 1, [{"step": 1, "time": NOW - 100, "loss": 9.0, "lr": 0.1}])
-    filler.connection.execute(
+def test_of_two_sources_the_same_one_counts_as_does_now(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    home.metrics("a-1", 1, [{"step": 1, "time": NOW - 100, "loss": 9.0, "lr": 0.1}])
+    home.connection.execute(
         "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) "
         "VALUES (7, 'a-1', '/m', 'jsonl', 500)"
     )
     for step in range(50):
         row = (7, 0, step * 10, 1, None, step, NOW - 90 + step, f'{{"step": {step}, "loss": 1.0}}')
-        filler.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        home.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     assert queries.latest(reader, "a-1", NOW - 10) == {"loss": 1.0, "lr": 0.1}
 
 
-def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    lines(filler, 800)
+def test_a_curve_is_sampled_evenly_up_to_the_moment(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    lines(home, 800)
     reached = past.positions_at(reader, "a-1", NOW - 1000 + 400)
     steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
     assert len(steps) == 10 and steps[-1] == 400 and steps == sorted(steps)
     assert all(30 <= later - earlier <= 50 for earlier, later in itertools.pairwise(steps))
 
 
-def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    lines(filler, 100)
-    filler.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = 500")
-    filler.connection.executemany(
+def test_generations_of_a_file_that_was_begun_again(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    lines(home, 100)
+    home.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = 500")
+    home.connection.executemany(
         "INSERT INTO metrics VALUES (1, 1, ?, 2, 0, ?, ?, '{\"loss\": 7.0}')",
         [(number * 50, number, NOW - 500 + number) for number in range(10)],
     )
@@ -252,12 +252,12 @@ def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqli
     assert past.newest(reader, {1: place})[0].attempt == 2
 
 
-def test_a_curve_is_sampled_over_all_generations_of_its_file(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    lines(filler, 100)
+def test_a_curve_is_sampled_over_all_generations_of_its_file(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    lines(home, 100)
     size = reader.execute("SELECT max(byte_offset) + 1 FROM metrics WHERE generation = 0").fetchone()[0]
-    filler.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = ?", (size,))
-    filler.connection.executemany(
+    home.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = ?", (size,))
+    home.connection.executemany(
         "INSERT INTO metrics SELECT source_id, 1, byte_offset, attempt, rank, step + 100, at + 100, data "
         "FROM metrics WHERE source_id = ? AND generation = 0",
         reader.execute("SELECT source_id FROM metric_sources").fetchall(),
@@ -267,14 +267,14 @@ def test_a_curve_is_sampled_over_all_generations_of_its_file(filler: Filler, rea
     assert len(steps) == 10 and steps == sorted(steps) and steps[0] < 30 and steps[-1] >= 195
 
 
-def test_the_pace_is_that_of_the_source_with_the_newest_lines(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    filler.connection.executemany(
+def test_the_pace_is_that_of_the_source_with_the_newest_lines(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    home.connection.executemany(
         "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) VALUES (?, 'a-1', ?, 'jsonl', 1000)",
         [(1, "eval.jsonl"), (2, "metrics.jsonl")],
     )
     row = "INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{\"loss\": 1.0}')"
     # One counts epochs once in 100 s, the other steps twice a second.
-    filler.connection.executemany(row, [(1, number * 10, number, NOW - 300 + 100 * number) for number in range(3)])
-    filler.connection.executemany(row, [(2, number * 5, number, NOW - 100 + number / 2) for number in range(200)])
+    home.connection.executemany(row, [(1, number * 10, number, NOW - 300 + 100 * number) for number in range(3)])
+    home.connection.executemany(row, [(2, number * 5, number, NOW - 100 + number / 2) for number in range(200)])
     assert past.pace(reader, "a-1", 1, NOW, 60.0) == pytest.approx(2.0)

@@ -20,9 +20,10 @@ from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history,
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
 from gputui.store.studies import StudyLookupError, find_study
+from tests.homes import GIB, NOW, Home, uuid
 from tests.ledgers import ledger_row
+from tests.stories import overnight, search
 from tests.texts import mentions
-from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
 
 def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None:
@@ -35,9 +36,9 @@ def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None
 
 
 def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
-    filler: Filler, reader: sqlite3.Connection
+    home: Home, reader: sqlite3.Connection
 ) -> None:
-    filler.overnight()
+    overnight(home)
     gpus = read_gpus(reader, NOW + 0.5)
     assert [gpu.index for gpu in gpus] == list(range(8))
     busy, slow_one, stranger, lost = gpus[0], gpus[3], gpus[5], gpus[7]
@@ -52,10 +53,10 @@ def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
     assert (lost.state, lost.event_code) == ("lost", 79) and mentions(lost.event_text, "off the bus")
 
 
-def test_a_sample_grows_stale_and_an_unknown_value_stays_unknown(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.agent()
-    filler.gpus(2)
-    filler.sample(0, utilization=None, power=None, throttle=None)
+def test_a_sample_grows_stale_and_an_unknown_value_stays_unknown(home: Home, reader: sqlite3.Connection) -> None:
+    home.agent()
+    home.gpus(2)
+    home.sample(0, utilization=None, power=None, throttle=None)
     gpu, silent = read_gpus(reader, NOW + 1)
     assert (gpu.state, gpu.utilization_percent, gpu.power_watts, gpu.throttle_reasons) == ("ok", None, None, None)
     assert (silent.state, silent.age_seconds) == ("stale", None)
@@ -64,50 +65,50 @@ def test_a_sample_grows_stale_and_an_unknown_value_stays_unknown(filler: Filler,
     assert (later.state, later.age_seconds) == ("stale", 14.0)
 
 
-def test_staleness_follows_the_agents_interval(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.agent()
-    filler.connection.execute("UPDATE agent SET interval_seconds = 10")
-    filler.gpus(1)
-    filler.sample(0)
+def test_staleness_follows_the_agents_interval(home: Home, reader: sqlite3.Connection) -> None:
+    home.agent()
+    home.connection.execute("UPDATE agent SET interval_seconds = 10")
+    home.gpus(1)
+    home.sample(0)
     assert read_gpus(reader, NOW + 14)[0].state == "ok"
     assert read_gpus(reader, NOW + 31)[0].state == "stale"
 
 
-def test_a_lost_gpu_is_shown_for_a_day(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.gpus(2)
-    filler.lose(1, seconds_ago=0)
+def test_a_lost_gpu_is_shown_for_a_day(home: Home, reader: sqlite3.Connection) -> None:
+    home.gpus(2)
+    home.lose(1, seconds_ago=0)
     assert [gpu.state for gpu in read_gpus(reader, NOW + 3600)] == ["stale", "lost"]
     assert len(read_gpus(reader, NOW + 2 * LOST_SHOWN_SECONDS)) == 1
 
 
-def test_history_takes_means_and_leaves_gaps(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.gpus(1)
+def test_history_takes_means_and_leaves_gaps(home: Home, reader: sqlite3.Connection) -> None:
+    home.gpus(1)
     for ago, value in ((29, 10), (25, 30), (5, 80)):
-        filler.sample(0, at=NOW - ago, utilization=value)
-        filler.host(NOW - ago)
+        home.sample(0, at=NOW - ago, utilization=value)
+        home.host(NOW - ago)
     history = gpu_history(reader, NOW - 30, NOW, 3)[uuid(0)]
     assert history.utilization_percent == (20.0, None, 80.0)
     assert host_history(reader, NOW - 30, NOW, 3).cpu_percent == (34.0, None, 34.0)
 
 
-def test_a_history_has_no_gaps_between_samples_of_minutes(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.gpus(1)
+def test_a_history_has_no_gaps_between_samples_of_minutes(home: Home, reader: sqlite3.Connection) -> None:
+    home.gpus(1)
     for minute in (9, 8, 7, 3, 2, 1):
-        filler.sample(0, at=NOW - 60 * minute, utilization=minute)
+        home.sample(0, at=NOW - 60 * minute, utilization=minute)
     history = gpu_history(reader, NOW - 600, NOW, 30)[uuid(0)]
     known = [value for value in (9, 8) for _ in range(3)]
     later = [value for value in (3, 2, 1) for _ in range(3)]
     assert history.utilization_percent == (None,) * 3 + (*known, 7) + (None,) * 11 + (*later,)
 
 
-def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.overnight()
+def test_runs_come_newest_first_and_active_ones_alone(home: Home, reader: sqlite3.Connection) -> None:
+    overnight(home)
     assert [run.run_id for run in read_runs(reader)] == ["resnet50-2", "lr-sweep-3", "vit-b16-1", "gpt2-124m-1"]
     assert [run.run_id for run in read_runs(reader, active_only=True, limit=2)] == ["lr-sweep-3", "vit-b16-1"]
     assert [run.run_id for run in read_runs(reader, over_only=True)] == ["resnet50-2"]
     mark = runs_mark(reader)
     assert runs_mark(reader) == mark
-    filler.end("gpt2-124m-1", "succeeded")
+    home.end("gpt2-124m-1", "succeeded")
     assert runs_mark(reader) != mark
     vit = find_run(reader, "vit-b16-1")
     assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000
@@ -116,10 +117,10 @@ def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sq
 
 
 def test_a_run_is_read_by_id_or_newest_name_and_changed_only_when_unambiguous(
-    filler: Filler, reader: sqlite3.Connection
+    home: Home, reader: sqlite3.Connection
 ) -> None:
     for run_id, name in (("vit-1", "vit"), ("vit-10", "vit"), ("best-1", "best-1"), ("lm-1", "best"), ("x-1", "vit-1")):
-        filler.run(run_id, "succeeded", name=name, ended_ago=5.0)
+        home.run(run_id, "succeeded", name=name, ended_ago=5.0)
     for wanted, run_id in (("vit-1", "vit-1"), ("best", "lm-1"), ("best-1", "best-1"), ("lm-1", "lm-1")):
         assert find_run(reader, wanted).run_id == find_run(reader, wanted, only=True).run_id == run_id
     assert find_run(reader, "vit").run_id == "vit-10"
@@ -134,14 +135,14 @@ def test_a_run_is_read_by_id_or_newest_name_and_changed_only_when_unambiguous(
         assert caught.value.candidates[:1] == nearest
 
 
-def test_only_what_exists_is_suggested(filler: Filler, reader: sqlite3.Connection) -> None:
+def test_only_what_exists_is_suggested(home: Home, reader: sqlite3.Connection) -> None:
     """Not the name of a launch, though that of a person."""
-    filler.run("hang-1", name="hang")
-    filler.run("vit-1", name="hangar")
+    home.run("hang-1", name="hang")
+    home.run("vit-1", name="hangar")
     with pytest.raises(RunLookupError) as caught:
         find_run(reader, "hnag")
     assert set(caught.value.candidates) == {"hang-1", "hangar"}
-    filler.study("lr-search-1")
+    search(home, "lr-search-1")
     with pytest.raises(StudyLookupError, match=r"did you mean lr-search-1\?"):
         find_study(reader, "lr-serch")
 
@@ -160,30 +161,30 @@ def test_only_what_exists_is_suggested(filler: Filler, reader: sqlite3.Connectio
     ],
 )
 def test_a_run_that_is_over_has_a_checkpoint_where_the_ledger_has_a_candidate(
-    filler: Filler, reader: sqlite3.Connection, row: CheckpointRow | None, has_checkpoint: bool
+    home: Home, reader: sqlite3.Connection, row: CheckpointRow | None, has_checkpoint: bool
 ) -> None:
-    filler.run("a-1", "failed", attempt=3, ended_ago=10.0)
+    home.run("a-1", "failed", attempt=3, ended_ago=10.0)
     for number, resumed_step in ((1, None), (2, None), (3, 30)):
-        filler.attempt("a-1", number, "failed", ended_ago=10.0, resumed_step=resumed_step)
+        home.attempt("a-1", number, "failed", ended_ago=10.0, resumed_step=resumed_step)
     rows = [] if row is None else [row]
-    checkpoints.save(filler.connection, "a-1", (), rows)
+    checkpoints.save(home.connection, "a-1", (), rows)
     run = find_run(reader, "a-1")
     # Until its folder was looked into after its end, one may be there.
     assert run.has_checkpoint is (True if has_checkpoint else None)
-    checkpoints.note_scan(filler.connection, "a-1", 3, "/c", NOW)
+    checkpoints.note_scan(home.connection, "a-1", 3, "/c", NOW)
     assert find_run(reader, "a-1").has_checkpoint is has_checkpoint
     spans = spans_of(run, read_attempts(reader, "a-1"), NOW)
     assert bool(candidates(rows, spans)) is has_checkpoint
 
 
 def test_an_incident_is_one_line_of_its_cause_and_one_of_the_action_in_the_order_of_time(
-    filler: Filler, reader: sqlite3.Connection
+    home: Home, reader: sqlite3.Connection
 ) -> None:
-    filler.run("a-1")
+    home.run("a-1")
 
     def add(kind: EventKind, at: float, message: str, severity: Severity = "error", attempt: int = 1) -> None:
         add_event(
-            filler.connection, kind, message, now=NOW + at, run_id="a-1", attempt=attempt, severity=severity
+            home.connection, kind, message, now=NOW + at, run_id="a-1", attempt=attempt, severity=severity
         )  # fmt: skip
 
     add("observation", 1, "slow rank", "warning")
@@ -201,14 +202,14 @@ def test_an_incident_is_one_line_of_its_cause_and_one_of_the_action_in_the_order
     assert len(read_news(reader, NOW + 11, limit=9)) == 3
 
 
-def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.overnight()
+def test_what_happened_comes_oldest_first_and_after_a_cursor(home: Home, reader: sqlite3.Connection) -> None:
+    overnight(home)
     events = read_events(reader)
     assert [event.event_id for event in events] == [1, 2, 3]
     assert [event.event_id for event in read_events(reader, limit=2)] == [2, 3]
     assert read_events(reader, after_id=3) == []
     assert [event.subject for event in read_events(reader, "lr-sweep-3")] == ["lr-sweep-3"]
-    filler.connection.execute("UPDATE runs SET study_id = 'sweep-1' WHERE run_id = 'lr-sweep-3'")
+    home.connection.execute("UPDATE runs SET study_id = 'sweep-1' WHERE run_id = 'lr-sweep-3'")
     assert [event.event_id for event in read_news(reader, limit=2)] == [1, 2]
     # A start is news unless a resume, restart or retry has announced it.
     kinds: tuple[EventKind, ...] = (
@@ -216,19 +217,19 @@ def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, rea
         "attempt_started", "stopped", "attempt_started",
     )  # fmt: skip
     for kind in kinds:
-        add_event(filler.connection, kind, "a sentence", now=filler.now, run_id="vit-b16-1")
+        add_event(home.connection, kind, "a sentence", now=home.now, run_id="vit-b16-1")
     news = [event.kind for event in read_news(reader, limit=7)]
     assert news == [kinds[at] for at in (1, 2, 3, 5, 6, 8, 9)]
     incidents = read_incidents(reader, "vit-b16-1")
     assert [incident.kind for incident in incidents] == ["cuda_oom", "gpu_lost"]
     assert len(incidents[0].evidence) == 1 and mentions(incidents[0].evidence[0], "error.json", "2.00 GiB")
     assert read_decisions(reader, "vit-b16-1")[0].actions == ("batch_size 512 → 384", "grad_accum 1 → 2")
-    filler.transition("vit-b16-1", "running", "recovering", "cuda_oom", 5500)
+    home.transition("vit-b16-1", "running", "recovering", "cuda_oom", 5500)
     assert read_transitions(reader, "vit-b16-1")[0].to_state == "recovering"
 
 
-def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.overnight()
+def test_json_shapes_are_what_the_commands_promise(home: Home, reader: sqlite3.Connection) -> None:
+    overnight(home)
     gpu = json_shapes.gpu_shape(read_gpus(reader, NOW)[1])
     assert list(gpu) == [
         "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
@@ -284,15 +285,15 @@ def test_iso_times_are_utc_with_milliseconds() -> None:
     assert [json_shapes.iso(at) for at in (float("inf"), float("-inf"), float("nan"), 1e30)] == [None] * 4
 
 
-def test_damaged_json_counts_as_unknown(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.gpus(1)
-    filler.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
+def test_damaged_json_counts_as_unknown(home: Home, reader: sqlite3.Connection) -> None:
+    home.gpus(1)
+    home.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
     gpu = read_gpus(reader, NOW)[0]
     assert (dict(gpu.facts), dict(gpu.slow), gpu.processes) == ({}, {}, ())
 
 
-def test_data_version_moves_with_anothers_commit(filler: Filler, reader: sqlite3.Connection) -> None:
+def test_data_version_moves_with_anothers_commit(home: Home, reader: sqlite3.Connection) -> None:
     before = data_version(reader)
     assert data_version(reader) == before
-    filler.agent()
+    home.agent()
     assert data_version(reader) != before

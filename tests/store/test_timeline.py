@@ -7,12 +7,12 @@ import sqlite3
 import pytest
 
 from gputui.store import timeline
-from tests.ui.tui.filling import NOW, Filler
+from tests.homes import NOW, Home
 
 
-def sampled(filler: Filler, first_ago: int, last_ago: int, every: int = 1) -> None:
+def sampled(home: Home, first_ago: int, last_ago: int, every: int = 1) -> None:
     for ago in range(first_ago, last_ago - 1, -every):
-        filler.host(NOW - ago)
+        home.host(NOW - ago)
 
 
 def test_an_empty_store_has_no_record(reader: sqlite3.Connection) -> None:
@@ -22,10 +22,10 @@ def test_an_empty_store_has_no_record(reader: sqlite3.Connection) -> None:
     assert timeline.resolve(reader, NOW - 50, -1, -1, NOW) == NOW - 50
 
 
-def test_gaps_are_found_whatever_the_interval(filler: Filler, reader: sqlite3.Connection) -> None:
-    sampled(filler, 3000, 2000, every=60)  # a slow recorder
-    sampled(filler, 1000, 500)
-    sampled(filler, 300, 0)
+def test_gaps_are_found_whatever_the_interval(home: Home, reader: sqlite3.Connection) -> None:
+    sampled(home, 3000, 2000, every=60)  # a slow recorder
+    sampled(home, 1000, 500)
+    sampled(home, 300, 0)
     gap_at = timeline.gap_at
     assert gap_at(reader, NOW - 3500) == (None, NOW - 3000)
     assert gap_at(reader, NOW - 2500) is None
@@ -36,9 +36,9 @@ def test_gaps_are_found_whatever_the_interval(filler: Filler, reader: sqlite3.Co
     assert gap_at(reader, NOW + 60) == (NOW, None)
 
 
-def test_recorded_stretches_to_about_a_piece(filler: Filler, reader: sqlite3.Connection) -> None:
-    sampled(filler, 1000, 500)
-    sampled(filler, 300, 0)
+def test_recorded_stretches_to_about_a_piece(home: Home, reader: sqlite3.Connection) -> None:
+    sampled(home, 1000, 500)
+    sampled(home, 300, 0)
     found = timeline.recorded(reader, NOW - 1200, NOW, pieces=60)
     assert len(found) == 2
     (first_start, first_end), (second_start, second_end) = found
@@ -48,12 +48,12 @@ def test_recorded_stretches_to_about_a_piece(filler: Filler, reader: sqlite3.Con
     assert len(timeline.recorded(reader, NOW - 300, NOW, pieces=2000)) == 1
 
 
-def test_what_happened_along_it(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    filler.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=50)
-    filler.event("told", seconds_ago=40, severity="warning")
-    filler.event("before", seconds_ago=500)
-    filler.metrics(
+def test_what_happened_along_it(home: Home, reader: sqlite3.Connection) -> None:
+    home.run("a-1")
+    home.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=50)
+    home.event("told", seconds_ago=40, severity="warning")
+    home.event("before", seconds_ago=500)
+    home.metrics(
         "a-1",
         1,
         [
@@ -69,10 +69,10 @@ def test_what_happened_along_it(filler: Filler, reader: sqlite3.Connection) -> N
     assert found[2].text == "checkpoint at step 5"
 
 
-def test_ticks_are_stepped_through_burst_by_burst(filler: Filler, reader: sqlite3.Connection) -> None:
-    sampled(filler, 1000, 0, every=5)
+def test_ticks_are_stepped_through_burst_by_burst(home: Home, reader: sqlite3.Connection) -> None:
+    sampled(home, 1000, 0, every=5)
     for ago in (900.0, 899.6, 899.2, 400.0, 100.0):
-        filler.event("x", seconds_ago=ago)
+        home.event("x", seconds_ago=ago)
 
     def after(at: float, ticks: int) -> float:
         return NOW - timeline.resolve(reader, NOW - at, ticks, 0, NOW)
@@ -87,9 +87,9 @@ def test_ticks_are_stepped_through_burst_by_burst(filler: Filler, reader: sqlite
     assert after(100.0, 1) == pytest.approx(100.0)
 
 
-def test_a_step_into_a_gap_goes_to_its_end_and_a_typed_time_stays(filler: Filler, reader: sqlite3.Connection) -> None:
-    sampled(filler, 1000, 500)
-    sampled(filler, 300, 100)
+def test_a_step_into_a_gap_goes_to_its_end_and_a_typed_time_stays(home: Home, reader: sqlite3.Connection) -> None:
+    sampled(home, 1000, 500)
+    sampled(home, 300, 100)
 
     def resolved(ago: float, direction: int) -> float:
         return NOW - timeline.resolve(reader, NOW - ago, 0, direction, NOW)
@@ -114,10 +114,10 @@ def test_what_the_queries_need_is_indexed(reader: sqlite3.Connection) -> None:
         assert "SEARCH" in plan(sql) and "SCAN" not in plan(sql), sql
 
 
-def test_alerts_are_ticks_to_move_between(filler: Filler, reader: sqlite3.Connection) -> None:
-    sampled(filler, 600, 0, every=5)
-    filler.alert("disk", "The disk is full", seconds_ago=400)
-    filler.alert("gpu_hot", "GPU 3 is hot", seconds_ago=200, cleared_ago=100)
+def test_alerts_are_ticks_to_move_between(home: Home, reader: sqlite3.Connection) -> None:
+    sampled(home, 600, 0, every=5)
+    home.alert("disk", "The disk is full", seconds_ago=400)
+    home.alert("gpu_hot", "GPU 3 is hot", seconds_ago=200, cleared_ago=100)
     found = timeline.ticks(reader, NOW - 600, NOW)
     assert [(tick.kind, tick.severity, tick.at) for tick in found] == [
         ("alert", "error", NOW - 400),

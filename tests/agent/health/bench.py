@@ -21,8 +21,8 @@ from gputui.store.alerts import AlertView
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.series import GpuSample, HostSample
 from tests.agent.conftest import SPEC, attempt_of
+from tests.homes import GIB, Home
 from tests.stores import open_store
-from tests.ui.tui.filling import GIB, Filler
 
 NOW = 1_795_230_764.0
 FACTS = GpuFacts("GPU-a", 0, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)
@@ -85,9 +85,9 @@ class Bench:
         return [row[0] for row in self.connection.execute("SELECT message FROM events ORDER BY event_id")]
 
 
-def train(bench: Bench) -> Filler:
+def train(bench: Bench) -> Home:
     """Begin a run; what fills the store."""
-    made = Filler(bench.workspace, now=NOW)
+    made = Home(bench.workspace, now=NOW)
     made.gpus(1)
     made.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
     made.attempt("vit-1", 1, gpus=(0,))

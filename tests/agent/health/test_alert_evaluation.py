@@ -13,9 +13,9 @@ from gputui.machine.gpu_model import GpuEvent, GpuProcess, Inventory, ProcessTic
 from gputui.store import alerts
 from gputui.store.series import GpuSample
 from tests.agent.health.bench import NOW, Bench, train
+from tests.homes import GIB, Home
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.filling import GIB, Filler
 
 COOL = GpuSample("GPU-a", utilization_percent=90.0, memory_used_bytes=10 * GIB, temperature_celsius=60.0,
                  throttle_reasons=(), power_watts=500.0)  # fmt: skip
@@ -30,7 +30,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def filler(bench: Bench) -> Filler:
+def home(bench: Bench) -> Home:
     return train(bench)
 
 
@@ -98,7 +98,7 @@ def test_an_xid_is_told_once_and_memory_by_who_holds_it(bench: Bench) -> None:
 # --- runs
 
 
-def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, filler: Filler) -> None:
+def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, home: Home) -> None:
     bench.pass_time(500, IDLE)
     assert bench.lasting() == ["gpu_underused"] and bench.all()[0].run_id == "vit-1"
     bench.living.clear()
@@ -106,9 +106,9 @@ def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, filler: Filler) 
     assert bench.all()[0].cleared_because == "no longer applies"
 
 
-def test_nccl_errors_come_from_incidents(bench: Bench, filler: Filler) -> None:
+def test_nccl_errors_come_from_incidents(bench: Bench, home: Home) -> None:
     bench.pass_time(2, COOL)
-    filler.incident("vit-1", 1, "nccl_timeout", "rank 1 waited in vain for the other ranks")
+    home.incident("vit-1", 1, "nccl_timeout", "rank 1 waited in vain for the other ranks")
     bench.living.clear()
     bench.pass_time(2, COOL)
     assert bench.lasting() == ["nccl_errors"]
@@ -134,9 +134,9 @@ def test_lines_become_alerts(tmp_path: Path, values: Values, found: list[str]) -
     assert bench.lasting() == found
 
 
-def test_a_profile_changes_its_own_rules(bench: Bench, filler: Filler) -> None:
+def test_a_profile_changes_its_own_rules(bench: Bench, home: Home) -> None:
     own = {"gradient_norm": {"above": 100}, "lr_off_schedule": {"schedule": "constant"}}
-    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.alerts', json(?))", (json.dumps(own),))
+    home.connection.execute("UPDATE runs SET spec = json_set(spec, '$.alerts', json(?))", (json.dumps(own),))
     for step in range(100):
         bench.write(step, grad_norm=50.0, lr=0.002)
         bench.pass_time(1, COOL)

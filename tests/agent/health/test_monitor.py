@@ -27,8 +27,8 @@ from gputui.store.series import GpuSample
 from tests.agent.conftest import SPEC
 from tests.agent.health.bench import Bench, train
 from tests.conftest import wait_until
+from tests.homes import GIB
 from tests.tables import table
-from tests.ui.tui.filling import GIB
 
 STANDARD, OFF = POLICIES["standard"], POLICIES["off"]
 BAD = [{"step": step, "loss": "NaN"} for step in range(9)]

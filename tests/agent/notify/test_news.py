@@ -24,8 +24,9 @@ from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, get_study
 from gputui.studies.rows import move_study
 from tests.agent.conftest import NOW, SPEC, add_run, run_of
+from tests.homes import Home
 from tests.stores import open_store
-from tests.ui.tui.filling import Filler
+from tests.stories import search
 
 LIVES = (RunState.STARTING, RunState.RUNNING)
 FAILS = (*LIVES, RunState.FAILED)
@@ -191,10 +192,10 @@ def test_a_queue_is_empty_when_nothing_is_left(desk: Desk) -> None:
 
 
 def test_a_study_is_told_and_not_its_trials(connection: sqlite3.Connection, workspace: Workspace) -> None:
-    filler = Filler(workspace)
+    home = Home(workspace)
     desk = Desk(connection, workspace)
     desk.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
-    filler.study()
+    search(home)
     study_id = connection.execute("SELECT study_id FROM studies").fetchone()[0]
     spec = replace(SPEC, study_id=study_id, trial=0)
     add_run(connection, "t-1", *FAILS, spec=spec)
@@ -206,7 +207,7 @@ def test_a_study_is_told_and_not_its_trials(connection: sqlite3.Connection, work
     move_study(connection, study, StudyState.FINISHED, cause="all trials done", actor="agent", now=desk.now)
     assert desk.turn() == ["study_finished", "queue_empty"]
     assert any("trial" in line and "Best" in line for line in desk.messages()[-2][1].lines)
-    filler.close()
+    home.close()
 
 
 def test_an_alert_and_its_end_are_told_to_the_same(desk: Desk) -> None:

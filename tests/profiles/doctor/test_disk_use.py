@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gputui.core.config import Workspace, locate
+from gputui.core.config import locate
 from gputui.profiles.doctor.disk_use import LARGEST_RUNS, check_disk_use, measure
 from gputui.store.checkpoints import save
+from tests.homes import Home
 from tests.ledgers import ledger_row
 from tests.texts import mentions
-from tests.ui.tui.filling import Filler
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    yield made
-    made.close()
 
 
 def written(path: Path, mebibytes: float) -> Path:
@@ -31,13 +23,13 @@ def written(path: Path, mebibytes: float) -> Path:
     return path
 
 
-def test_each_file_belongs_to_a_part(filler: Filler) -> None:
-    workspace = filler.workspace
-    filler.run("vit-1", "failed")
+def test_each_file_belongs_to_a_part(home: Home) -> None:
+    workspace = home.workspace
+    home.run("vit-1", "failed")
     run, state = workspace.run_dir("vit-1"), workspace.state
     shard = written(run / "out" / "checkpoint-10" / "shards" / "model.bin", 4)
     saved = [shard.parents[1], written(run / "best.pt", 2)]
-    save(filler.connection, "vit-1", [], [ledger_row(str(place)) for place in saved])
+    save(home.connection, "vit-1", [], [ledger_row(str(place)) for place in saved])
     written(run / "attempts" / "1" / "nodes" / "0" / "output.log", 3)
     written(state / "agent.log", 1)
     written(run / "charts" / "loss.svg", 1)
@@ -58,26 +50,26 @@ def test_each_file_belongs_to_a_part(filler: Filler) -> None:
     assert list(use.runs) == ["vit-1"] and use.runs["vit-1"] / MIB == pytest.approx(10.5, abs=0.1)
 
 
-def test_the_largest_come_first_and_too_little_time_is_told(filler: Filler) -> None:
+def test_the_largest_come_first_and_too_little_time_is_told(home: Home) -> None:
     for number in range(1, LARGEST_RUNS + 2):
-        written(filler.workspace.run_dir(f"a-{number}") / "x.bin", number / 4)
-    results = {result.name: result.detail for result in check_disk_use(filler.workspace)}
-    assert mentions(results["disk use"], "MiB", filler.workspace.state) and "least" not in results["disk use"]
+        written(home.workspace.run_dir(f"a-{number}") / "x.bin", number / 4)
+    results = {result.name: result.detail for result in check_disk_use(home.workspace)}
+    assert mentions(results["disk use"], "MiB", home.workspace.state) and "least" not in results["disk use"]
     assert (
         mentions(results["disk: largest runs"], "a-6 1.5 MiB", "a-5", "a-2")
         and "a-1 " not in results["disk: largest runs"]
     )
     assert mentions(results["disk: run files"], "MiB", "gputui rm")
-    results = {result.name: result.detail for result in check_disk_use(filler.workspace, seconds=-1.0)}
+    results = {result.name: result.detail for result in check_disk_use(home.workspace, seconds=-1.0)}
     assert "at least" in results["disk use"]
 
 
-def test_a_home_of_another_user_is_freed_by_that_user(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(filler.workspace.run_dir("a-1") / "x.bin", 1)
+def test_a_home_of_another_user_is_freed_by_that_user(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(home.workspace.run_dir("a-1") / "x.bin", 1)
     details = []
     for may_write in (True, False):
         monkeypatch.setattr(os, "access", lambda *_, may_write=may_write: may_write)
-        parts = [result for result in check_disk_use(filler.workspace) if "gputui rm" in result.detail]
+        parts = [result for result in check_disk_use(home.workspace) if "gputui rm" in result.detail]
         details.append([("owner" in result.detail) for result in parts])
     assert details[0] and not any(details[0]) and details[1] == [True] * len(details[0])
 

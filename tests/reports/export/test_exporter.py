@@ -24,7 +24,7 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_commander
 from tests.conftest import wait_until
-from tests.ui.tui.filling import NOW, Filler
+from tests.homes import NOW, Home
 
 RUNS = ("good-1", "bad-1")
 
@@ -33,25 +33,25 @@ class Bench:
     """Two runs with a sink each; that of ``bad-1`` waits for ``gate``, or fails as ``refuses`` says."""
 
     def __init__(self, workspace: Workspace, folder: Path) -> None:
-        self.filler, self.folder = Filler(workspace), folder
+        self.home, self.folder = Home(workspace), folder
         self.gate, self.refuses = threading.Event(), ""
         for run_id in RUNS:
             spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"jsonl": f"{folder}/{{run_id}}"})
-            self.filler.run(run_id, attempt=1)
-            self.filler.attempt(run_id, 1)
-            self.filler.metrics(run_id, 1, [{"step": step, "time": NOW, "loss": 1.0} for step in range(3)])
+            self.home.run(run_id, attempt=1)
+            self.home.attempt(run_id, 1)
+            self.home.metrics(run_id, 1, [{"step": step, "time": NOW, "loss": 1.0} for step in range(3)])
             run_dir = workspace.run_dir(run_id)
             run_dir.mkdir()
             write_spec(run_dir / SPEC_FILE, spec)
-            self.filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
+            self.home.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
             self.move(run_id)
 
     def move(self, run_id: str) -> None:
         sql = "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES (?, 0, 'running', '', 'me')"
-        self.filler.connection.execute(sql, (run_id,))
+        self.home.connection.execute(sql, (run_id,))
 
     def over(self) -> None:
-        self.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (time.time(),))
+        self.home.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (time.time(),))
 
     def steps(self, run_id: str) -> list[int]:
         path = self.folder / run_id
@@ -59,7 +59,7 @@ class Bench:
         return [line["step"] for line in map(json.loads, lines) if "loss" in line]
 
     def kinds(self) -> list[tuple[str, str]]:
-        return self.filler.connection.execute("SELECT run_id, kind FROM events ORDER BY event_id").fetchall()
+        return self.home.connection.execute("SELECT run_id, kind FROM events ORDER BY event_id").fetchall()
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(exporter, "RETRY_SECONDS", (0.01,))
     yield made
     made.gate.set()
-    made.filler.close()
+    made.home.close()
 
 
 @pytest.fixture
 def process(bench: Bench) -> Iterator[Exporter]:
-    workspace = bench.filler.workspace
+    workspace = bench.home.workspace
     with closing(open_commander(workspace.database)) as connection:
         yield Exporter(workspace, connection)
     bench.gate.set()
@@ -102,8 +102,8 @@ def test_a_sink_that_hangs_holds_up_no_other_and_nothing_is_lost(bench: Bench, p
     process.turn(time.monotonic() + PATIENCE_SECONDS + 1)
     assert bench.kinds() == [("bad-1", "sink_failed"), ("bad-1", "sink_incomplete")]
     bench.gate.set()
-    with closing(open_commander(bench.filler.workspace.database)) as connection:
-        heir = Exporter(bench.filler.workspace, connection)
+    with closing(open_commander(bench.home.workspace.database)) as connection:
+        heir = Exporter(bench.home.workspace, connection)
         wait_until(lambda: ended(heir), what="the next process's end")
     assert bench.steps("bad-1") == [0, 1, 2]
     wait_until(lambda: bench.kinds()[2:] == [("bad-1", "sink_recovered")], what="the good news, once")
@@ -125,15 +125,15 @@ def test_trouble_is_told_once_and_its_end_too(bench: Bench, process: Exporter) -
 
 def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> None:
     bench.refuses = "was moved"
-    bench.filler.connection.execute("PRAGMA foreign_keys = ON")
+    bench.home.connection.execute("PRAGMA foreign_keys = ON")
     process.turn(time.monotonic())
     wait_until(lambda: bench.kinds() == [("bad-1", "sink_failed")], what="the problem")
-    bench.filler.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
+    bench.home.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
     bench.over()
     wait_until(lambda: ended(process), what="both ends")
-    bench.filler.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
+    bench.home.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
     bench.move("good-1")
-    bench.filler.metrics("good-1", 1, [{"step": 3, "time": NOW, "loss": 1.0}])
+    bench.home.metrics("good-1", 1, [{"step": 3, "time": NOW, "loss": 1.0}])
     process.turn(time.monotonic())
     bench.over()
     wait_until(lambda: ended(process), what="the end again")

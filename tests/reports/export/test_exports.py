@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,47 +16,45 @@ from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.mlflow_sink import valid_name, without_login
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
+from tests.homes import NOW, Home
 from tests.texts import mentions
 from tests.ui.cli.program import said
-from tests.ui.tui.filling import NOW, Filler
 
 PREFIXES = {"mlflow": "sqlite:///"}
 """What stands before the path in a target."""
 
 
 @pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    made.run("net-1", "succeeded", name="net", params={"lr": 0.5, "note": 'a,b\n"c"'}, attempt=2, ended_ago=1.0)
-    made.attempt("net-1", 1, "failed")
-    made.attempt("net-1", 2, "succeeded")
-    made.metrics("net-1", 1, [
+def home(home: Home) -> Home:
+    home.run("net-1", "succeeded", name="net", params={"lr": 0.5, "note": 'a,b\n"c"'}, attempt=2, ended_ago=1.0)
+    home.attempt("net-1", 1, "failed")
+    home.attempt("net-1", 2, "succeeded")
+    home.metrics("net-1", 1, [
         {"step": 0, "time": NOW, "rank": 0, "event": "start"},
         {"step": 1, "time": NOW + 1, "rank": 0, "loss": 2.0, "lr": 0.5},
         {"step": 1, "time": NOW + 1, "rank": 1, "step_time": 0.25},
         {"step": 2, "time": NOW + 2, "rank": 0, "loss": float("nan")},
     ])  # fmt: skip
-    made.metrics("net-1", 2, [{"step": 2, "time": NOW + 9.5, "rank": 0, "loss": 1.5, "val/acc,uracy": 0.75}])
-    yield made
-    made.close()
+    home.metrics("net-1", 2, [{"step": 2, "time": NOW + 9.5, "rank": 0, "loss": 1.5, "val/acc,uracy": 0.75}])
+    return home
 
 
-def write(filler: Filler, form: Format, target: Path | str, *, replace: bool = False) -> int:
-    subject = read_subject(filler.connection, "net-1", form, str(target))
+def write(home: Home, form: Format, target: Path | str, *, replace: bool = False) -> int:
+    subject = read_subject(home.connection, "net-1", form, str(target))
     return export(subject, form, str(target), replaces=replace)
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_missing_folders_are_made(form: Format, filler: Filler, tmp_path: Path) -> None:
+def test_missing_folders_are_made(form: Format, home: Home, tmp_path: Path) -> None:
     target = tmp_path / "new" / "folder" / "out"
-    said(filler.workspace, "export", "net-1", "--to", form, "--out", f"{PREFIXES.get(form, '')}{target}")
+    said(home.workspace, "export", "net-1", "--to", form, "--out", f"{PREFIXES.get(form, '')}{target}")
     assert target.exists()
 
 
-def test_files_hold_what_was_measured(filler: Filler, tmp_path: Path) -> None:
+def test_files_hold_what_was_measured(home: Home, tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    counts = {form: write(filler, form, tmp_path / f"out.{form}") for form in ("csv", "jsonl", "parquet")}
+    counts = {form: write(home, form, tmp_path / f"out.{form}") for form in ("csv", "jsonl", "parquet")}
     assert counts == {"csv": 4, "jsonl": 8, "parquet": 4} and list(tmp_path.glob("*.new")) == []
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -78,10 +75,10 @@ def test_files_hold_what_was_measured(filler: Filler, tmp_path: Path) -> None:
     assert table["step_time"].to_pylist()[1] == 0.25
 
 
-def test_tensorboard(filler: Filler, tmp_path: Path) -> None:
+def test_tensorboard(home: Home, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert write(filler, "tensorboard", tmp_path / "board") == 4
+    assert write(home, "tensorboard", tmp_path / "board") == 4
     read = EventAccumulator(str(tmp_path / "board")).Reload()
     losses = read.Scalars("loss")
     # The second attempt began with step 2: what the first wrote there is discarded.
@@ -93,15 +90,15 @@ def test_tensorboard(filler: Filler, tmp_path: Path) -> None:
     story = read.Tensors("gputui.story")[-1].tensor_proto.string_val[0].decode()
     assert story.splitlines() == ["- attempt 1 begins", "- attempt 2 begins"]
     with pytest.raises(ExportError, match="not empty"):
-        write(filler, "tensorboard", tmp_path / "board")
+        write(home, "tensorboard", tmp_path / "board")
 
 
 @pytest.mark.long
-def test_mlflow(filler: Filler, tmp_path: Path) -> None:
+def test_mlflow(home: Home, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert write(filler, "mlflow", uri) == 4
+    assert write(home, "mlflow", uri) == 4
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("gputui")
     assert experiment is not None
@@ -114,26 +111,26 @@ def test_mlflow(filler: Filler, tmp_path: Path) -> None:
     assert client.get_metric_history(run.info.run_id, "rank1/step_time")[0].timestamp == round((NOW + 1) * 1000)
     assert run.data.tags["mlflow.note.content"].count("begins") == 2
     with pytest.raises(ExportError, match=r"holds net-1 already, as run \w+"):
-        write(filler, "mlflow", uri)
+        write(home, "mlflow", uri)
     with pytest.raises(ExportError, match=r"MLflow refuses nothing://h: (?!.*hunter2)"):
-        write(filler, "mlflow", "nothing://ada:hunter2@h")
+        write(home, "mlflow", "nothing://ada:hunter2@h")
 
 
-def test_a_place_that_cannot_be_written_leaves_nothing(filler: Filler, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_leaves_nothing(home: Home, tmp_path: Path) -> None:
     forms: tuple[Format, ...] = ("csv", "jsonl", "parquet")
     old = tmp_path / "old"
     (tmp_path / "file").touch()
     for form in forms:
         with pytest.raises(ExportError, match=r"cannot write .*/file/folder: .*; choose another"):
-            write(filler, form, tmp_path / "file" / "folder" / "out")
+            write(home, form, tmp_path / "file" / "folder" / "out")
         old.write_text("as it was")
         with pytest.raises(ExportError, match="exists already"):
-            write(filler, form, old)
+            write(home, form, old)
         assert old.read_text() == "as it was"
-        assert write(filler, form, old, replace=True) > 0
+        assert write(home, form, old, replace=True) > 0
         for place, what in ((tmp_path, "a folder"), (Path("/dev/null"), "no file")):
             with pytest.raises(ExportError, match=f"{place} is {what}"):
-                write(filler, form, place, replace=True)
+                write(home, form, place, replace=True)
         assert Path("/dev/null").is_char_device()
         assert old.read_bytes() != b"as it was" and len(list(tmp_path.glob("*old*"))) == 1, form
 
@@ -167,7 +164,7 @@ def test_an_address_is_shown_without_its_login_only() -> None:
     assert {uri: without_login(uri) for uri in shown} == shown
 
 
-def test_the_command(filler: Filler, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(home: Home, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def export(words: str, code: int = 0) -> str:

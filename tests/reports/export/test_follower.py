@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gputui.core.config import Workspace
 from gputui.reports.export import files, follow, table_sinks
 from gputui.reports.export.follow import Follower
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import ExportError
 from gputui.runs.identity import HeldElsewhereError
-from tests.ui.tui.filling import NOW, Filler
+from tests.homes import NOW, Home
 
 
 class Killed(BaseException):
@@ -38,32 +37,30 @@ class Clock:
 
 
 @pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    made.run("net-1", "running", name="net", params={"lr": 0.5, "api_key": "verysecret"}, attempt=1)
-    made.attempt("net-1", 1)
-    workspace.run_dir("net-1").mkdir()
-    yield made
-    made.close()
+def home(home: Home) -> Home:
+    home.run("net-1", "running", name="net", params={"lr": 0.5, "api_key": "verysecret"}, attempt=1)
+    home.attempt("net-1", 1)
+    home.workspace.run_dir("net-1").mkdir()
+    return home
 
 
-def steps(filler: Filler, attempt: int, first: int, last: int, **more: float) -> None:
+def steps(home: Home, attempt: int, first: int, last: int, **more: float) -> None:
     lines = [{"step": step, "time": NOW + step, "rank": 0, "loss": 1 / step, **more} for step in range(first, last + 1)]
-    filler.metrics("net-1", attempt, lines)
+    home.metrics("net-1", attempt, lines)
 
 
-def follower(filler: Filler, form: Format, target: Path | str, clock: Clock | None = None) -> Follower:
+def follower(home: Home, form: Format, target: Path | str, clock: Clock | None = None) -> Follower:
     clock = clock or Clock()
     return Follower(
-        filler.workspace, "net-1", form, str(target), cpu=lambda: 0.0, clock=lambda: clock.now, wait=clock.wait,
+        home.workspace, "net-1", form, str(target), cpu=lambda: 0.0, clock=lambda: clock.now, wait=clock.wait,
         wall=lambda: NOW,
     )  # fmt: skip
 
 
-def killed(filler: Filler, form: Format, target: Path | str) -> None:
+def killed(home: Home, form: Format, target: Path | str) -> None:
     """Follow until there is nothing more to do for now, and die."""
     with pytest.raises(Killed):
-        follower(filler, form, target).run()
+        follower(home, form, target).run()
 
 
 def written_steps(form: Format, target: Path) -> list[tuple[int, int]]:
@@ -88,27 +85,27 @@ def written_steps(form: Format, target: Path) -> list[tuple[int, int]]:
 FILES: tuple[Format, ...] = ("jsonl", "csv", "parquet", "tensorboard")
 
 
-def test_a_run_as_it_grows_written_by_one_only(filler: Filler, tmp_path: Path) -> None:
+def test_a_run_as_it_grows_written_by_one_only(home: Home, tmp_path: Path) -> None:
     target, seen = tmp_path / "out", []
 
     def look() -> None:
         seen.append([step for _, step in written_steps("jsonl", target)])
         with pytest.raises(HeldElsewhereError):
-            follower(filler, "jsonl", target).run()
+            follower(home, "jsonl", target).run()
 
-    steps(filler, 1, 1, 3)
+    steps(home, 1, 1, 3)
     idle = [lambda: None] * 40
-    clock = Clock(look, lambda: steps(filler, 1, 4, 6), *idle, look, lambda: filler.end("net-1", "succeeded", -50))
-    follower(filler, "jsonl", target, clock).run()
+    clock = Clock(look, lambda: steps(home, 1, 4, 6), *idle, look, lambda: home.end("net-1", "succeeded", -50))
+    follower(home, "jsonl", target, clock).run()
     assert seen == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
     # It ended by itself, and one that is started once more has nothing to do.
     before = target.read_bytes()
-    assert follower(filler, "jsonl", target).run() == 0
+    assert follower(home, "jsonl", target).run() == 0
     assert before == target.read_bytes()
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_anywhere(form: Format, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after every single thing that a process leaves on the disk."""
     target, dice, deaths = tmp_path / "out", random.Random(form), []
 
@@ -134,12 +131,12 @@ def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypat
     ):  # fmt: skip
         mortal(owner, name)
     for step in range(1, 31):
-        steps(filler, 1, step, step, **({"val/loss": 1.0} if step == 12 else {}))
-        killed(filler, form, target)
-    filler.end("net-1", "succeeded", -50)
+        steps(home, 1, step, step, **({"val/loss": 1.0} if step == 12 else {}))
+        killed(home, form, target)
+    home.end("net-1", "succeeded", -50)
     for _ in range(200):
         try:
-            follower(filler, form, target).run()
+            follower(home, form, target).run()
             break
         except Killed:
             continue
@@ -147,11 +144,11 @@ def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypat
     assert [step for _, step in written_steps(form, target)] == list(range(1, 31))
 
 
-def test_half_a_write_is_taken_back_and_what_vanished_is_written_again(filler: Filler, tmp_path: Path) -> None:
-    steps(filler, 1, 1, 3)
+def test_half_a_write_is_taken_back_and_what_vanished_is_written_again(home: Home, tmp_path: Path) -> None:
+    steps(home, 1, 1, 3)
     for form in FILES:
         for what in ("torn", "gone"):
-            killed(filler, form, tmp_path / f"{form}-{what}")
+            killed(home, form, tmp_path / f"{form}-{what}")
         gone = tmp_path / f"{form}-gone"
         for path in [gone] if gone.is_file() else list(gone.iterdir()):
             path.unlink()
@@ -159,24 +156,24 @@ def test_half_a_write_is_taken_back_and_what_vanished_is_written_again(filler: F
         if form != "parquet":
             with (torn if torn.is_file() else max(torn.iterdir())).open("ab") as file:
                 file.write(b'{"run":"net-1","att' if form == "jsonl" else b"1,0,4")
-    steps(filler, 1, 4, 5)
-    filler.end("net-1", "succeeded", -50)
+    steps(home, 1, 4, 5)
+    home.end("net-1", "succeeded", -50)
     for path in sorted(tmp_path.glob("*-[tg]*")):
         form = next(form for form in FILES if path.name.startswith(form))
-        follower(filler, form, path).run()
+        follower(home, form, path).run()
         assert [step for _, step in written_steps(form, path)] == [1, 2, 3, 4, 5], path.name
 
 
-def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp_path: Path) -> None:
+def test_an_attempt_that_repeats_steps_and_the_story_between(home: Home, tmp_path: Path) -> None:
     """Attempt 1 dies at step 5; attempt 2 goes on behind step 3 with a smaller batch."""
-    steps(filler, 1, 1, 5)
-    filler.incident("net-1", 1, "cuda_oom", "out of memory on rank 0", step=5, reason="halved it", seconds_ago=1)
-    filler.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.5})
-    steps(filler, 2, 4, 7)
-    filler.end("net-1", "succeeded", -50)
+    steps(home, 1, 1, 5)
+    home.incident("net-1", 1, "cuda_oom", "out of memory on rank 0", step=5, reason="halved it", seconds_ago=1)
+    home.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.5})
+    steps(home, 2, 4, 7)
+    home.end("net-1", "succeeded", -50)
     both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
     for form in FILES:
-        follower(filler, form, tmp_path / form).run()
+        follower(home, form, tmp_path / form).run()
         # TensorBoard discards what was done again.
         once = [(0, step) for step in range(1, 8)]
         assert written_steps(form, tmp_path / form) == (once if form == "tensorboard" else both)
@@ -191,27 +188,27 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp
     assert lines[-1]["state"] == "succeeded"
 
 
-def test_a_lost_database_leaves_the_run_s_own_folder_to_its_sink(filler: Filler) -> None:
-    target = filler.workspace.run_dir("net-1") / "sinks" / "metrics.csv"
-    steps(filler, 1, 1, 3)
-    killed(filler, "csv", target)
-    filler.connection.execute("DELETE FROM sink_cursors")
-    steps(filler, 1, 4, 4)
-    filler.end("net-1", "succeeded", -50)
-    follower(filler, "csv", target).run()
+def test_a_lost_database_leaves_the_run_s_own_folder_to_its_sink(home: Home) -> None:
+    target = home.workspace.run_dir("net-1") / "sinks" / "metrics.csv"
+    steps(home, 1, 1, 3)
+    killed(home, "csv", target)
+    home.connection.execute("DELETE FROM sink_cursors")
+    steps(home, 1, 4, 4)
+    home.end("net-1", "succeeded", -50)
+    follower(home, "csv", target).run()
     assert [step for _, step in written_steps("csv", target)] == [1, 2, 3, 4]
 
 
-def test_a_target_that_is_taken_stays_as_it_is(filler: Filler, tmp_path: Path) -> None:
+def test_a_target_that_is_taken_stays_as_it_is(home: Home, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     for form in FILES:
         with pytest.raises(ExportError, match=r"exists already|is a file"):
-            follower(filler, form, tmp_path / "mine").run()
-    steps(filler, 1, 1, 3)
+            follower(home, form, tmp_path / "mine").run()
+    steps(home, 1, 1, 3)
     for form in FILES[:2]:
-        killed(filler, form, tmp_path / form)
+        killed(home, form, tmp_path / form)
         (tmp_path / form).write_text("somebody put another file here\n" * 20)
         with pytest.raises(ExportError, match="move it away"):
-            follower(filler, form, tmp_path / form).run()
+            follower(home, form, tmp_path / form).run()
         assert (tmp_path / form).read_text().startswith("somebody")
     assert (tmp_path / "mine").read_text() == "mine"

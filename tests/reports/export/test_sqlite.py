@@ -6,37 +6,34 @@ import json
 import math
 import re
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gputui.core.config import Workspace
 from gputui.reports.export.follow import export
 from gputui.reports.export.subject import read_subject
 from gputui.store import checkpoints
 from gputui.store.events import add_event
+from tests.homes import NOW, Home
 from tests.ledgers import ledger_row
-from tests.ui.tui.filling import NOW, Filler
+from tests.stories import overnight
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 RUN = "vit-b16-1"
 
 
 @pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    made.overnight()
-    made.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
+def home(home: Home) -> Home:
+    overnight(home)
+    home.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
     failed = "no answer of https://me:hunter22@host"
-    add_event(made.connection, "sink_failed", failed, now=NOW, key="csv", run_id=RUN, attempt=3)
-    add_event(made.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
-    checkpoints.save(made.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
-    made.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
-    yield made
-    made.close()
+    add_event(home.connection, "sink_failed", failed, now=NOW, key="csv", run_id=RUN, attempt=3)
+    add_event(home.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
+    checkpoints.save(home.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
+    home.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
+    return home
 
 
 def rows(path: Path, question: str) -> list[Any]:
@@ -44,9 +41,9 @@ def rows(path: Path, question: str) -> list[Any]:
         return connection.execute(question).fetchall()
 
 
-def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(filler: Filler, tmp_path: Path) -> None:
+def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(home: Home, tmp_path: Path) -> None:
     target = tmp_path / "run.sqlite"
-    subject = read_subject(filler.connection, RUN, "sqlite", str(target))
+    subject = read_subject(home.connection, RUN, "sqlite", str(target))
     count = export(subject, "sqlite", str(target), replaces=False)
     tables = [name for (name,) in rows(target, "SELECT name FROM sqlite_master WHERE type = 'table'")]
     # The table of the page: its tables, and what each refers to.
@@ -62,7 +59,7 @@ def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(filler: Fi
         refers = {row[2] for row in rows(target, f"PRAGMA foreign_key_list({name})")}
         assert refers <= documented[name] and (refers or name in ("runs", "gpus")), name
     assert rows(target, "SELECT run_id FROM runs") == [(RUN,)]
-    held = filler.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
+    held = home.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
     for question, answer in (
         ("count(*) FROM metrics WHERE not_finite IS NULL", [(held,)]),
         ("name, value, not_finite FROM metrics WHERE not_finite IS NOT NULL ORDER BY name",

@@ -22,15 +22,16 @@ from gputui.store import placements
 from gputui.store.metrics.roles import set_roles
 from gputui.store.placements import PlacementView
 from gputui.store.runs import read_runs
-from tests.ui.tui.filling import NOW, Filler
+from tests.homes import NOW, Home
+from tests.stories import overnight
 
 
 @pytest.fixture
 def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    filler = Filler(workspace)
-    filler.overnight()
-    yield filler.connection
-    filler.close()
+    home = Home(workspace)
+    overnight(home)
+    yield home.connection
+    home.close()
 
 
 def exposed(store: sqlite3.Connection, now: float = NOW) -> str:
@@ -79,15 +80,15 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
 
 
 def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
-    filler = Filler(workspace)
-    filler.run("bad-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
-    filler.attempt("bad-1", 1)
-    filler.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
-    text = exposed(filler.connection)
+    home = Home(workspace)
+    home.run("bad-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
+    home.attempt("bad-1", 1)
+    home.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
+    text = exposed(home.connection)
     assert re.search(r"gputui_run_loss\{.*\} NaN", text) and re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
     assert "\x1b" not in text
     assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
-    filler.close()
+    home.close()
 
 
 NAMES = re.compile(r"gputui_[a-z0-9_]+")

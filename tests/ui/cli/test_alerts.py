@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from gputui.recovery.watch.rules import RULES
+from tests.homes import Home
 from tests.machines import Machine
 from tests.texts import mentions
 from tests.ui.cli.program import refused, said
-from tests.ui.tui.filling import Filler
 
 
 def say(machine: Machine, *words: str, code: int = 0) -> str:
@@ -22,10 +22,10 @@ def listed(machine: Machine) -> dict[int, dict[str, object]]:
 def fill(machine: Machine) -> None:
     """Two alerts that an agent finds as they are: the machine keeps to both of their rules."""
     machine.workspace.alerts.write_text("disk: {above_percent: 0, for: 0}\n")
-    filler = Filler(machine.workspace)
-    filler.alert("disk", "State disk 97 % full (limit 95 %)", value=97.0, threshold=95.0)
-    filler.alert("gpu_hot", "GPU 0 is at 88 °C, above 85 °C", subject="GPU 0", subject_id="GPU-a")
-    filler.close()
+    home = Home(machine.workspace)
+    home.alert("disk", "State disk 97 % full (limit 95 %)", value=97.0, threshold=95.0)
+    home.alert("gpu_hot", "GPU 0 is at 88 °C, above 85 °C", subject="GPU 0", subject_id="GPU-a")
+    home.close()
 
 
 def test_what_lasts_the_severest_first(machine: Machine) -> None:

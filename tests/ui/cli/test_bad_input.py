@@ -15,11 +15,12 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import read_identity
 from gputui.ui.main import entry
+from tests.homes import Home
 from tests.machines import Machine
+from tests.stories import overnight
 from tests.tables import table
 from tests.texts import mentions
 from tests.ui.cli.program import call, refused, shape
-from tests.ui.tui.filling import Filler
 
 
 def no_run_was_made(workspace: Workspace) -> bool:
@@ -136,9 +137,9 @@ REFUSED: list[tuple[tuple[str, ...], int, str]] = [
 def recorded(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("script: a.py\nrecovery: {max_attempts: many}\n")
-    filler = Filler(workspace)
-    filler.overnight()
-    filler.close()
+    home = Home(workspace)
+    overnight(home)
+    home.close()
     return workspace
 
 

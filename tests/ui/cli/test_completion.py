@@ -14,35 +14,35 @@ from click.shell_completion import ShellComplete
 
 from gputui.core.config import Workspace
 from gputui.ui.main import command
+from tests.homes import Home
 from tests.stores import open_store
+from tests.stories import search
 from tests.tables import table
 from tests.ui.cli.program import call, said
-from tests.ui.tui.filling import Filler
 
 
 @pytest.fixture
-def home(workspace: Workspace) -> Path:
-    filler = Filler(workspace)
-    filler.gpus(3)
+def folder(home: Home, workspace: Workspace) -> Path:
+    """The folder of a home with runs, profiles, studies and targets."""
+    home.gpus(3)
     for run_id in ("vit-1", "vit-2", "bert-1"):
-        filler.run(run_id, "succeeded")
-    filler.run("live-1", "running")
-    filler.connection.execute("UPDATE runs SET state = 'failed' WHERE run_id = 'bert-1'")
-    filler.metrics("vit-1", 1, [{"step": 1, "loss": 2.0, "lr": 0.1, "accuracy": 0.5}])
-    filler.metrics("bert-1", 1, [{"step": 1, "*": 1.0, "val loss": 1.0, "it's": 1.0, "a$b": 1.0, "k=v:w": 1.0}])
-    filler.connection.execute("INSERT INTO run_labels (run_id, tags) VALUES ('vit-1', '[\"a:b\"]')")
-    filler.study("lr-search-1", trials=0)
-    filler.close()
-    home = workspace.state.parent
+        home.run(run_id, "succeeded")
+    home.run("live-1", "running")
+    home.connection.execute("UPDATE runs SET state = 'failed' WHERE run_id = 'bert-1'")
+    home.metrics("vit-1", 1, [{"step": 1, "loss": 2.0, "lr": 0.1, "accuracy": 0.5}])
+    home.metrics("bert-1", 1, [{"step": 1, "*": 1.0, "val loss": 1.0, "it's": 1.0, "a$b": 1.0, "k=v:w": 1.0}])
+    home.connection.execute("INSERT INTO run_labels (run_id, tags) VALUES ('vit-1', '[\"a:b\"]')")
+    search(home, "lr-search-1", trials=0)
+    folder = workspace.state.parent
     workspace.targets.write_text("lab: {kind: slurm}\n# hub:\nkepler2:\n  kind: ssh\n  host: me@kepler2\n")
-    (home / "studies").mkdir()
-    (home / "studies" / "wide.yaml").touch()
+    (folder / "studies").mkdir()
+    (folder / "studies" / "wide.yaml").touch()
     (workspace.profiles / "mine.yaml").touch()
-    return home
+    return folder
 
 
-def completed(home: Path, line: str) -> list[str]:
-    *words, incomplete = f"--home {home} {line}".split(" ")
+def completed(folder: Path, line: str) -> list[str]:
+    *words, incomplete = f"--home {folder} {line}".split(" ")
     asked = ShellComplete(command, {}, "gputui", "_GPUTUI_COMPLETE").get_completions(words, incomplete)
     return [item.value for item in asked]
 
@@ -81,11 +81,11 @@ def completed(home: Path, line: str) -> list[str]:
         ("nonsense x", []),
     ],
 )
-def test_names_of_the_home(home: Path, line: str, values: list[str]) -> None:
-    assert completed(home, line) == values
+def test_names_of_the_home(folder: Path, line: str, values: list[str]) -> None:
+    assert completed(folder, line) == values
 
 
-def test_a_word_that_is_no_profile_is_a_file(home: Path) -> None:
+def test_a_word_that_is_no_profile_is_a_file(folder: Path) -> None:
     asked = ShellComplete(command, {}, "gputui", "_GPUTUI_COMPLETE").get_completions(["run"], "./train")
     assert [(item.type, item.value) for item in asked] == [("file", "./train")]
 
@@ -109,11 +109,11 @@ def test_each_shell_has_its_script(workspace: Workspace) -> None:
 
 
 @pytest.fixture
-def bash(home: Path, tmp_path: Path) -> Iterator[pexpect.spawn[str]]:
+def bash(folder: Path, tmp_path: Path) -> Iterator[pexpect.spawn[str]]:
     """An interactive bash with the script, in which gputui prints its arguments."""
     (tmp_path / "train me.py").touch()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "GPUTUI_HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
+    environ = {**os.environ, "PATH": path, "GPUTUI_HOME": str(folder), "TERM": "dumb", "LANG": "C.UTF-8"}
     shell = pexpect.spawn("bash", ["--norc", "-i"], env=environ, cwd=str(tmp_path), encoding="utf-8", echo=False)
     shell.sendline('bind "set enable-bracketed-paste off"; eval "$(gputui completion bash)"')
     shell.sendline("gputui() { printf '<%s>' \"$@\"; echo; }; gputui ready")

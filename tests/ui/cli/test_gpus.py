@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from benchmarks.fakenvml.build import FakeNvml
-from gputui.core.config import locate
 from gputui.store.agent import read_agent
 from gputui.store.hardware import quarantined, read_gpus
 from gputui.ui.cli.gpus import has_samples, shapes
+from tests.homes import NOW, Home
 from tests.machine.conftest import fake_library, fake_nvml  # noqa: F401 - fixtures
 from tests.machines import Machine
+from tests.stories import overnight
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 
 
 @pytest.fixture
-def filler(tmp_path: Path) -> Iterator[Filler]:
-    filler = Filler(locate(tmp_path))
-    filler.overnight()
-    yield filler
-    filler.close()
+def home(home: Home) -> Home:
+    overnight(home)
+    return home
 
 
-def test_gpus_tell_how_their_rank_does(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_tell_how_their_rank_does(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputui.ui.cli.gpus.time.time", lambda: NOW)
-    filler.quarantine(4, "XID 48: double bit ECC error")
-    filler.xid(4, 48, "double bit ECC error")
-    connection = filler.connection
+    home.quarantine(4, "XID 48: double bit ECC error")
+    home.xid(4, 48, "double bit ECC error")
+    connection = home.connection
     found = shapes(connection, read_gpus(connection, NOW), quarantined(connection))
     slow = found[2]
     assert slow["rank"] == 2 and slow["run_name"] == "gpt2-124m"
@@ -56,9 +52,9 @@ def test_gpus_tell_how_their_rank_does(filler: Filler, monkeypatch: pytest.Monke
     ],
 )
 def test_samples_of_an_earlier_agent_do_not_count(
-    filler: Filler, state: str, source: str | None, started_before: float, expected: bool
+    home: Home, state: str, source: str | None, started_before: float, expected: bool
 ) -> None:
-    connection = filler.connection
+    connection = home.connection
     gpus = read_gpus(connection, NOW)
     newest = max(gpu.at for gpu in gpus if gpu.at is not None)
     connection.execute(

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from gputui.core.config import locate
+from tests.homes import Home
+from tests.stories import overnight
 from tests.ui.cli.program import said
-from tests.ui.tui.filling import Filler
 
 RUN = "vit-b16-1"
 
 
 @pytest.fixture
-def filler(tmp_path: Path) -> Iterator[Filler]:
-    made = Filler(locate(tmp_path / "home"))
-    made.overnight()
-    yield made
-    made.close()
+def home(home: Home) -> Home:
+    overnight(home)
+    return home
 
 
-def test_a_plot(filler: Filler) -> None:
+def test_a_plot(home: Home) -> None:
     for words in (["loss", "lr"], ["--axis", "time"], ["--axis", "trained", "--smoothing", "0.9", "loss"]):
-        shown = said(filler.workspace, "metrics", RUN, "--plot", *words)
+        shown = said(home.workspace, "metrics", RUN, "--plot", *words)
         assert RUN in shown and sum("⠀" < char <= "⣿" for char in shown) > 20
 
 
-def test_files(filler: Filler, tmp_path: Path) -> None:
+def test_files(home: Home, tmp_path: Path) -> None:
     for ending in ("csv", "svg"):
-        assert "wrote" in said(filler.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}"))
+        assert "wrote" in said(home.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}"))
     rows = list(csv.DictReader((tmp_path / "loss.csv").open()))
     assert {row["name"] for row in rows} >= {"loss"} and all(float(row["low"]) > 0 for row in rows)
     words = {each.text for each in ElementTree.parse(tmp_path / "loss.svg").iter() if each.tag.endswith("text")}

@@ -11,23 +11,24 @@ from gputui.core.config import Workspace
 from gputui.runs.agent_process import read_identity, stop_agent
 from gputui.studies.spec import Objective
 from gputui.ui.once import WIDTH_WITHOUT_TERMINAL
+from tests.homes import Home
+from tests.stories import overnight, search
 from tests.texts import mentions
 from tests.ui.cli.program import said, shape
-from tests.ui.tui.filling import Filler
 
 
 @pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace, now=time.time())
-    made.overnight()
+def home(workspace: Workspace) -> Iterator[Home]:
+    made = Home(workspace, now=time.time())
+    overnight(made)
     yield made
     made.close()
 
 
-def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(filler: Filler) -> None:
+def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(home: Home) -> None:
     for number in range(40):
-        filler.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
-    shown = said(filler.workspace, "--once", "--readonly")
+        home.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
+    shown = said(home.workspace, "--once", "--readonly")
     lines = shown.splitlines()
     assert "\x1b" not in shown and max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
     assert all(line == line.rstrip() for line in lines)
@@ -35,34 +36,34 @@ def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(filler: Fi
     assert [word for word in words if word not in shown] == []
     assert mentions(shown, "31 older", "gputui ps")
     assert mentions(lines[1], "No agent runs")
-    assert read_identity(filler.workspace) is None  # a read-only look starts nothing
+    assert read_identity(home.workspace) is None  # a read-only look starts nothing
     assert "help" not in shown and "live" not in shown
 
 
-def test_columns_lines_and_ascii_are_heeded(filler: Filler) -> None:
-    shown = said(filler.workspace, "--once", "--readonly", COLUMNS="80", LINES="20", GPUTUI_ASCII="1")
+def test_columns_lines_and_ascii_are_heeded(home: Home) -> None:
+    shown = said(home.workspace, "--once", "--readonly", COLUMNS="80", LINES="20", GPUTUI_ASCII="1")
     lines = shown.splitlines()
     assert shown.isascii() and len(lines) <= 20 and max(map(len, lines)) <= 80
     assert "EVENTS" in shown and "RUNS" in shown
 
 
-def test_a_past_moment_needs_no_agent_and_shows_what_was(filler: Filler) -> None:
-    shown = said(filler.workspace, "--once", "--at", "-400s")
+def test_a_past_moment_needs_no_agent_and_shows_what_was(home: Home) -> None:
+    shown = said(home.workspace, "--once", "--at", "-400s")
     first, second, *_ = shown.splitlines()
     assert "◀ " in first and first.endswith("· 6 min ago") and second.endswith("now")
     assert "lr-sweep-3" not in shown and mentions(shown, "after 47 s")
-    assert read_identity(filler.workspace) is None
+    assert read_identity(home.workspace) is None
 
 
-def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
-    now = shape(filler.workspace, "--once", "--readonly")
-    then = shape(filler.workspace, "--once", "--at", "-10m")
+def test_json_is_one_object_of_the_known_shapes(home: Home) -> None:
+    now = shape(home.workspace, "--once", "--readonly")
+    then = shape(home.workspace, "--once", "--at", "-10m")
     assert (now["is_past"], then["is_past"]) == (False, True)
     runs = {run["id"]: run for run in now["runs"]}
-    for run in shape(filler.workspace, "ps"):
+    for run in shape(home.workspace, "ps"):
         # A frame tells the size of no folder that was not measured before.
         assert {**run, "size_bytes": None}.items() <= runs[run["id"]].items()
-        shown = shape(filler.workspace, "show", run["id"])
+        shown = shape(home.workspace, "show", run["id"])
         assert {key: shown[key] for key in run} == run
     assert runs["gpt2-124m-1"]["step"] == 4120 and runs["gpt2-124m-1"]["total_steps"] == 6000
     assert [gpu["index"] for gpu in now["gpus"]] == list(range(8))
@@ -73,38 +74,38 @@ def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
     assert [event["message"] for event in then["events"]][-1].startswith("GPU 7 fell off")
 
 
-def test_lists_show_the_metric_that_a_run_is_judged_by(filler: Filler) -> None:
-    filler.study("acc-1", trials=1, objectives=(Objective("top1"),))
-    filler.study("two-1", trials=1, objectives=(Objective("top1"), Objective("seconds")))
-    line = {"step": 3, "time": filler.now - 9, "loss": 2.5, "val/accuracy": 0.625, "top1": 61}
-    filler.metrics("acc-1-t0", 1, [line])
+def test_lists_show_the_metric_that_a_run_is_judged_by(home: Home) -> None:
+    search(home, "acc-1", trials=1, objectives=(Objective("top1"),))
+    search(home, "two-1", trials=1, objectives=(Objective("top1"), Objective("seconds")))
+    line = {"step": 3, "time": home.now - 9, "loss": 2.5, "val/accuracy": 0.625, "top1": 61}
+    home.metrics("acc-1-t0", 1, [line])
     for run_id, ended_ago in (("own-1", None), ("own-2", 9.0)):
         state = "succeeded" if ended_ago else "running"
-        filler.run(run_id, state, params={"best_metric": "val/accuracy"}, ended_ago=ended_ago)
-        filler.attempt(run_id, 1, state, ended_ago=ended_ago)
-        filler.metrics(run_id, 1, [line])
-    runs = {run["id"]: (run["loss"], run["metric"], run["metric_value"]) for run in shape(filler.workspace, "ps")}
+        home.run(run_id, state, params={"best_metric": "val/accuracy"}, ended_ago=ended_ago)
+        home.attempt(run_id, 1, state, ended_ago=ended_ago)
+        home.metrics(run_id, 1, [line])
+    runs = {run["id"]: (run["loss"], run["metric"], run["metric_value"]) for run in shape(home.workspace, "ps")}
     assert runs["own-1"] == runs["own-2"] == (2.5, "val/accuracy", 0.625)
     assert runs["acc-1-t0"] == (2.5, "top1", 61)
     assert runs["gpt2-124m-1"][1] is None and runs["two-1-t0"][1] is None
-    for text in (said(filler.workspace, "ps"), said(filler.workspace, "--once", "--readonly")):
+    for text in (said(home.workspace, "ps"), said(home.workspace, "--once", "--readonly")):
         for words in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
             (row,) = (row for row in text.splitlines() if all(word in row for word in words))
             assert not set(row) & set("▁▂▃▄▅▆▇█"), "the curve of the loss"
 
 
-def test_lists_say_of_a_run_that_ended_that_it_was_recovered(filler: Filler) -> None:
-    filler.run("oom-1", "succeeded", attempt=2, ended_ago=9.0)
-    filler.attempt("oom-1", 2, "succeeded", ended_ago=9.0)
-    for text in (said(filler.workspace, "ps"), said(filler.workspace, "--once", "--readonly")):
+def test_lists_say_of_a_run_that_ended_that_it_was_recovered(home: Home) -> None:
+    home.run("oom-1", "succeeded", attempt=2, ended_ago=9.0)
+    home.attempt("oom-1", 2, "succeeded", ended_ago=9.0)
+    for text in (said(home.workspace, "ps"), said(home.workspace, "--once", "--readonly")):
         assert "succeeded ↻1" in next(row for row in text.splitlines() if "oom-1" in row)
 
 
-def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> None:
-    filler.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
+def test_an_agent_is_started_so_that_the_values_are_of_now(home: Home) -> None:
+    home.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
     try:
-        shown = said(filler.workspace, "--once")
+        shown = said(home.workspace, "--once")
         assert "Simulated GPU · simulated" in shown and "No agent runs" not in shown
-        assert read_identity(filler.workspace) is not None
+        assert read_identity(home.workspace) is not None
     finally:
-        stop_agent(filler.workspace)
+        stop_agent(home.workspace)

@@ -10,10 +10,11 @@ from gputui.core.config import Workspace
 from gputui.recovery import policy_simulation
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES
+from tests.homes import Home
 from tests.machines import Machine
+from tests.stories import overnight
 from tests.texts import mentions
 from tests.ui.cli.program import said, shape
-from tests.ui.tui.filling import Filler
 
 PROFILE = """
     name: small
@@ -75,9 +76,9 @@ def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
 
 
 def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
-    filler = Filler(machine.workspace)
-    filler.overnight()
-    filler.close()
+    home = Home(machine.workspace)
+    overnight(home)
+    home.close()
     told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
     first = told["attempts"][0]
     assert (first["attempt"], first["step"]) == (1, 950)

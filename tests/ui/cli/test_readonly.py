@@ -11,18 +11,16 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.ui.cli.context import Verb
 from gputui.ui.main import command
+from tests.homes import Home
 from tests.texts import mentions
 from tests.ui.cli.program import call, refused
-from tests.ui.tui.filling import Filler
 
 
 @pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    made.agent()
-    made.run("vit-1", "succeeded")
-    yield made
-    made.close()
+def home(home: Home) -> Home:
+    home.agent()
+    home.run("vit-1", "succeeded")
+    return home
 
 
 @pytest.fixture
@@ -80,22 +78,22 @@ def arguments(leaf: click.Command, file: Path) -> list[str]:
     return words
 
 
-def test_every_command_says_whether_it_changes_anything_and_is_refused_if_it_does(filler: Filler, file: Path) -> None:
-    home, refusals = filler.workspace.state.parent, 0
-    before = contents(home)
+def test_every_command_says_whether_it_changes_anything_and_is_refused_if_it_does(home: Home, file: Path) -> None:
+    folder, refusals = home.workspace.state.parent, 0
+    before = contents(folder)
     for words, leaf in verbs():
         assert isinstance(leaf, Verb), f"{words} is no Verb: it does not say whether it changes anything"
         if leaf.changes is False:
             continue
-        text = refused(filler.workspace, "--readonly", *words, *arguments(leaf, file), code=3)
+        text = refused(home.workspace, "--readonly", *words, *arguments(leaf, file), code=3)
         assert mentions(text, *words, "--readonly") and text.count("\n") == 1
         refusals += 1
-    assert refusals > 25 and contents(home) == before
+    assert refusals > 25 and contents(folder) == before
 
 
-def test_a_check_that_starts_something_elsewhere_is_refused(filler: Filler) -> None:
-    filler.workspace.targets.write_text("lab: {kind: ssh, host: nowhere.invalid}\n")
-    assert mentions(refused(filler.workspace, "--readonly", "target", "check", "lab", code=3), "--readonly")
+def test_a_check_that_starts_something_elsewhere_is_refused(home: Home) -> None:
+    home.workspace.targets.write_text("lab: {kind: ssh, host: nowhere.invalid}\n")
+    assert mentions(refused(home.workspace, "--readonly", "target", "check", "lab", code=3), "--readonly")
 
 
 def test_no_home_and_no_agent_are_made(workspace: Workspace, file: Path) -> None:
@@ -109,6 +107,6 @@ def test_no_home_and_no_agent_are_made(workspace: Workspace, file: Path) -> None
     assert not absent.state.parent.exists()
 
 
-def test_what_only_reads_is_allowed(filler: Filler) -> None:
+def test_what_only_reads_is_allowed(home: Home) -> None:
     for words in (("ps",), ("show", "vit-1"), ("run", "digits-ddp", "--dry-run"), ("queue",), ("gpus",)):
-        assert call(filler.workspace, "--readonly", *words).code == 0, words
+        assert call(home.workspace, "--readonly", *words).code == 0, words

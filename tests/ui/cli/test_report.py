@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
+from tests.homes import NOW, Home, uuid
+from tests.stories import overnight
 from tests.texts import mentions
 from tests.ui.cli.program import call
-from tests.ui.tui.filling import NOW, Filler, uuid
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J<img src=//evil/x onerror=1>'
 
@@ -20,17 +21,17 @@ HOSTILE = '<script>alert("x")</script>\x1b[2J<img src=//evil/x onerror=1>'
 @pytest.fixture
 def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setattr("gputui.ui.cli.report.time.time", lambda: NOW)
-    filler = Filler(workspace)
-    filler.agent()
-    filler.gpus(2)
+    home = Home(workspace)
+    home.agent()
+    home.gpus(2)
     for index, percents in ((0, (90, 98)), (1, (0, 100))):
         for place, percent in enumerate(percents):
-            filler.sample(index, at=NOW - 1000 + place, utilization=percent, power=500.0 + percent)
+            home.sample(index, at=NOW - 1000 + place, utilization=percent, power=500.0 + percent)
     for number, name in enumerate(("net-1", "net-2")):
         gpus = tuple(range(number + 1))
-        filler.run(name, "succeeded", name="net", gpus=gpus, params={"note": HOSTILE, "lr": 0.1}, ended_ago=100.0)
-        filler.attempt(name, 1, "succeeded", gpus=gpus, ended_ago=100.0, last_step=3)
-        filler.metrics(name, 1, [
+        home.run(name, "succeeded", name="net", gpus=gpus, params={"note": HOSTILE, "lr": 0.1}, ended_ago=100.0)
+        home.attempt(name, 1, "succeeded", gpus=gpus, ended_ago=100.0, last_step=3)
+        home.metrics(name, 1, [
             {
                 "step": step, "time": NOW - 900 + step, "rank": 0, "epoch": step // 2, "loss": 4.0 - step, "lr": 0.1,
                 "lr_expected": 0.1, "grad_norm": 1.0, "step_time": 0.5, "data_time": 0.05, "comm_time": 0.1,
@@ -39,10 +40,10 @@ def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -
             for step in range(4)
         ])  # fmt: skip
     energy = "INSERT INTO attempt_energy VALUES ('net-1', 1, ?, ?, NULL, 7.2e6, 1)"
-    filler.connection.execute(energy, (uuid(0), NOW - 100))
-    filler.connection.commit()
+    home.connection.execute(energy, (uuid(0), NOW - 100))
+    home.connection.commit()
     yield workspace
-    filler.close()
+    home.close()
 
 
 def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> None:
@@ -95,12 +96,12 @@ def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: W
 
 
 def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_path: Path) -> None:
-    filler = Filler(workspace)
-    filler.overnight()
-    filler.incident("resnet50-2", 1, "exception", "KeyError 'labels'", step=12, verdict="stop")
+    home = Home(workspace)
+    overnight(home)
+    home.incident("resnet50-2", 1, "exception", "KeyError 'labels'", step=12, verdict="stop")
     taken = {"action": "exclude_gpu", "applied": True, "changes": [], "note": "took another GPU in place of GPU 7"}
-    filler.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
-    filler.close()
+    home.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
+    home.close()
     [stopped] = json.loads(call(workspace, "report", "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
     [only] = stopped["recoveries"]
     assert mentions(only, "Attempt 1: stopped", "KeyError 'labels'", "step 12")

@@ -19,12 +19,13 @@ from gputui.store import commands
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.resume import named_path
 from tests.conftest import wait_until
+from tests.homes import Home
 from tests.ledgers import ledger_row
 from tests.machines import Machine
 from tests.metrics.test_trackers import append, chunked, event, events_of, history
 from tests.stores import open_store
+from tests.stories import bad_night, overnight
 from tests.ui.cli.program import said, shape
-from tests.ui.tui.filling import Filler
 
 
 def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine) -> None:
@@ -41,26 +42,26 @@ def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine)
 
 
 def test_commands_without_a_run_take_the_newest(workspace: Workspace) -> None:
-    filler = Filler(workspace)
+    home = Home(workspace)
     assert "no runs yet" in said(workspace, "ps", "--active")
     for number in (1, 2):
-        filler.run(f"steps-{number}", "succeeded", ended_ago=10.0)
-        filler.attempt(f"steps-{number}", 1, "succeeded", ended_ago=10.0)
+        home.run(f"steps-{number}", "succeeded", ended_ago=10.0)
+        home.attempt(f"steps-{number}", 1, "succeeded", ended_ago=10.0)
     assert shape(workspace, "show")["id"] == "steps-2"
     assert said(workspace, "explain") == said(workspace, "explain", "steps-2")
     assert "2 that are over" in said(workspace, "ps", "--active")
     assert shape(workspace, "ps", "--active") == []
-    filler.close()
+    home.close()
 
 
 def test_a_list_names_each_profile_where_one_is_not_told_by_a_run_s_name(workspace: Workspace) -> None:
-    filler = Filler(workspace)
-    filler.run("steps-1", "succeeded", ended_ago=10.0)
-    filler.connection.execute("UPDATE runs SET profile = 'steps'")
+    home = Home(workspace)
+    home.run("steps-1", "succeeded", ended_ago=10.0)
+    home.connection.execute("UPDATE runs SET profile = 'steps'")
     assert "PROFILE" not in said(workspace, "ps")
-    filler.run("typo-1", "failed", ended_ago=10.0)
-    filler.connection.execute("UPDATE runs SET profile = 'steps'")
-    filler.close()
+    home.run("typo-1", "failed", ended_ago=10.0)
+    home.connection.execute("UPDATE runs SET profile = 'steps'")
+    home.close()
     head, *rows = said(workspace, "ps").splitlines()
     assert "PROFILE" in head and all("  steps  " in row for row in rows if "-1" in row)
 
@@ -74,11 +75,11 @@ def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
 
 
 def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(workspace: Workspace) -> None:
-    filler = Filler(workspace)
-    filler.run("steps-1", "succeeded", ended_ago=10.0)
-    filler.attempt("steps-1", 1, "succeeded", ended_ago=10.0)
-    filler.metrics("steps-1", 1, [{"step": step, "time": filler.now - 20, "loss": 1 / (step + 1)} for step in range(3)])
-    filler.close()
+    home = Home(workspace)
+    home.run("steps-1", "succeeded", ended_ago=10.0)
+    home.attempt("steps-1", 1, "succeeded", ended_ago=10.0)
+    home.metrics("steps-1", 1, [{"step": step, "time": home.now - 20, "loss": 1 / (step + 1)} for step in range(3)])
+    home.close()
     heads, row = (line.split() for line in said(workspace, "ps").splitlines()[:2])
     assert (row[heads.index("STEP")], row[heads.index("LOSS")]) == ("2", "0.3333")
 
@@ -210,10 +211,10 @@ def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
 
 
 def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(workspace: Workspace) -> None:
-    filler = Filler(workspace)
-    filler.overnight()
-    filler.bad_night()
-    filler.close()
+    home = Home(workspace)
+    overnight(home)
+    bad_night(home)
+    home.close()
     folder = workspace.run_dir("vit-b16-1") / "incidents" / "1-cuda_oom"
     folder.mkdir(parents=True)
     explained, shown = shape(workspace, "explain", "vit-b16-1"), shape(workspace, "show", "vit-b16-1")

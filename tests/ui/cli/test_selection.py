@@ -12,19 +12,19 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.store.checkpoints import note_scan
 from gputui.ui.cli import selection
+from tests.homes import Home
 from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions
 from tests.ui.cli.program import call, refused, said, shape
-from tests.ui.tui.filling import Filler
 
 DAY = 86_400.0
 
 
 @pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
+def home(workspace: Workspace) -> Iterator[Home]:
     """Two old runs that have ended, a young one, and one that trains."""
-    made = Filler(workspace, time.time())
+    made = Home(workspace, time.time())
     for run_id, state, days in (("old-1", "failed", 40.0), ("old-2", "succeeded", 35.0), ("new-1", "stopped", 1.0)):
         made.run(run_id, state, name=run_id[:3], started_ago=days * DAY + 60, ended_ago=days * DAY)
         workspace.run_dir(run_id).mkdir()
@@ -35,8 +35,8 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
 
 
 @pytest.mark.parametrize("verb", ["stop", "rm", "resume", "restart", "label"])
-def test_a_command_without_runs_and_filters_is_wrong(filler: Filler, verb: str) -> None:
-    assert mentions(refused(filler.workspace, verb, code=2), verb, "--help")
+def test_a_command_without_runs_and_filters_is_wrong(home: Home, verb: str) -> None:
+    assert mentions(refused(home.workspace, verb, code=2), verb, "--help")
 
 
 @table(
@@ -62,45 +62,45 @@ def test_a_command_without_runs_and_filters_is_wrong(filler: Filler, verb: str) 
     ],
 )
 def test_a_rehearsal_lists_what_would_be_acted_on(
-    filler: Filler, words: tuple[str, ...], ids: list[str], code: int
+    home: Home, words: tuple[str, ...], ids: list[str], code: int
 ) -> None:
-    listed = shape(filler.workspace, *words, "--dry-run", code=code)
+    listed = shape(home.workspace, *words, "--dry-run", code=code)
     assert [run["id"] for run in listed] == ids
-    table = said(filler.workspace, *words, "--dry-run", code=code)
+    table = said(home.workspace, *words, "--dry-run", code=code)
     assert mentions(table, *ids)
-    assert call(filler.workspace, "--readonly", *words, "--dry-run").code == code
+    assert call(home.workspace, "--readonly", *words, "--dry-run").code == code
 
 
-def test_what_cannot_be_acted_on_is_named_by_reason(filler: Filler) -> None:
-    filler.attempt("new-1", 1, "stopped", ended_ago=DAY)
-    note_scan(filler.connection, "new-1", 1, "/c", filler.now)
-    text = said(filler.workspace, "resume", "--older", "0s", "--dry-run")
+def test_what_cannot_be_acted_on_is_named_by_reason(home: Home) -> None:
+    home.attempt("new-1", 1, "stopped", ended_ago=DAY)
+    note_scan(home.connection, "new-1", 1, "/c", home.now)
+    text = said(home.workspace, "resume", "--older", "0s", "--dry-run")
     assert mentions(text, "old-1", "1 run,")
     assert mentions(text, "old-2: complete", "new-1: no checkpoint", "live-1: not ended yet")
     for name in ("one", "two", "three"):
-        filler.run(name, "succeeded", name="old", ended_ago=DAY)
-    assert mentions(said(filler.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete")
-    named = said(filler.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
+        home.run(name, "succeeded", name="old", ended_ago=DAY)
+    assert mentions(said(home.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete")
+    named = said(home.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
     assert "one, two, three, old-2: complete" in named
 
 
-def test_a_listed_run_has_its_age_and_size(filler: Filler) -> None:
-    (run,) = shape(filler.workspace, "rm", "old-1", "--dry-run")
+def test_a_listed_run_has_its_age_and_size(home: Home) -> None:
+    (run,) = shape(home.workspace, "rm", "old-1", "--dry-run")
     assert run["state"] == "failed" and run["age_seconds"] > 40 * DAY and 100_000 <= run["size_bytes"] < 200_000
-    assert mentions(said(filler.workspace, "rm", "--older", "30d", "--dry-run"), "KiB", "2 runs", "KiB")
+    assert mentions(said(home.workspace, "rm", "--older", "30d", "--dry-run"), "KiB", "2 runs", "KiB")
 
 
-def test_what_nobody_was_asked_about_is_refused(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = call(filler.workspace, "rm", "--older", "30d")
+def test_what_nobody_was_asked_about_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call(home.workspace, "rm", "--older", "30d")
     assert done.code == 3 and "--yes" in done.stderr and mentions(done.stdout, "old-1", "old-2")
-    assert "--yes" in refused(filler.workspace, "rm", "--older", "30d", "--json", code=3)
-    assert refused(filler.workspace, "rm", "--tag", "none", code=3)
-    done = call(filler.workspace, "rm", "nobody-1", "old-1", "--dry-run", "--json")
+    assert "--yes" in refused(home.workspace, "rm", "--older", "30d", "--json", code=3)
+    assert refused(home.workspace, "rm", "--tag", "none", code=3)
+    done = call(home.workspace, "rm", "nobody-1", "old-1", "--dry-run", "--json")
     assert done.code == 3 and [run["id"] for run in json.loads(done.stdout)] == ["old-1"]
     monkeypatch.setattr(selection, "can_ask", lambda: True)
     monkeypatch.setattr("click.confirm", lambda _words, **_options: False)
-    assert call(filler.workspace, "rm", "--older", "30d").code == 3
-    assert len(shape(filler.workspace, "ps")) == 4
+    assert call(home.workspace, "rm", "--older", "30d").code == 3
+    assert len(shape(home.workspace, "ps")) == 4
 
 
 @table(
@@ -111,8 +111,8 @@ def test_what_nobody_was_asked_about_is_refused(filler: Filler, monkeypatch: pyt
         ("rm", "--older", "soon"), ("rm", "--state", "done"),
     ],
 )  # fmt: skip
-def test_what_is_for_one_run_or_makes_no_sense(filler: Filler, words: tuple[str, ...]) -> None:
-    assert refused(filler.workspace, *words, code=2).count("\n") == 1
+def test_what_is_for_one_run_or_makes_no_sense(home: Home, words: tuple[str, ...]) -> None:
+    assert refused(home.workspace, *words, code=2).count("\n") == 1
 
 
 def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machine) -> None:
@@ -132,28 +132,28 @@ def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machi
     assert [run["id"] for run in machine.json("ps")] == ["steps-4"]
 
 
-def test_sizes_are_in_wide_lists(filler: Filler, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {run["id"]: run["size_bytes"] for run in shape(filler.workspace, "ps")}
-    assert sizes["old-1"] >= 100_000 and shape(filler.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
-    filler.connection.execute("INSERT INTO run_sizes VALUES ('old-1', 5)")
-    assert {run["id"]: run["size_bytes"] for run in shape(filler.workspace, "ps")} == {**sizes, "old-1": 5}
+def test_sizes_are_in_wide_lists(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {run["id"]: run["size_bytes"] for run in shape(home.workspace, "ps")}
+    assert sizes["old-1"] >= 100_000 and shape(home.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
+    home.connection.execute("INSERT INTO run_sizes VALUES ('old-1', 5)")
+    assert {run["id"]: run["size_bytes"] for run in shape(home.workspace, "ps")} == {**sizes, "old-1": 5}
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: False)
-    assert "SIZE" not in said(filler.workspace, "ps")
+    assert "SIZE" not in said(home.workspace, "ps")
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: True)
-    assert "SIZE" in said(filler.workspace, "ps")
+    assert "SIZE" in said(home.workspace, "ps")
 
 
-def test_runs_are_listed_in_an_order_with_unknown_values_last(filler: Filler) -> None:
+def test_runs_are_listed_in_an_order_with_unknown_values_last(home: Home) -> None:
     for run_id, losses in {"old-1": (0.5, 0.25), "new-1": (3.0, 0.125), "live-1": (math.nan,)}.items():
-        filler.attempt(run_id, 1, "running")
-        lines = [{"step": step, "time": filler.now, "loss": loss} for step, loss in enumerate(losses)]
-        filler.metrics(run_id, 1, lines)
+        home.attempt(run_id, 1, "running")
+        lines = [{"step": step, "time": home.now, "loss": loss} for step, loss in enumerate(losses)]
+        home.metrics(run_id, 1, lines)
 
     def ids(*words: str) -> list[str]:
-        return [run["id"] for run in shape(filler.workspace, "ps", *words)]
+        return [run["id"] for run in shape(home.workspace, "ps", *words)]
 
     assert ids("--sort", "loss")[:2] == ["new-1", "old-1"]
     assert ids("--sort", "started") == ["new-1", "old-2", "old-1", "live-1"]
     assert ids("--sort", "size")[0] == "old-1"
     assert ids("--older", "30d", "--state", "succeeded", "--state", "failed") == ["old-2", "old-1"]
-    assert ids("--profile", "none") == [] and said(filler.workspace, "ps", "--profile", "none").count("\n") == 1
+    assert ids("--profile", "none") == [] and said(home.workspace, "ps", "--profile", "none").count("\n") == 1

@@ -16,10 +16,11 @@ from gputui.studies.launch import resolve_study
 from gputui.studies.study_file import load_study
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.study_launch import load_grid
+from tests.homes import GIB, Home
+from tests.stories import search
 from tests.tables import table
 from tests.texts import mentions
 from tests.ui.cli.program import call, refused, said, shape
-from tests.ui.tui.filling import GIB, Filler
 
 PROFILE = """
 name: small
@@ -43,14 +44,14 @@ def test_trials_that_fit_on_a_gpu_together_are_counted(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(STUDY)
     for peak_gib, sharing in ((30, 2), (20, 3), (70, 1), (None, 1)):
         workspace = locate(tmp_path / str(peak_gib))
-        filler = Filler(workspace)
-        filler.agent()
-        filler.gpus(2)
-        filler.run("small-1", "succeeded", name="small")
-        filler.attempt("small-1", 1, "succeeded", gpus=(0,))
+        home = Home(workspace)
+        home.agent()
+        home.gpus(2)
+        home.run("small-1", "succeeded", name="small")
+        home.attempt("small-1", 1, "succeeded", gpus=(0,))
         if peak_gib is not None:
-            filler.metrics("small-1", 1, [{"step": 1, "gpu_mem_peak": peak_gib * GIB}])
-        filler.close()
+            home.metrics("small-1", 1, [{"step": 1, "gpu_mem_peak": peak_gib * GIB}])
+        home.close()
         words = ("study", "check", str(tmp_path / "s.yaml"), "--dry-run")
         found = shape(workspace, *words)
         counted = (found["trials"], found["trials_per_gpu"], found["parallel"])
@@ -129,9 +130,9 @@ def test_the_shells_gpus_are_not_those_of_trials(
 
 
 def test_a_grid_of_a_command_on_a_machine_without_gpus(workspace: Workspace, tmp_path: Path) -> None:
-    filler = Filler(workspace)
-    filler.agent()
-    filler.close()
+    home = Home(workspace)
+    home.agent()
+    home.close()
     (tmp_path / "a.py").write_text("")
     options = ("--dry-run", "--json", "--grid", "lr=1,2")
     plan = json.loads(said(workspace, "study", "run", *options, str(tmp_path / "a.py"), "--lr", "1"))
@@ -139,11 +140,11 @@ def test_a_grid_of_a_command_on_a_machine_without_gpus(workspace: Workspace, tmp
 
 
 def test_a_report_is_printed_or_written_to_a_folder_or_json(workspace: Workspace, tmp_path: Path) -> None:
-    filler = Filler(workspace)
-    filler.agent()
-    filler.study(state="finished", reason="its 14 trials are done")
-    filler.connection.execute("UPDATE studies SET problem = 'its process failed twice'")
-    filler.close()
+    home = Home(workspace)
+    home.agent()
+    search(home, state="finished", reason="its 14 trials are done")
+    home.connection.execute("UPDATE studies SET trouble = 'its process failed twice'")
+    home.close()
     for words in (("study", "list"), ("study", "show")):
         assert "its 14 trials are done; its process failed twice" in said(workspace, *words), words
     assert shape(workspace, "study", "show")["problem"] == "its process failed twice"

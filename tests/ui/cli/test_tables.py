@@ -10,8 +10,8 @@ from gputui.recovery.watch.engine import in_unit
 from gputui.recovery.watch.rules import RULES
 from gputui.ui.cli import context, explain
 from gputui.ui.cli.context import table_lines
+from tests.homes import Home
 from tests.ui.cli.program import said
-from tests.ui.tui.filling import Filler
 
 HEADER = ("RUN", "SIZE", "STATE", "")
 ROWS = [
@@ -70,12 +70,12 @@ def test_every_threshold_of_the_rules_is_whole(workspace: Workspace, narrow: int
 
 
 def test_a_metric_with_a_long_name(workspace: Workspace, narrow: int) -> None:
-    filler = Filler(workspace)
-    filler.run("long-1", "succeeded")
-    filler.attempt("long-1", 1)
-    filler.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
-    filler.connection.execute("INSERT INTO metric_boundaries SELECT source_id, 0, 0, 1 FROM metric_sources")
-    filler.close()
+    home = Home(workspace)
+    home.run("long-1", "succeeded")
+    home.attempt("long-1", 1)
+    home.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
+    home.connection.execute("INSERT INTO metric_boundaries SELECT source_id, 0, 0, 1 FROM metric_sources")
+    home.close()
     _, row = said(workspace, "metrics", "long-1").splitlines()
     assert "…" in row and "-loss  2.5" in row and cell_width(row) <= narrow
     (line,) = [line for line in said(workspace, "show", "long-1").splitlines() if line.startswith("metrics")]

@@ -13,8 +13,9 @@ import pytest
 
 from gputui.core.config import Workspace
 from tests.faults.jobs import write_scenario
+from tests.homes import Home
 from tests.machines import Machine
-from tests.ui.tui.filling import Filler
+from tests.stories import overnight
 from tests.ui.tui.pty_app import PtyApp
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -65,15 +66,8 @@ def screen(home: Path) -> Iterator[PtyApp]:
         yield app
 
 
-@pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    yield made
-    made.close()
-
-
-def test_a_locked_database(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+def test_a_locked_database(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     with screen(workspace.state.parent) as app:
         with Path(f"{workspace.database}-shm").open("r+b") as shared:
             fcntl.lockf(shared, fcntl.LOCK_EX, SHM_LOCKS[1], SHM_LOCKS[0])
@@ -87,7 +81,7 @@ def test_a_locked_database(filler: Filler, workspace: Workspace) -> None:
             assert time.monotonic() < until + 1
         # What was asked for meanwhile was not lost.
         app.read_until(lambda: "Stop vit-b16-1…" in app.terminal.text, 20)
-        assert filler.connection.execute("SELECT verb FROM commands").fetchall() == [("stop",)]
+        assert home.connection.execute("SELECT verb FROM commands").fetchall() == [("stop",)]
 
 
 def test_a_driver_that_hangs(machine: Machine) -> None:

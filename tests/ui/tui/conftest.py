@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.core.config import Workspace, locate
+from gputui.core.config import Workspace
 from gputui.metrics.draw.parts import Line
 from gputui.runs.processes import ProcessReader
 from gputui.store import commands
@@ -23,7 +23,9 @@ from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.shell import Shell
 from gputui.ui.views.snapshot import Interest, Snapshot
-from tests.ui.tui.filling import NOW, Filler
+from tests.homes import NOW, Home
+from tests.stories import overnight
+from tests.ui.tui.filling import NOW
 
 IDLE_TURNS = 3
 
@@ -76,20 +78,6 @@ def a_failed_drawing_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
         raise error
 
     monkeypatch.setattr(Shell, "drawing_failed", fail)
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    made = locate(tmp_path / "home")
-    made.create()
-    return made
-
-
-@pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    yield made
-    made.close()
 
 
 class StillFeed(Feed):
@@ -150,8 +138,8 @@ def make_app(workspace: Workspace) -> MakeApp:
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    overnight(home)
     return make_app()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from gputui.core.config import Workspace
-from tests.ui.tui.filling import GIB, Filler, uuid
+from tests.homes import GIB, Home, uuid
+from tests.stories import overnight, search
 
 MARK = "zq"
 """Stands in each text, so that a test can see that it was shown."""
@@ -30,11 +31,11 @@ CORPUS = (
 )
 
 
-def fill(filler: Filler) -> None:
+def fill(home: Home) -> None:
     """A night on which everything that has a name has a hostile one."""
-    workspace: Workspace = filler.workspace
-    filler.overnight()
-    connection = filler.connection
+    workspace: Workspace = home.workspace
+    overnight(home)
+    connection = home.connection
     runs = [row[0] for row in connection.execute("SELECT run_id FROM runs ORDER BY sequence")]
     for number, run_id in enumerate(runs):
         text = CORPUS[number % len(CORPUS)]
@@ -43,7 +44,7 @@ def fill(filler: Filler) -> None:
             "UPDATE runs SET name = ?, profile = ?, reason = ?, waiting_for = ?, params = ? WHERE run_id = ?",
             (text, CORPUS[number + 1], CORPUS[number + 2], CORPUS[number + 3], json.dumps(params), run_id),
         )
-    filler.study(trials=len(CORPUS))
+    search(home, trials=len(CORPUS))
     spec = json.loads(connection.execute("SELECT spec FROM studies").fetchone()[0])
     spec["space"] = [{"name": text, "kind": "choice", "choices": [CORPUS[1], 2]} for text in CORPUS[:3]]
     spec["objectives"][0]["metric"] = CORPUS[2]
@@ -58,16 +59,16 @@ def fill(filler: Filler) -> None:
             (text, text, json.dumps(dict.fromkeys(CORPUS[:3], text)), number),
         )
     for number, text in enumerate(CORPUS):
-        filler.alert("disk", text, subject=text, subject_id=str(number), run_id=runs[number % len(runs)])
-        filler.event(text, subject=text or None, severity="error")
-        filler.incident("vit-b16-1", 3, f"kind_{number}", text, evidence=(text, text), actions=(text,), reason=text)
-        filler.transition("vit-b16-1", "running", "recovering", text, 100.0)
+        home.alert("disk", text, subject=text, subject_id=str(number), run_id=runs[number % len(runs)])
+        home.event(text, subject=text or None, severity="error")
+        home.incident("vit-b16-1", 3, f"kind_{number}", text, evidence=(text, text), actions=(text,), reason=text)
+        home.transition("vit-b16-1", "running", "recovering", text, 100.0)
     for index in range(8):
         entries = [
             {"pid": 9000 + place, "user": text, "command": text, "memory_bytes": GIB, "kind": "C"}
             for place, text in enumerate(CORPUS[index : index + 3])
         ]
-        filler.processes(index, *entries)
+        home.processes(index, *entries)
         facts = json.loads(connection.execute("SELECT facts FROM gpus WHERE uuid = ?", (uuid(index),)).fetchone()[0])
         facts["name"] = CORPUS[index]
         connection.execute(
@@ -75,11 +76,11 @@ def fill(filler: Filler) -> None:
         )
         connection.execute(
             "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', ?, ?)",
-            (filler.now - 50, uuid(index), 40 + index, CORPUS[index]),
+            (home.now - 50, uuid(index), 40 + index, CORPUS[index]),
         )
     connection.execute("UPDATE agent SET driver_version = ?", (CORPUS[0],))
-    line: dict[str, object] = {"step": 9450, "time": filler.now, "rank": 0, "loss": 1.0}
-    filler.metrics("vit-b16-1", 3, [line | {text[:200]: float(number) for number, text in enumerate(CORPUS) if text}])
+    line: dict[str, object] = {"step": 9450, "time": home.now, "rank": 0, "loss": 1.0}
+    home.metrics("vit-b16-1", 3, [line | {text[:200]: float(number) for number, text in enumerate(CORPUS) if text}])
     _logs(workspace)
     profiles = workspace.profiles
     (profiles / "evil.yaml").write_text(

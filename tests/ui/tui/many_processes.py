@@ -5,8 +5,9 @@ from __future__ import annotations
 from gputui.runs.processes import HostProcess, ProcessReader
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.feed import Feed
+from tests.homes import GIB, Home
+from tests.stories import many_gpus
 from tests.ui.tui.conftest import StillFeed
-from tests.ui.tui.filling import GIB, Filler
 
 RUN = "llama-1"
 RANKS = 4
@@ -34,17 +35,17 @@ class StillProcesses(ProcessReader):
         return dict(self.hosts)
 
 
-def fill(filler: Filler) -> None:
+def fill(home: Home) -> None:
     """Four ranks on four GPUs, strangers on the others; more than 290 processes with those of `StillProcesses`."""
-    filler.many_gpus(8)
+    many_gpus(home, 8)
     for rank in range(RANKS):
         entry = {
             "pid": 1000 + rank, "user": "me", "command": "python train.py", "memory_bytes": (60 + rank) * GIB,
             "kind": "C", "run_id": RUN, "rank": rank, "start_ticks": 1007 + rank, "sm_percent": 90 + rank,
         }  # fmt: skip
-        filler.processes(rank, entry)
+        home.processes(rank, entry)
     for index in range(4, 8):
-        filler.processes(
+        home.processes(
             index,
             *(
                 {"pid": 5000 + index * 10 + number, "user": "alice", "command": f"python sweep.py --part {number}",

@@ -8,7 +8,7 @@ from gputui.core.config import locate
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.settings import load
-from tests.ui.tui.filling import an_hour_later
+from tests.homes import an_hour_later
 
 if __name__ == "__main__":
     workspace = locate(sys.argv[1])

@@ -11,8 +11,8 @@ import pytest
 from gputui.store.agent import AgentView
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.machine import LEAST_BYTES, full_disk_words
+from tests.homes import NOW, Home
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.test_screens import SMALL, feed_of, text
 
 
@@ -22,7 +22,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int, files: int = 0, free_
 
 
 async def test_a_full_disk_is_told_instead_of_silence(
-    filler: Filler, app: GputuiApp, monkeypatch: pytest.MonkeyPatch
+    home: Home, app: GputuiApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with app.run_test(size=SMALL) as pilot:
         disk(monkeypatch, 0)
@@ -33,9 +33,9 @@ async def test_a_full_disk_is_told_instead_of_silence(
         assert mentions(notice, "is full", "03:12", "runs continue")
         assert "silent" not in notice and "no news" not in notice
         disk(monkeypatch, 10 * LEAST_BYTES)
-        filler.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 21,))
+        home.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 21,))
         for index in range(7):
-            filler.sample(index, at=NOW + 21)
+            home.sample(index, at=NOW + 21)
         feed_of(app).now = NOW + 21
         feed_of(app).refresh()
         await pilot.pause()
@@ -46,10 +46,8 @@ def agent_seen(at: float) -> AgentView:
     return AgentView(1, "0", at - 99, at, None, False, 1.0, "nvml", None, None, None, "ok", None)
 
 
-def test_a_disk_counts_as_full_only_while_nothing_can_be_written(
-    monkeypatch: pytest.MonkeyPatch, filler: Filler
-) -> None:
-    state = filler.workspace.state
+def test_a_disk_counts_as_full_only_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
+    state = home.workspace.state
     disk(monkeypatch, LEAST_BYTES - 4096)
     assert full_disk_words(state, agent_seen(NOW - 2), NOW) is None  # it still finds room in what it has
     assert full_disk_words(state, agent_seen(NOW - 7), NOW) is not None

@@ -19,9 +19,10 @@ from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.terminal import sequences
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
+from tests.homes import Home, uuid
+from tests.stories import bad_night
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.emulator import Terminal, repaint
-from tests.ui.tui.filling import Filler, uuid
 from tests.ui.tui.hostile import CORPUS, MARK, fill
 from tests.ui.tui.test_screens import until
 
@@ -119,11 +120,11 @@ async def at_rest(pilot: Pilot[int]) -> None:
 
 @pytest.mark.parametrize("scope", get_args(Scope))
 async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
-    scope: Scope, filler: Filler, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+    scope: Scope, home: Home, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(filler)
-    filler.bad_night()
-    (filler.workspace.profiles / "tiny.yaml").write_text("name: tiny\nlauncher: command\nscript: x.py\ngpus: 0\n")
+    fill(home)
+    bad_night(home)
+    (home.workspace.profiles / "tiny.yaml").write_text("name: tiny\nlauncher: command\nscript: x.py\ngpus: 0\n")
     performed: list[str] = []
     carried_out: set[str] = set()
     resting = set(RESTING.get(scope, "").split())

@@ -18,9 +18,10 @@ from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
+from tests.homes import Home
+from tests.stories import bad_night, overnight, search
 from tests.texts import mentions
 from tests.ui.tui.conftest import DRAWING_FAILED, MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.hostile import fill
 from tests.ui.tui.test_every_key import go_to
 from tests.ui.tui.test_screens import text
@@ -64,15 +65,15 @@ def problem_of(page: ActionScreen, width: int, height: int) -> str | None:
 @pytest.mark.parametrize("content", ["a night", "hostile texts"])
 @pytest.mark.parametrize("scope", get_args(Scope))
 async def test_every_page_can_be_drawn_at_any_size(
-    scope: Scope, content: str, filler: Filler, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+    scope: Scope, content: str, home: Home, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if content == "a night":
-        filler.overnight()
-        filler.study()
+        overnight(home)
+        search(home)
     else:
-        fill(filler)
-    filler.bad_night()
-    (filler.workspace.profiles / "tiny.yaml").write_text("name: tiny\nlauncher: command\nscript: x.py\ngpus: 0\n")
+        fill(home)
+    bad_night(home)
+    (home.workspace.profiles / "tiny.yaml").write_text("name: tiny\nlauncher: command\nscript: x.py\ngpus: 0\n")
     choose = random.Random(f"{scope} {content}")
     app = make_app()
     async with app.run_test(size=(130, 40)) as pilot:
@@ -88,7 +89,7 @@ async def test_every_page_can_be_drawn_at_any_size(
 
 
 async def test_a_pane_that_cannot_be_drawn_leaves_the_others(
-    app: GputuiApp, filler: Filler, monkeypatch: pytest.MonkeyPatch
+    app: GputuiApp, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Shell, "drawing_failed", DRAWING_FAILED)
 
@@ -100,7 +101,7 @@ async def test_a_pane_that_cannot_be_drawn_leaves_the_others(
         assert mentions(text(app, "events"), "could not be drawn", "IndexError", "test_every_size.py")
         assert "vit-b16-1" in text(app, "runs")
         await pilot.press("down", "up")
-        log = filler.workspace.agent_log.read_text()
+        log = home.workspace.agent_log.read_text()
         assert log.count("could not draw events") == 1 and "in broken" in log
 
 

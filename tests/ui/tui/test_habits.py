@@ -14,17 +14,18 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.ui.tui.settings import load, save
 from gputui.ui.tui.terminal import sequences
+from tests.homes import Home
+from tests.stories import overnight, tick
 from tests.texts import mentions
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.pty_app import PtyApp
 
 MOUSE_ON, MOUSE_OFF = b"\x1b[?1000h\x1b[?1006h", b"\x1b[?1006l\x1b[?1000l"
 
 
 @pytest.fixture
-def open_screen(filler: Filler, workspace: Workspace) -> Callable[..., object]:
+def open_screen(home: Home, workspace: Workspace) -> Callable[..., object]:
     """Opens the screen over the overnight story, with settings."""
-    filler.overnight()
+    overnight(home)
 
     @contextmanager
     def opened(environment: dict[str, str] | None = None, **settings: object) -> Iterator[PtyApp]:
@@ -66,12 +67,12 @@ def line_with(app: PtyApp, text: str) -> int:
 
 
 def test_the_mouse_is_on_without_motion_and_off_when_left_and_nothing_else_unasked(
-    open_screen: Callable, filler: Filler
+    open_screen: Callable, home: Home
 ) -> None:
     with open_screen() as app:
         assert MOUSE_ON in app.output and b"\x1b[?1003h" not in app.output
-        filler.event("GPU 3 fell off the bus", severity="error")
-        filler.tick()
+        home.event("GPU 3 fell off the bus", severity="error")
+        tick(home)
         app.read_until(lambda: "GPU 3 fell" in app.terminal.text)
         assert MOUSE_OFF in leave(app)
         assert b"\x1b]2;" not in app.output and not bells(app) and b"\x1b[22;2t" not in app.output
@@ -134,19 +135,19 @@ def test_what_a_terminal_may_refuse_is_told() -> None:
 # --- title and bell
 
 
-def test_title_and_bell_tell_the_worst_and_are_taken_back(open_screen: Callable, filler: Filler) -> None:
+def test_title_and_bell_tell_the_worst_and_are_taken_back(open_screen: Callable, home: Home) -> None:
     with open_screen(title=True, bell=True) as app:
         assert not bells(app)
         titles = re.findall(rb"\x1b\]2;([^\x1b]*)\x1b\\", bytes(app.output))
         assert len(titles) == 1 and titles[0].startswith("1 GPU lost · 2 running 1 queued · ".encode())
         assert app.output.count(b"\x1b[22;2t") == 1
-        filler.connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'vit-b16-1'")
-        filler.event("CUDA ran out of memory", subject="vit-b16-1", severity="error")
-        filler.tick()
+        home.connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'vit-b16-1'")
+        home.event("CUDA ran out of memory", subject="vit-b16-1", severity="error")
+        tick(home)
         app.read_until(lambda: bells(app) > 0)
         app.read_until(lambda: "↻ recovering · 1 GPU lost · 1 running 1 recovering".encode() in app.output)
-        filler.event("training again", subject="vit-b16-1")
-        filler.tick()
+        home.event("training again", subject="vit-b16-1")
+        tick(home)
         app.read_until(lambda: "training again" in app.terminal.text)
         assert bells(app) == 1
         after = leave(app)

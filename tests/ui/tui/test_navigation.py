@@ -11,7 +11,7 @@ from gputui.ui.tui.pages.gpu.page import GpuScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen
 from gputui.ui.tui.pages.run.page import RunScreen
-from tests.ui.tui.filling import uuid
+from tests.homes import uuid
 from tests.ui.tui.test_screens import text
 
 MIDDLE = (120, 36)

@@ -31,10 +31,10 @@ from gputui.ui.views.run_words import (
 )
 from gputui.ui.views.snapshot import Interest, RunRow
 from gputui.ui.views.words import run_state_text
+from tests.homes import NOW, Home
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import read
 
 RUN = Run("a-1", 1, "a", "a", RunState.RUNNING, 1, {}, "{}", NOW - 100, started_at=NOW - 90, attempt_state="running",
@@ -45,34 +45,34 @@ def row_of(workspace: Workspace, run_id: str) -> RunRow:
     return next(row for row in read(workspace).runs if row.run.run_id == run_id)
 
 
-def test_a_start_has_a_clock_and_what_the_last_one_took(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-1", "starting", name="vit", started_ago=14)
-    filler.attempt("vit-1", 1, "starting", started_ago=14)
-    filler.connection.execute("UPDATE attempts SET first_step_at = NULL")
-    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
-    filler.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
-    filler.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
-    filler.run("bert-0", "succeeded", name="bert", started_ago=300, ended_ago=200)
-    filler.attempt("bert-0", 1, "succeeded", started_ago=300, ended_ago=200)
-    filler.connection.execute("UPDATE attempts SET first_step_at = started_at + 77 WHERE run_id = 'bert-0'")
-    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
+def test_a_start_has_a_clock_and_what_the_last_one_took(home: Home, workspace: Workspace) -> None:
+    home.run("vit-1", "starting", name="vit", started_ago=14)
+    home.attempt("vit-1", 1, "starting", started_ago=14)
+    home.connection.execute("UPDATE attempts SET first_step_at = NULL")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
+    home.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
+    home.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
+    home.run("bert-0", "succeeded", name="bert", started_ago=300, ended_ago=200)
+    home.attempt("bert-0", 1, "succeeded", started_ago=300, ended_ago=200)
+    home.connection.execute("UPDATE attempts SET first_step_at = started_at + 77 WHERE run_id = 'bert-0'")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
     assert row_of(workspace, "vit-0").run.usual_start_seconds is None, "only what starts needs it"
 
 
-def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
-    filler.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
-    filler.run("vit-1", "running", name="vit", started_ago=300, attempt=2)
-    filler.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
-    filler.attempt("vit-1", 2, started_ago=20)
-    filler.connection.execute("UPDATE attempts SET first_step_at = NULL WHERE number = 2")
+def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(home: Home, workspace: Workspace) -> None:
+    home.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
+    home.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
+    home.run("vit-1", "running", name="vit", started_ago=300, attempt=2)
+    home.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
+    home.attempt("vit-1", 2, started_ago=20)
+    home.connection.execute("UPDATE attempts SET first_step_at = NULL WHERE number = 2")
     row = row_of(workspace, "vit-1")
     assert awaits_step(row)
-    assert status_line(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
-    filler.connection.execute("UPDATE attempts SET resumed_step = 40 WHERE number = 2")
-    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
-    filler.metrics("vit-1", 2, [{"step": 41, "time": NOW - 1, "loss": 1.0}])
-    filler.connection.execute("UPDATE attempts SET first_step_at = ? WHERE number = 2", (NOW - 1,))
+    assert outlook(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
+    home.connection.execute("UPDATE attempts SET resumed_step = 40 WHERE number = 2")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
+    home.metrics("vit-1", 2, [{"step": 41, "time": NOW - 1, "loss": 1.0}])
+    home.connection.execute("UPDATE attempts SET first_step_at = ? WHERE number = 2", (NOW - 1,))
     row = row_of(workspace, "vit-1")
     assert not awaits_step(row) and "no step" not in status_line(row, NOW)[0] and row.run.usual_start_seconds is None
 
@@ -89,20 +89,20 @@ def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec
 
 
 def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_was_ever_read(
-    filler: Filler, workspace: Workspace
+    home: Home, workspace: Workspace
 ) -> None:
-    filler.run("vit-1", attempt=2)
-    filler.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
-    filler.attempt("vit-1", 2, started_ago=20)
-    filler.connection.execute("UPDATE attempts SET first_step_at = NULL")
-    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
+    home.run("vit-1", attempt=2)
+    home.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
+    home.attempt("vit-1", 2, started_ago=20)
+    home.connection.execute("UPDATE attempts SET first_step_at = NULL")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
     text = "it has printed 200 lines, but nothing looks like metrics"
     query = "INSERT INTO observations (run_id, attempt, at, kind, text) VALUES ('vit-1', ?, ?, 'no_metrics', ?)"
-    filler.connection.execute(query, (1, NOW - 200, text))
-    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
-    filler.connection.execute(query, (2, NOW - 1, text))
-    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
-    filler.metrics("vit-1", 1, [{"step": 41, "time": NOW - 150, "loss": 1.0}])
+    home.connection.execute(query, (1, NOW - 200, text))
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
+    home.connection.execute(query, (2, NOW - 1, text))
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
+    home.metrics("vit-1", 1, [{"step": 41, "time": NOW - 150, "loss": 1.0}])
     assert row_of(workspace, "vit-1").run.no_metrics is None, "the attempt before was read"
 
 
@@ -122,10 +122,10 @@ def test_a_run_whose_command_has_exited_says_what_it_waits_for_and_its_time_stan
     assert run.trained_seconds(NOW) == run.trained_seconds(NOW + 60) == 60.0
 
 
-def test_a_stop_says_since_when_what_for_and_until_when(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-1", "stopping")
-    filler.attempt("vit-1", 1)
-    filler.connection.execute(
+def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: Workspace) -> None:
+    home.run("vit-1", "stopping")
+    home.attempt("vit-1", 1)
+    home.connection.execute(
         "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
         "VALUES ('vit-1', ?, 'running', 'stopping', 'stop', 'ada')",
         (NOW - 12,),
@@ -134,8 +134,8 @@ def test_a_stop_says_since_when_what_for_and_until_when(filler: Filler, workspac
     assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
     words, style = status_line(row, NOW)
     assert "12 s" in words and "killed in 23 s" in words and style == "text"
-    assert "being killed" in status_line(row, NOW + 30)[0]
-    filler.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
+    assert "being killed" in outlook(row, NOW + 30)[0]
+    home.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
     assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, True)
 
 
@@ -148,12 +148,12 @@ def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> No
 
 
 def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_of_them(
-    filler: Filler, workspace: Workspace
+    home: Home, workspace: Workspace
 ) -> None:
-    filler.run("vit-1", "running")
-    filler.attempt("vit-1", 1)
+    home.run("vit-1", "running")
+    home.attempt("vit-1", 1)
     ranks = [{"step": 100 * number, "time": NOW - 400 + 40 * number, "loss": 1.0} for number in range(1, 10)]
-    filler.metrics("vit-1", 1, [{**line, "rank": rank} for line in ranks for rank in range(2)])
+    home.metrics("vit-1", 1, [{**line, "rank": rank} for line in ranks for rank in range(2)])
     row = row_of(workspace, "vit-1")
     assert row.progress.report_seconds == pytest.approx(40.0)
     assert row.progress.steps_per_second == pytest.approx(2.5)
@@ -162,25 +162,25 @@ def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_o
     assert "usually 40 s" in status_line(row, NOW + 200)[0]
 
 
-def test_a_pause_within_the_last_minute_is_no_slower_pace(filler: Filler, workspace: Workspace) -> None:
+def test_a_pause_within_the_last_minute_is_no_slower_pace(home: Home, workspace: Workspace) -> None:
     """As the processes of the demo, which begin some seconds after its past ended, or a validation."""
-    filler.run("vit-1", "running")
-    filler.attempt("vit-1", 1)
+    home.run("vit-1", "running")
+    home.attempt("vit-1", 1)
     times = [*(NOW - 50 + 0.5 * number for number in range(40)), *(NOW - 10 + 0.5 * number for number in range(21))]
     lines = [{"step": step, "time": at, "loss": 1.0, "total_steps": 261} for step, at in enumerate(times, 1)]
-    filler.metrics("vit-1", 1, lines)
+    home.metrics("vit-1", 1, lines)
     progress = row_of(workspace, "vit-1").progress
     assert progress.steps_per_second == pytest.approx(2.0)
     assert progress.seconds_left == pytest.approx(200 * 50 / 60), "such pauses will come again"
 
 
-def test_reports_of_one_step_by_several_lines_are_one(filler: Filler, workspace: Workspace) -> None:
+def test_reports_of_one_step_by_several_lines_are_one(home: Home, workspace: Workspace) -> None:
     """Trainers print a line for the loss and, some time later, one for the validation, at the same step."""
-    filler.run("vit-1", "running")
-    filler.attempt("vit-1", 1)
+    home.run("vit-1", "running")
+    home.attempt("vit-1", 1)
     times = [(step, NOW - 60 + 5.0 * step + late) for step in range(12) for late in (0.0, 2.0)]
     lines = [{"step": step, "time": at, "loss": 1.0, "total_steps": 111} for step, at in times]
-    filler.metrics("vit-1", 1, lines)
+    home.metrics("vit-1", 1, lines)
     progress = row_of(workspace, "vit-1").progress
     assert progress.steps_per_second == pytest.approx(0.2)
     assert progress.seconds_left == pytest.approx(500.0)
@@ -229,27 +229,27 @@ def test_what_a_run_waits_for_in_a_queue(state: str, placed: PlacementState | No
     assert waiting_words(run, NOW) == words
 
 
-def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-1", "stopping")
-    filler.attempt("vit-1", 1)
-    filler.transition("vit-1", "running", "stopping", "stop", 12)
+def test_a_stop_says_what_is_not_saved(home: Home, workspace: Workspace) -> None:
+    home.run("vit-1", "stopping")
+    home.attempt("vit-1", 1)
+    home.transition("vit-1", "running", "stopping", "stop", 12)
     stop = row_of(workspace, "vit-1").run.stop
     assert stop is not None and stop.saved_step is None
     assert unsaved_words(40, stop).startswith("40 steps") and unsaved_words(None, stop) == ""
     for step, verdict in ((30, "valid"), (39, "struck"), (20, "unexamined")):
-        checkpoints.save(filler.connection, "vit-1", (), [ledger_row(str(step), step=step, verdict=verdict)])
+        checkpoints.save(home.connection, "vit-1", (), [ledger_row(str(step), step=step, verdict=verdict)])
     stop = row_of(workspace, "vit-1").run.stop
     assert stop is not None and stop.saved_step == 30
     assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
     assert "it may save a checkpoint" in status_line(row_of(workspace, "vit-1"), NOW)[0]
 
 
-def test_a_success_with_a_loss_that_is_no_number_says_so(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-1", "succeeded")
-    filler.attempt("vit-1", 1)
-    assert status_line(row_of(workspace, "vit-1"), NOW)[1] == "dim"
-    filler.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
-    words, style = status_line(row_of(workspace, "vit-1"), NOW)
+def test_a_success_with_a_loss_that_is_no_number_says_so(home: Home, workspace: Workspace) -> None:
+    home.run("vit-1", "succeeded")
+    home.attempt("vit-1", 1)
+    assert outlook(row_of(workspace, "vit-1"), NOW)[1] == "dim"
+    home.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
+    words, style = outlook(row_of(workspace, "vit-1"), NOW)
     assert mentions(words.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
 
 
@@ -257,26 +257,26 @@ def test_a_success_with_a_loss_that_is_no_number_says_so(filler: Filler, workspa
     ("failed", "failed", 19, 5.0), ("queued", "failed", 19, 5.0), ("running", "running", None, None),
 ])  # fmt: skip
 def test_the_step_of_a_run_is_the_last_of_any_attempt_unless_one_lives(
-    filler: Filler, workspace: Workspace, state: str, number: str, step: int | None, loss: float | None
+    home: Home, workspace: Workspace, state: str, number: str, step: int | None, loss: float | None
 ) -> None:
-    filler.run(f"{state}-1", state, attempt=2, ended_ago=60.0 if state == "failed" else None)
-    filler.attempt(f"{state}-1", 1, "failed", ended_ago=3600.0)
-    filler.metrics(f"{state}-1", 1, [{"step": 19, "time": NOW - 4000, "loss": 5.0}])
+    home.run(f"{state}-1", state, attempt=2, ended_ago=60.0 if state == "failed" else None)
+    home.attempt(f"{state}-1", 1, "failed", ended_ago=3600.0)
+    home.metrics(f"{state}-1", 1, [{"step": 19, "time": NOW - 4000, "loss": 5.0}])
     ended_ago = None if state == "running" else 60.0
-    filler.attempt(f"{state}-1", 2, number, started_ago=120.0, ended_ago=ended_ago)
+    home.attempt(f"{state}-1", 2, number, started_ago=120.0, ended_ago=ended_ago)
     progress = row_of(workspace, f"{state}-1").progress
     assert (progress.step, progress.loss) == (step, loss)
-    now = progress_now(filler.connection, row_of(workspace, f"{state}-1").run)
+    now = progress_now(home.connection, row_of(workspace, f"{state}-1").run)
     assert (now.step, now.loss) == (step, loss)
 
 
-def test_the_parameters_say_how_long_a_script_trains(filler: Filler, workspace: Workspace) -> None:
+def test_the_parameters_say_how_long_a_script_trains(home: Home, workspace: Workspace) -> None:
     wanted = [({"max_iters": 400}, 400), ({"max_steps": -1}, None), ({"steps": 30}, None), ({"steps": True}, None)]
     for number, (params, total) in enumerate(wanted):
         run_id = f"vit-{number}"
-        filler.run(run_id, params={**params, "lr": 0.1})
-        filler.attempt(run_id, 1)
-        filler.metrics(run_id, 1, [{"step": step, "time": NOW - 41 + step, "loss": 1.0} for step in range(41)])
+        home.run(run_id, params={**params, "lr": 0.1})
+        home.attempt(run_id, 1)
+        home.metrics(run_id, 1, [{"step": step, "time": NOW - 41 + step, "loss": 1.0} for step in range(41)])
         progress = row_of(workspace, run_id).progress
         assert (progress.step, progress.total_steps) == (40, total), params
         assert progress.seconds_left == (None if total is None else pytest.approx(360.0, rel=0.1)), params
@@ -294,13 +294,13 @@ def test_a_run_that_has_done_its_last_step_finishes() -> None:
     (RunState.STOPPING, 14.0, "◑ stopping", "warn"),
 ])  # fmt: skip
 def test_a_run_without_progress_has_one_sign_on_all_pages(
-    filler: Filler, workspace: Workspace, state: RunState, age: float, word: str, style: str
+    home: Home, workspace: Workspace, state: RunState, age: float, word: str, style: str
 ) -> None:
-    filler.run(f"{word}-1")
+    home.run(f"{word}-1")
     row = RunRow(replace(RUN, state=state), Progress(step=40, steps_per_second=6.0, newest_at=NOW - age))
     sign = state_sign(row, NOW)
     assert (f"{sign.glyph} {sign.word}", sign.style) == (word, style)
-    page = SnapshotReader(workspace).read(filler.connection, NOW, Interest(f"{word}-1")).page
+    page = SnapshotReader(workspace).read(home.connection, NOW, Interest(f"{word}-1")).page
     assert page is not None
     head = run_head(replace(page, run=row.run, progress=row.progress), (), NOW, 120, None, {})
     assert (word, style) in head

@@ -24,9 +24,10 @@ from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.widgets.dialog import Dialog
 from gputui.ui.tui.widgets.pane import Pane
+from tests.homes import Home
+from tests.stories import overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp, StillFeed
-from tests.ui.tui.filling import Filler
 
 SMALL = (80, 24)
 WIDE = (160, 48)
@@ -60,9 +61,9 @@ async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 6
         await pilot.pause(0.02)
 
 
-def asked(filler: Filler) -> list[tuple[str, str | None, dict[str, Any]]]:
+def asked(home: Home) -> list[tuple[str, str | None, dict[str, Any]]]:
     """The commands that were sent, always in the name of this process."""
-    rows = filler.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
+    rows = home.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
     found = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
     assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in found)
     return found
@@ -88,7 +89,7 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         assert lower > 10 and "sweep.py" in text(app, "processes") and "EVENTS" in text(app, "events")
 
 
-async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Filler) -> None:
+async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         for key, wanted in (
             ("j", "gpt2-124m-1"), ("down", "lr-sweep-3"), ("k", "gpt2-124m-1"), ("up", "vit-b16-1"),
@@ -97,7 +98,7 @@ async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Fil
         ):  # fmt: skip
             await pilot.press(key)
             assert overview(app).table.cursor == wanted
-        filler.end("vit-b16-1", "failed")
+        home.end("vit-b16-1", "failed")
         feed_of(app).refresh()
         await pilot.pause()
         assert overview(app).table.cursor == "vit-b16-1"
@@ -152,12 +153,12 @@ async def test_a_terminal_grows_and_shrinks_below_a_dialog(app: GputuiApp, key: 
 # --- a run's page
 
 
-async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, filler: Filler) -> None:
+async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("G", "enter")
         await pilot.pause()
         assert "resnet50-2" in text(app, "head")
-        filler.connection.execute("DELETE FROM runs WHERE run_id = 'resnet50-2'")
+        home.connection.execute("DELETE FROM runs WHERE run_id = 'resnet50-2'")
         feed_of(app).refresh()
         await pilot.pause()
         assert "resnet50-2 · is gone" in text(app, "head")
@@ -188,7 +189,7 @@ async def test_the_footer_has_the_keys_of_what_has_the_keyboard(app: GputuiApp) 
 # --- what changes a run
 
 
-async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: Filler) -> None:
+async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("s")
         assert isinstance(app.screen, ConfirmScreen)
@@ -197,27 +198,27 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: 
         assert isinstance(app.screen, ConfirmScreen)
         for no in ("n", "enter", "escape"):
             await pilot.press(no)
-            assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+            assert isinstance(app.screen, OverviewScreen) and asked(home) == []
             await pilot.press("s")
         await pilot.press("n")
         await pilot.press("s", "y")
-        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
-        assert asked(filler) == [("stop", "vit-b16-1", {"now": False})]
+        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
+        assert asked(home) == [("stop", "vit-b16-1", {"now": False})]
         assert "Stop vit-b16-1…" in text(app, "message")
         result = {"id": "vit-b16-1", "state": "stopping"}
-        commands.give_answer(filler.connection, 1, "done", now=filler.now, result=result)
-        filler.connection.execute("UPDATE runs SET state = 'stopping' WHERE run_id = 'vit-b16-1'")
+        commands.give_answer(home.connection, 1, "done", now=home.now, result=result)
+        home.connection.execute("UPDATE runs SET state = 'stopping' WHERE run_id = 'vit-b16-1'")
         feed_of(app).refresh()
         await pilot.pause()
         assert text(app, "message").strip("· ") == "vit-b16-1: stopping"
         feed_of(app).refresh()
         await pilot.pause()
         assert "vit-b16-1: stopping" in text(app, "message")
-        filler.connection.execute("UPDATE runs SET state = 'stopped' WHERE run_id = 'vit-b16-1'")
-        filler.connection.execute(
+        home.connection.execute("UPDATE runs SET state = 'stopped' WHERE run_id = 'vit-b16-1'")
+        home.connection.execute(
             "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
             "VALUES ('vit-b16-1', ?, 'stopping', 'stopped', 'stop', 'ada')",
-            (filler.now,),
+            (home.now,),
         )
         feed_of(app).refresh()
         await pilot.pause()
@@ -225,12 +226,12 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: 
 
 
 async def test_what_the_agent_does_not_answer_is_withdrawn(
-    app: GputuiApp, filler: Filler, monkeypatch: pytest.MonkeyPatch
+    app: GputuiApp, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gputui.ui.tui.commands.patience_seconds", lambda _verb: 0.3)
 
     def state() -> tuple[str, str | None] | None:
-        row = filler.connection.execute("SELECT state, reason FROM commands").fetchone()
+        row = home.connection.execute("SELECT state, reason FROM commands").fetchone()
         return None if row is None else tuple(row)
 
     async with app.run_test(size=SMALL) as pilot:
@@ -243,12 +244,12 @@ async def test_what_the_agent_does_not_answer_is_withdrawn(
         assert "Stop vit-b16-1: refused" in text(app, "message") and not app.unanswered
 
 
-async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler) -> None:
+async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("G", "r", "r")
         await until(pilot, lambda: bool(feed_of(app).watched))
-        assert asked(filler) == [("resume", "resnet50-2", {"set": {}})]
-        commands.give_answer(filler.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
+        assert asked(home) == [("resume", "resnet50-2", {"set": {}})]
+        commands.give_answer(home.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
         feed_of(app).refresh()
         await pilot.pause()
         assert mentions(text(app, "message"), "Resume resnet50-2: refused", "checkpoint in /x")
@@ -256,7 +257,7 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler
         assert text(app, "message") == ""
 
 
-async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: GputuiApp, filler: Filler) -> None:
+async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         wanted: list[tuple[str, str, dict[str, Any]]] = []
         for keys, verb in (("r0", "restart"), (["delete"], "rm")):
@@ -264,9 +265,9 @@ async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: Gp
             assert isinstance(app.screen, ConfirmScreen), keys
             await pilot.press("y")
             wanted.append((verb, "resnet50-2", {}))
-            await until(pilot, lambda: len(asked(filler)) == len(wanted))
-            assert asked(filler) == wanted
-        filler.end("resnet50-2", "succeeded")
+            await until(pilot, lambda: len(asked(home)) == len(wanted))
+            assert asked(home) == wanted
+        home.end("resnet50-2", "succeeded")
         feed_of(app).refresh()
         await pilot.press("G", "r", "r")
         assert isinstance(app.screen, ConfirmScreen), "a complete run is resumed after a question"
@@ -351,7 +352,7 @@ def form_of(app: GputuiApp) -> LaunchScreen:
     return app.screen
 
 
-async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler, profile: Path) -> None:
+async def test_launching_with_a_changed_parameter(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
@@ -365,45 +366,43 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler
         await pilot.press("enter")
         await until(pilot, lambda: bool(feed_of(app).watched))
         assert isinstance(app.screen, OverviewScreen)
-        [(verb, _, args)] = asked(filler)
+        [(verb, _, args)] = asked(home)
         assert verb == "run" and args["name"] == "tiny"
         spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
         assert spec["params"] == {"steps": 26, "lr": 0.5}
-        filler.run("tiny-1", "queued", started_ago=None)
-        commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "tiny-1", "state": "queued"})
+        home.run("tiny-1", "queued", started_ago=None)
+        commands.give_answer(home.connection, 1, "done", now=1.0, result={"id": "tiny-1", "state": "queued"})
         feed_of(app).refresh()
         await pilot.pause()
         assert text(app, "message").strip("· ") == "tiny-1 queued"
         assert overview(app).table.cursor == "tiny-1"
 
 
-async def test_mistakes_show_while_typing_and_keep_it_from_starting(
-    app: GputuiApp, filler: Filler, profile: Path
-) -> None:
+async def test_mistakes_show_while_typing_and_keep_it_from_starting(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("down", "down", "ctrl+u", *"lots")
         assert mentions(text(app, "list"), "✗", "whole number", "1 to 100")
         await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
+        assert isinstance(app.screen, LaunchScreen) and asked(home) == []
         await pilot.press("up", "up", "ctrl+u", *"99")
         await pilot.press("down", "down", "ctrl+u", *"5")
         await until(pilot, lambda: "99" in (form_of(app).plan.blocked_by or "") if form_of(app).plan else False)  # type: ignore[union-attr]
         await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
+        assert isinstance(app.screen, LaunchScreen) and asked(home) == []
 
 
-async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, filler: Filler, profile: Path) -> None:
+async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
         await pilot.press("down", "down", "ctrl+u", *"25", "enter")
-        await until(pilot, lambda: bool(asked(filler)))
+        await until(pilot, lambda: bool(asked(home)))
         assert isinstance(app.screen, OverviewScreen)
 
 
-async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, filler: Filler, profile: Path) -> None:
+async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=(120, 50)) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
@@ -413,14 +412,14 @@ async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, f
         for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
             assert word in shown
         await pilot.press("escape", "escape", "escape")
-        assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+        assert isinstance(app.screen, OverviewScreen) and asked(home) == []
 
 
 async def test_a_run_without_known_checkpoints_says_so_before_it_is_stopped_or_resumed(
-    filler: Filler, make_app: MakeApp
+    home: Home, make_app: MakeApp
 ) -> None:
-    filler.overnight()
-    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
+    overnight(home)
+    home.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
     app = make_app()
     async with app.run_test(size=(100, 30)) as pilot:
         overview(app).select_run("vit-b16-1")

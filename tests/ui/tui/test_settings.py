@@ -19,8 +19,9 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.settings import Settings
+from tests.homes import Home
+from tests.stories import overnight
 from tests.ui.tui.conftest import StillFeed
-from tests.ui.tui.filling import Filler
 
 
 @pytest.fixture
@@ -114,8 +115,8 @@ def make(workspace: Workspace, settings: Settings) -> GputuiApp:
     return GputuiApp(workspace, feed, feed.read(), settings=settings, settings_path=workspace.settings)
 
 
-async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     app = make(workspace, Settings(keys={"overview.fold": "f7", "overview.stop": "q"}))
     async with app.run_test(size=(160, 36)) as pilot:
         await pilot.pause()
@@ -132,8 +133,8 @@ async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(filler: Fille
         assert "f7" in app.screen.query_one("#sheet").text
 
 
-async def test_the_sheet_changes_settings_with_keys_and_keeps_them(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+async def test_the_sheet_changes_settings_with_keys_and_keeps_them(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     app = make(workspace, Settings())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("comma")
@@ -148,8 +149,8 @@ async def test_the_sheet_changes_settings_with_keys_and_keeps_them(filler: Fille
     assert kept.load(workspace.settings)[0] == app.settings
 
 
-async def test_charts_order_and_fold_begin_as_they_were_left(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+async def test_charts_order_and_fold_begin_as_they_were_left(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     app = make(workspace, Settings())
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("a", "o", "enter", "m", "asterisk", "y")

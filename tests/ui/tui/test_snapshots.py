@@ -12,9 +12,10 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from gputui.runs.labels import Labels, store_labels
+from tests.homes import Home
+from tests.stories import bad_night, curve, history, overnight, search
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import feed_of, screen_text
 
 SIZES = ((60, 15), (80, 24), (120, 36), (200, 50))
@@ -23,83 +24,83 @@ SIZES = ((60, 15), (80, 24), (120, 36), (200, 50))
 class Scene(NamedTuple):
     """The content of the store, and the keys that lead to the picture."""
 
-    fill: Callable[[Filler], object]
+    fill: Callable[[Home], object]
     keys: tuple[str, ...] = ()
 
 
-def log_of(filler: Filler, run_id: str, attempt: int, text: str) -> None:
-    folder = filler.workspace.run_dir(run_id) / f"attempts/{attempt}/nodes/0/ranks/x/attempt_0/0"
+def log_of(home: Home, run_id: str, attempt: int, text: str) -> None:
+    folder = home.workspace.run_dir(run_id) / f"attempts/{attempt}/nodes/0/ranks/x/attempt_0/0"
     folder.mkdir(parents=True)
     (folder / "stdout.log").write_text(text)
 
 
-def alerts(filler: Filler) -> None:
-    filler.overnight()
-    filler.bad_night()
+def alerts(home: Home) -> None:
+    overnight(home)
+    bad_night(home)
 
 
-def no_driver(filler: Filler) -> None:
-    filler.agent(problem="No NVIDIA driver found (libnvidia-ml.so.1 is missing).")
-    filler.host()
+def no_driver(home: Home) -> None:
+    home.agent(problem="No NVIDIA driver found (libnvidia-ml.so.1 is missing).")
+    home.host()
 
 
-def quarantine(filler: Filler) -> None:
+def quarantine(home: Home) -> None:
     """Eight GPUs, one of them lost, one in quarantine; the cursor is among them."""
-    filler.overnight()
-    filler.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
-    filler.pause_queue()
-    filler.run("lr-sweep-4", "queued", name="lr-sweep", started_ago=None, waiting_for="waits for 2 GPUs")
+    overnight(home)
+    home.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
+    home.pause_queue()
+    home.run("lr-sweep-4", "queued", name="lr-sweep", started_ago=None, waiting_for="waits for 2 GPUs")
 
 
-def page_fault(filler: Filler) -> None:
-    filler.overnight()
-    filler.xid(3, 31, "memory page fault, mostly an error of the program (illegal address)")
+def page_fault(home: Home) -> None:
+    overnight(home)
+    home.xid(3, 31, "memory page fault, mostly an error of the program (illegal address)")
 
 
-def past(filler: Filler) -> None:
-    filler.overnight()
-    filler.history(1500, every=10)
+def past(home: Home) -> None:
+    overnight(home)
+    history(home, 1500, every=10)
 
 
-def running(filler: Filler) -> None:
-    filler.overnight()
-    log_of(filler, "vit-b16-1", 3, "".join(f"step {n} loss 1.9{n % 10}\n" for n in range(9000, 9441)))
+def running(home: Home) -> None:
+    overnight(home)
+    log_of(home, "vit-b16-1", 3, "".join(f"step {n} loss 1.9{n % 10}\n" for n in range(9000, 9441)))
 
 
-def failed(filler: Filler) -> None:
-    filler.agent()
-    filler.gpus(1)
-    filler.sample(0)
+def failed(home: Home) -> None:
+    home.agent()
+    home.gpus(1)
+    home.sample(0)
     reason = "a Python exception on rank 0, three times at step 12: KeyError 'labels'"
-    filler.run("resnet50-2", "failed", ended_ago=4000.0, started_ago=9000.0, reason=reason)
-    filler.attempt("resnet50-2", 1, "failed", gpus=(0,), started_ago=9000.0, ended_ago=4000.0, code=1, last_step=12)
-    filler.curve("resnet50-2", 1, 0, 12, end=filler.now - 4000)
-    filler.metrics("resnet50-2", 1, [{"step": 13, "time": filler.now - 4000, "rank": 0, "loss": "NaN"}])
+    home.run("resnet50-2", "failed", ended_ago=4000.0, started_ago=9000.0, reason=reason)
+    home.attempt("resnet50-2", 1, "failed", gpus=(0,), started_ago=9000.0, ended_ago=4000.0, code=1, last_step=12)
+    curve(home, "resnet50-2", 1, 0, 12, end=home.now - 4000)
+    home.metrics("resnet50-2", 1, [{"step": 13, "time": home.now - 4000, "rank": 0, "loss": "NaN"}])
     log_of(
-        filler, "resnet50-2", 1,
+        home, "resnet50-2", 1,
         "step 12 loss nan\nTraceback (most recent call last):\n  File 'train.py', line 3\nKeyError: 'labels'\n",
     )  # fmt: skip
 
 
-def study(filler: Filler) -> None:
-    filler.overnight()
-    filler.study()
+def study(home: Home) -> None:
+    overnight(home)
+    search(home)
 
 
-def labels(filler: Filler) -> None:
-    filler.overnight()
-    store_labels(filler.connection, "vit-b16-1", Labels("vit-best", ("base", "sweep:3"), "warm-up 500, the old seed"))
-    store_labels(filler.connection, "resnet50-2", Labels("resnet50", ("broken",), "labels column is missing"))
+def labels(home: Home) -> None:
+    overnight(home)
+    store_labels(home.connection, "vit-b16-1", Labels("vit-best", ("base", "sweep:3"), "warm-up 500, the old seed"))
+    store_labels(home.connection, "resnet50-2", Labels("resnet50", ("broken",), "labels column is missing"))
 
 
 SCENES = {
-    "overview": Scene(Filler.overnight),
+    "overview": Scene(overnight),
     "overview with alerts": Scene(alerts),
     "no driver": Scene(no_driver),
     "quarantine and a paused queue": Scene(quarantine, ("shift+tab", "down", "down")),
     "past overview": Scene(past, ("left_square_bracket", "left_square_bracket")),
-    "stopping asks first": Scene(Filler.overnight, ("s",)),
-    "help": Scene(Filler.overnight, ("question_mark",)),
+    "stopping asks first": Scene(overnight, ("s",)),
+    "help": Scene(overnight, ("question_mark",)),
     "labels": Scene(labels, ("enter", "d")),
     "gpu": Scene(page_fault, ("shift+tab", "down", "down", "down", "i")),
     "running run": Scene(running, ("enter", "m", "m", *["left"] * 4)),
@@ -107,11 +108,11 @@ SCENES = {
     "processes": Scene(many_processes.fill, ("p", "v", "down")),
     "alerts": Scene(alerts, ("exclamation_mark",)),
     "study": Scene(study, ("S",)),
-    "compare": Scene(Filler.overnight, ("space", "space", "c", "o", "m")),
+    "compare": Scene(overnight, ("space", "space", "c", "o", "m")),
     "palette": Scene(study, ("ctrl+p", *"vit")),
-    "settings": Scene(Filler.overnight, ("comma",)),
-    "profiles": Scene(Filler.overnight, ("n",)),
-    "resume, restart or copy": Scene(Filler.overnight, ("r",)),
+    "settings": Scene(overnight, ("comma",)),
+    "profiles": Scene(overnight, ("n",)),
+    "resume, restart or copy": Scene(overnight, ("r",)),
 }
 
 
@@ -134,10 +135,10 @@ def checked_in_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", SCENES)
 async def test_picture(
-    snapshot: SnapshotAssertion, filler: Filler, make_app: MakeApp, name: str, size: tuple[int, int]
+    snapshot: SnapshotAssertion, home: Home, make_app: MakeApp, name: str, size: tuple[int, int]
 ) -> None:
     scene = SCENES[name]
-    scene.fill(filler)
+    scene.fill(home)
     app = make_app()
     if name == "processes":
         many_processes.give(app.feed)

@@ -12,9 +12,10 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.widgets.pane import Pane
+from tests.homes import Home
+from tests.stories import history, overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import SMALL, WIDE, feed_of, text
 
 
@@ -30,19 +31,19 @@ async def read_all(pilot: Pilot[Any], app: GputuiApp) -> None:
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
-    filler.history(1500, every=10)
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    overnight(home)
+    history(home, 1500, every=10)
     for run_id, ago in (("gpt2-124m-1", 5400.0), ("vit-b16-1", 11_000.0), ("resnet50-2", 9000.0)):
-        filler.transition(run_id, None, "queued", "launched", ago + 2)
-        filler.transition(run_id, "queued", "starting", "attempt 1", ago)
-        filler.transition(run_id, "starting", "running", "its first step was seen", ago - 4)
-    filler.transition("resnet50-2", "running", "failed", "KeyError 'labels'", 4000.0)
+        home.transition(run_id, None, "queued", "launched", ago + 2)
+        home.transition(run_id, "queued", "starting", "attempt 1", ago)
+        home.transition(run_id, "starting", "running", "its first step was seen", ago - 4)
+    home.transition("resnet50-2", "running", "failed", "KeyError 'labels'", 4000.0)
     for ago, origin, target in (
         (633.0, "running", "recovering"), (620.0, "recovering", "queued"), (586.0, "queued", "starting"),
         (580.0, "starting", "running"),
     ):  # fmt: skip
-        filler.transition("vit-b16-1", origin, target, "GPU 7 was lost", ago)
+        home.transition("vit-b16-1", origin, target, "GPU 7 was lost", ago)
     return make_app()
 
 
@@ -115,7 +116,7 @@ async def test_typing_a_time(app: GputuiApp) -> None:
         assert "◀" not in text(app, "head")
 
 
-async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp, filler: Filler) -> None:
+async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         app.perform("time_back_far")
         await pilot.pause()
@@ -123,7 +124,7 @@ async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp,
             await pilot.press(key)
             assert isinstance(app.screen, OverviewScreen)
             assert mentions(text(app, "message"), "03:11:04", "present", "L ")
-        assert filler.connection.execute("SELECT count(*) FROM commands").fetchone() == (0,)
+        assert home.connection.execute("SELECT count(*) FROM commands").fetchone() == (0,)
 
 
 async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:

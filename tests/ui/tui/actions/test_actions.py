@@ -33,9 +33,9 @@ from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.page import ActionScreen
+from tests.homes import NOW, Home
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 
 SCREENS: dict[Scope, type[ActionScreen]] = {
     "overview": OverviewScreen,
@@ -137,10 +137,10 @@ def test_short_words_of_the_footer_say_what_they_do() -> None:
     assert launching == {("n",)}, "one key on every page"
 
 
-def test_the_footer_has_what_is_of_use_only_here(filler: Filler) -> None:
-    filler.run("a-1", "running")
-    filler.gpus(8)
-    run, gpu = find_run(filler.connection, "a-1"), read_gpus(filler.connection, NOW)[7]
+def test_the_footer_has_what_is_of_use_only_here(home: Home) -> None:
+    home.run("a-1", "running")
+    home.gpus(8)
+    run, gpu = find_run(home.connection, "a-1"), read_gpus(home.connection, NOW)[7]
     here = Context("overview", run, gpu=gpu)
     assert "C clear" not in footer(here, 120) and "esc unmark" not in footer(here, 120)
     assert "C clear" in footer(replace(here, quarantined=frozenset({gpu.uuid})), 80)
@@ -155,10 +155,10 @@ def test_the_footer_never_leaves_out_the_ways_out(scope: Scope, width: int) -> N
     assert cell_width(line) <= width and mentions(line, *ends)
 
 
-def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
+def test_what_is_possible_depends_on_the_run(home: Home) -> None:
     for run_id, state in (("a-1", "running"), ("b-1", "failed"), ("c-1", "stopping")):
-        filler.run(run_id, state, ended_ago=5.0 if state == "failed" else None)
-    running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+        home.run(run_id, state, ended_ago=5.0 if state == "failed" else None)
+    running, failed, stopping = (find_run(home.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
     for name, run, words in (
         ("stop", None, NO_RUN), ("stop", running, None), ("stop", failed, "b-1 has failed already."),
@@ -201,10 +201,10 @@ def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, wor
     assert in_keys(text, rebound) == words.replace("r (", "R (")
 
 
-def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler) -> None:
+def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> None:
     for run_id, state in (("a-1", "running"), ("b-1", "failed"), ("c-1", "succeeded")):
-        filler.run(run_id, state, ended_ago=None if state == "running" else 5.0)
-    running, failed, complete = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+        home.run(run_id, state, ended_ago=None if state == "running" else 5.0)
+    running, failed, complete = (find_run(home.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
 
     def possible(*marked: Run) -> set[str]:
         here = Context("overview", run=running, marked=marked)
@@ -222,13 +222,13 @@ def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(filler: Filler)
     assert "stop" not in footer(Context("overview", run=running, marked=(failed, complete)), 80)
 
 
-def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler: Filler) -> None:
-    filler.run("a-1", "running")
-    filler.run("b-1", "failed", ended_ago=5.0)
-    filler.run("c-1", "queued")
+def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(home: Home) -> None:
+    home.run("a-1", "running")
+    home.run("b-1", "failed", ended_ago=5.0)
+    home.run("c-1", "queued")
     allowed = []
     for scope, run_id in itertools.product(SCOPES, ("a-1", "b-1", "c-1")):
-        readonly = Context(scope, find_run(filler.connection, run_id), is_readonly=True)
+        readonly = Context(scope, find_run(home.connection, run_id), is_readonly=True)
         for action in actions_in(scope):
             refused = action.why_not(readonly)
             if refused is not None and refused == can_change(readonly):

@@ -22,7 +22,9 @@ from gputui.ui.tui.data.feed import LOOK_SECONDS, QUIET_LOOK_SECONDS, Feed, look
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.views.snapshot import Interest, Moment, Snapshot
 from gputui.ui.views.snapshot_json import snapshot_shape
-from tests.ui.tui.filling import NOW, Filler, an_hour_later
+from tests.homes import NOW, Home, an_hour_later
+from tests.stories import overnight
+from tests.ui.tui.filling import NOW, an_hour_later
 
 DEADLINE_SECONDS = 60.0
 
@@ -55,8 +57,8 @@ def feed(workspace: Workspace, listener: Listener) -> Iterator[Feed]:
     assert "feed" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Filler) -> None:
-    filler.overnight()
+def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, home: Home) -> None:
+    overnight(home)
     feed.start()
     snapshot = feed.first(60.0)
     assert len(snapshot.gpus) == 8
@@ -64,14 +66,14 @@ def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Fille
     assert snapshot.runs[1].progress.total_steps == 6000
 
 
-def test_an_absurd_number_of_steps_leaves_the_json_readable(filler: Filler, workspace: Workspace) -> None:
-    filler.run("long-1")
-    filler.attempt("long-1", 1)
+def test_an_absurd_number_of_steps_leaves_the_json_readable(home: Home, workspace: Workspace) -> None:
+    home.run("long-1")
+    home.attempt("long-1", 1)
     lines = [
         {"step": step, "time": NOW - 1000 + 100 * step, "rank": 0, "total_steps": 1.7e308, "loss": math.inf}
         for step in range(5)
     ]
-    filler.metrics("long-1", 1, lines)
+    home.metrics("long-1", 1, lines)
     with closing(open_reader(workspace.database)) as connection:
         snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
     assert snapshot.runs[0].progress.seconds_left == math.inf
@@ -79,11 +81,11 @@ def test_an_absurd_number_of_steps_leaves_the_json_readable(filler: Filler, work
     assert shape["seconds_left"] is None and shape["steps_per_second"] == 0.01 and shape["loss"] == "Infinity"
 
 
-def test_a_commit_arrives(feed: Feed, filler: Filler, listener: Listener) -> None:
-    filler.overnight()
+def test_a_commit_arrives(feed: Feed, home: Home, listener: Listener) -> None:
+    overnight(home)
     feed.start()
     listener.until(lambda snapshot: bool(snapshot.gpus))
-    filler.event("something happened")
+    home.event("something happened")
     arrived = listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
     assert len(arrived.gpus) == 8
 
@@ -98,10 +100,10 @@ def test_a_commit_arrives(feed: Feed, filler: Filler, listener: Listener) -> Non
     ],
 )
 def test_a_store_without_a_live_run_is_looked_at_less_often(
-    workspace: Workspace, filler: Filler, states: tuple[str, ...], seconds: float
+    workspace: Workspace, home: Home, states: tuple[str, ...], seconds: float
 ) -> None:
     for number, state in enumerate(states):
-        filler.run(f"run-{number}", state=state)
+        home.run(f"run-{number}", state=state)
     with closing(open_reader(workspace.database)) as connection:
         snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
     assert look_seconds(snapshot) == seconds
@@ -111,12 +113,12 @@ def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace:
     feed.start()
     empty = feed.first(60.0)
     assert (empty.problem, empty.agent, empty.runs) == (None, None, ())
-    filler = Filler(workspace)
+    home = Home(workspace)
     try:
-        filler.overnight()
+        overnight(home)
         assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
     finally:
-        filler.close()
+        home.close()
 
 
 def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
@@ -127,18 +129,18 @@ def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
     told = listener.until(lambda snapshot: snapshot.problem is not None)
     assert told.problem is not None and "is damaged" in told.problem
     set_aside(workspace.database, time.time())
-    filler = Filler(workspace)
+    home = Home(workspace)
     try:
-        filler.overnight()
+        overnight(home)
         assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
     finally:
-        filler.close()
+        home.close()
 
 
 def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
-    feed: Feed, filler: Filler, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    feed: Feed, home: Home, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filler.overnight()
+    overnight(home)
     with monkeypatch.context() as patched:
         patched.setattr("gputui.ui.tui.data.feed.data_version", lambda _connection: {}["nothing"])
         feed.start()
@@ -147,11 +149,9 @@ def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
     assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
 
 
-def test_a_locked_database_holds_nothing_up(
-    feed: Feed, workspace: Workspace, filler: Filler, listener: Listener
-) -> None:
-    filler.overnight()
-    filler.close()
+def test_a_locked_database_holds_nothing_up(feed: Feed, workspace: Workspace, home: Home, listener: Listener) -> None:
+    overnight(home)
+    home.close()
     locker = sqlite3.connect(workspace.database, isolation_level=None)
     locker.execute("PRAGMA locking_mode = EXCLUSIVE")
     locker.execute("BEGIN EXCLUSIVE")
@@ -164,12 +164,12 @@ def test_a_locked_database_holds_nothing_up(
     assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
 
 
-def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
-    filler.overnight()
+def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, home: Home, listener: Listener) -> None:
+    overnight(home)
     feed.start()
     listener.until(lambda snapshot: bool(snapshot.gpus))
     set_aside(workspace.database, time.time())
-    other = Filler(workspace)
+    other = Home(workspace)
     try:
         other.agent(problem="No NVIDIA driver found.")
         found = listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
@@ -178,8 +178,8 @@ def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler:
         other.close()
 
 
-def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Filler, listener: Listener) -> None:
-    filler.overnight()
+def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, home: Home, listener: Listener) -> None:
+    overnight(home)
     feed.start()
     assert feed.first(60.0).page is None
     feed.look_at(Interest("vit-b16-1"))
@@ -195,21 +195,21 @@ def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Fill
     assert charts.charts.curves["loss"].last is not None and charts.charts.markers
 
 
-def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
-    filler.overnight()
+def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, home: Home, listener: Listener) -> None:
+    overnight(home)
     feed.start()
     commander = open_commander(workspace.database)
     command_id = commands.submit(commander, "stop", "vit-b16-1", {}, "me", now=time.time())
     commander.close()
-    commands.give_answer(filler.connection, command_id, "refused", now=time.time(), reason="it is over")
+    commands.give_answer(home.connection, command_id, "refused", now=time.time(), reason="it is over")
     listener.until(lambda snapshot: bool(snapshot.gpus))
     feed.watch(command_id)  # the answer came before anybody waited for it
     answer = listener.answers.get(timeout=DEADLINE_SECONDS)
     assert (answer.command_id, answer.state, answer.reason) == (command_id, "refused", "it is over")
 
 
-def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, filler: Filler, listener: Listener) -> None:
-    filler.overnight()
+def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, home: Home, listener: Listener) -> None:
+    overnight(home)
     feed.start()
     feed.first(60.0)
     moment = Moment(NOW - 30)
@@ -219,7 +219,7 @@ def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, filler: Filler
     feed.look_at(Interest("vit-b16-1"))  # a page opened meanwhile is of the same moment
     page = listener.until(lambda snapshot: snapshot.page is not None)
     assert page.at == NOW - 30 and page.past is not None
-    filler.event("something happened")
+    home.event("something happened")
     later = listener.until(lambda snapshot: snapshot.past is not None and snapshot.past.now > page.past.now)
     assert later.events == back.events and later.gpus is page.gpus
     feed.look_back(None)

@@ -5,33 +5,34 @@ from __future__ import annotations
 from gputui.runs.labels import Labels, store_labels
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.questions import FormScreen
+from tests.homes import Home
+from tests.stories import overnight
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import SMALL, asked, until
 
 
-async def test_the_form_can_change_all_three(filler: Filler, app: GputuiApp) -> None:
+async def test_the_form_can_change_all_three(home: Home, app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("d")
         assert isinstance(app.screen, FormScreen)
         await pilot.press(*"base old", "tab", *"try", "space", "2", "tab", "ctrl+u", "enter")
         assert isinstance(app.screen, FormScreen)  # without a name there is nothing to save
         await pilot.press(*"best", "enter")
-        await until(pilot, lambda: bool(asked(filler)))
-        (found,) = asked(filler)
+        await until(pilot, lambda: bool(asked(home)))
+        (found,) = asked(home)
         assert found[0] == "label" and found[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
 
 
-async def test_the_form_leaves_alone_what_it_does_not_change(filler: Filler, make_app: MakeApp) -> None:
+async def test_the_form_leaves_alone_what_it_does_not_change(home: Home, make_app: MakeApp) -> None:
     """A tag that somebody added after it opened stays."""
-    filler.overnight()
-    store_labels(filler.connection, "vit-b16-1", Labels("vit-b16", ("base", "old"), "try 2"))
+    overnight(home)
+    store_labels(home.connection, "vit-b16-1", Labels("vit-b16", ("base", "old"), "try 2"))
     app = make_app()
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("d", "enter")
-        assert asked(filler) == []
+        assert asked(home) == []
         await pilot.press("d", "ctrl+u", *"new", "space", *"base", "enter")
-        await until(pilot, lambda: len(asked(filler)) == 1)
+        await until(pilot, lambda: len(asked(home)) == 1)
         await pilot.press("d", "shift+tab", "shift+tab", "ctrl+u", "enter")
-        await until(pilot, lambda: len(asked(filler)) == 2)
-        assert [args for _, _, args in asked(filler)] == [{"add": ["new"], "remove": ["old"]}, {"note": ""}]
+        await until(pilot, lambda: len(asked(home)) == 2)
+        assert [args for _, _, args in asked(home)] == [{"add": ["new"], "remove": ["old"]}, {"note": ""}]

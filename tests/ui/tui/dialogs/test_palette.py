@@ -13,8 +13,9 @@ from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, best_matches, ch
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
+from tests.homes import Home
+from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import until
 
 SIZE = (100, 30)
@@ -46,9 +47,9 @@ async def choose(pilot: Pilot[Any], words: str) -> None:
 
 
 async def test_settings_themes_copies_and_profiles_are_found(
-    filler: Filler, make_app: MakeApp, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    home: Home, make_app: MakeApp, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filler.overnight()
+    overnight(home)
     monkeypatch.chdir(workspace.profiles.parent)
     (workspace.profiles / "mine.yaml").write_text("name: mine\nlauncher: python\nscript: x.py\ngpus: 0\n")
     told: list[str] = []
@@ -65,9 +66,9 @@ async def test_settings_themes_copies_and_profiles_are_found(
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
 
 
-async def test_a_study_comes_before_its_trials(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    filler.study()
+async def test_a_study_comes_before_its_trials(home: Home, make_app: MakeApp) -> None:
+    overnight(home)
+    search(home)
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("ctrl+p", *"search")
@@ -82,11 +83,11 @@ async def test_a_study_comes_before_its_trials(filler: Filler, make_app: MakeApp
         await until(pilot, lambda: isinstance(app.screen, StudyScreen))
 
 
-async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    filler.study()
-    filler.quarantine(4, "XID 48")
-    filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
+async def test_studies_runs_gpus_and_pages_come_before_actions(home: Home, make_app: MakeApp) -> None:
+    overnight(home)
+    search(home)
+    home.quarantine(4, "XID 48")
+    home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("ctrl+p")
@@ -99,11 +100,9 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, m
         assert "quarantine" in users[4] and not any("promised" in user for user in users)
 
 
-async def test_an_action_that_does_nothing_with_the_marked_runs_is_not_offered(
-    filler: Filler, make_app: MakeApp
-) -> None:
-    filler.overnight()
-    filler.run("old-1", "failed", ended_ago=5.0)
+async def test_an_action_that_does_nothing_with_the_marked_runs_is_not_offered(home: Home, make_app: MakeApp) -> None:
+    overnight(home)
+    home.run("old-1", "failed", ended_ago=5.0)
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
         table = app.screen

@@ -7,8 +7,8 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.timeline import Span, Tick, Timeline
 from gputui.ui.tui.layout.moments import past_words, right_end, time_line
 from gputui.ui.views.snapshot import Moment, Past
+from tests.homes import NOW
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW
 
 HOUR = 3600.0
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.core.config import Workspace
-from tests.ui.tui.filling import Filler
+from tests.homes import Home
+from tests.stories import overnight, tick
 from tests.ui.tui.pty_app import PtyApp
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -45,10 +46,10 @@ class SlowTerminal(PtyApp):
 
 
 @pytest.fixture
-def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
-    filler.overnight()
+def slow(home: Home, workspace: Workspace) -> Iterator[SlowTerminal]:
+    overnight(home)
     # Without a process of others, the events have as many lines as what is to be too much for the line needs.
-    filler.processes(5)
+    home.processes(5)
     with SlowTerminal(["tests.ui.tui.screen_app", str(workspace.state.parent)], size=(120, 44), places=True) as app:
         app.read_until(lambda: "t time" in app.terminal.text and QUESTION in app.output)
         app.read(0.3)
@@ -56,7 +57,7 @@ def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
         yield app
 
 
-def test_a_line_of_two_kilobytes_a_second_answers_keys_and_catches_up(slow: SlowTerminal, filler: Filler) -> None:
+def test_a_line_of_two_kilobytes_a_second_answers_keys_and_catches_up(slow: SlowTerminal, home: Home) -> None:
     busy_until = time.monotonic() + 3
     written = len(slow.output)
     began = time.monotonic()
@@ -64,9 +65,9 @@ def test_a_line_of_two_kilobytes_a_second_answers_keys_and_catches_up(slow: Slow
     for number in range(1000):
         # Four times a second the events are others: some three times what the line carries.
         for _ in range(8):
-            filler.event("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=100)))
-        filler.event(f"the {number}th time")
-        filler.tick()
+            home.event("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=100)))
+        home.event(f"the {number}th time")
+        tick(home)
         slow.crawl(0.25)
         if time.monotonic() > busy_until and " behind" in slow.terminal.lines[-1]:
             break

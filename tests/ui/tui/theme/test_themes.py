@@ -16,9 +16,10 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.theme.colors import THEMES, Theme, styles_of, theme_for
 from gputui.ui.views.words import RUN_SIGNS, SEVERITY_GLYPHS
+from tests.homes import Home
+from tests.stories import overnight
 from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.emulator import Terminal, repaint
-from tests.ui.tui.filling import Filler
 
 PAINTED = [theme for theme in THEMES.values() if theme.background is not None]
 SOURCE = Path(__file__).parents[4] / "gputui"
@@ -159,12 +160,10 @@ def make(workspace: Workspace, settings: Settings) -> GputuiApp:
     return GputuiApp(workspace, feed, feed.read(), settings=settings, host_name="ws-kepler")
 
 
-async def test_nothing_but_ascii_is_written(
-    filler: Filler, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_but_ascii_is_written(home: Home, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTUI_ASCII", "1")
-    filler.overnight()
-    filler.event("größer 漢字 🤖 ⣿⣿ → ünïcode", subject="vit-b16-1")
+    overnight(home)
+    home.event("größer 漢字 🤖 ⣿⣿ → ünïcode", subject="vit-b16-1")
     app = make(workspace, Settings())
     written: list[str] = []
     async with app.run_test(size=(80, 24)) as pilot:
@@ -178,8 +177,8 @@ async def test_nothing_but_ascii_is_written(
     assert len(text) > 5000 and text.isascii() and re.search(r"ret \S*open", text)
 
 
-async def test_a_theme_repaints_everything(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+async def test_a_theme_repaints_everything(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     app = make(workspace, Settings())
     async with app.run_test(size=(100, 30)) as pilot:
         terminal = Terminal(100, 30)

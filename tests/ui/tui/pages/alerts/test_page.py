@@ -14,16 +14,17 @@ from gputui.ui.tui.layout.strips import alert_strip, alert_words
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.views.snapshot import AlertsState, Snapshot
+from tests.homes import NOW, Home, uuid
+from tests.stories import bad_night, overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp, StillFeed
-from tests.ui.tui.filling import NOW, Filler, uuid
 from tests.ui.tui.test_screens import SMALL, asked, text, until
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
-    filler.bad_night()
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    overnight(home)
+    bad_night(home)
     return make_app()
 
 
@@ -34,13 +35,13 @@ async def opened(pilot: Pilot[Any], app: GputuiApp) -> AlertsScreen:
     return app.screen
 
 
-def test_there_is_a_strip_only_with_news(filler: Filler) -> None:
+def test_there_is_a_strip_only_with_news(home: Home) -> None:
     def strip(now: float = NOW) -> object:
-        return alert_strip(Snapshot(now, alerts=AlertsState(tuple(alerts.lasting(filler.connection)))), 80)
+        return alert_strip(Snapshot(now, alerts=AlertsState(tuple(alerts.lasting(home.connection)))), 80)
 
-    filler.alert("disk", "The disk is full", acknowledged_by="me")
-    filler.alert("shm", "/dev/shm is full", silenced_for=60.0)
-    filler.alert("gpu_hot", "GPU 3 is hot", cleared_ago=5.0)
+    home.alert("disk", "The disk is full", acknowledged_by="me")
+    home.alert("shm", "/dev/shm is full", silenced_for=60.0)
+    home.alert("gpu_hot", "GPU 3 is hot", cleared_ago=5.0)
     assert strip() is None
     assert strip(NOW + 61) is not None, "the silence is over"
 
@@ -58,18 +59,18 @@ def test_there_is_a_strip_only_with_news(filler: Filler) -> None:
     ],
 )
 def test_an_alert_tells_the_value_of_the_frame(
-    filler: Filler, rule: str, value: float, limit: float, now: dict[str, Any], words: str
+    home: Home, rule: str, value: float, limit: float, now: dict[str, Any], words: str
 ) -> None:
     raised = {
         "gpu_hot": "GPU 2 at 84 °C (limit 82 °C); throttles at 87 °C",
         "gpu_memory": "GPU 2 memory 97 % used (limit 95 %)",
         "gpu_throttled": "GPU 2 was throttled for 40 % of the last minute",
     }
-    filler.agent()
-    filler.gpus(3)
-    filler.sample(2, **now)
-    filler.alert(rule, raised[rule], subject="GPU 2", subject_id=uuid(2), value=value, threshold=limit)
-    snapshot = StillFeed(filler.workspace).read()
+    home.agent()
+    home.gpus(3)
+    home.sample(2, **now)
+    home.alert(rule, raised[rule], subject="GPU 2", subject_id=uuid(2), value=value, threshold=limit)
+    snapshot = StillFeed(home.workspace).read()
     [alert] = snapshot.alerts.last
     assert alert_words(alert, snapshot) == words
     strip = alert_strip(snapshot, 120)
@@ -78,15 +79,15 @@ def test_an_alert_tells_the_value_of_the_frame(
     assert f"1 warning  {words}{since}  " in "".join(part for part, _ in strip)
 
 
-def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(filler: Filler) -> None:
-    filler.agent()
-    filler.host()
-    filler.alert("disk", "State disk 96 % full (limit 95 %)", value=96.0, threshold=95.0)
-    filler.alert("shm", "/dev/shm 93 % full (limit 90 %)", cleared_ago=60.0, value=93.0, threshold=90.0)
-    snapshot = StillFeed(filler.workspace).read()
+def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(home: Home) -> None:
+    home.agent()
+    home.host()
+    home.alert("disk", "State disk 96 % full (limit 95 %)", value=96.0, threshold=95.0)
+    home.alert("shm", "/dev/shm 93 % full (limit 90 %)", cleared_ago=60.0, value=93.0, threshold=90.0)
+    snapshot = StillFeed(home.workspace).read()
     [disk] = snapshot.alerts.last
     assert alert_words(disk, snapshot) == "State disk was 96 %, now 71 % (limit 95 %), clearing"
-    [shm] = alerts.cleared(filler.connection, 1)
+    [shm] = alerts.cleared(home.connection, 1)
     assert alert_words(shm, snapshot) == "/dev/shm was 93 % (limit 90 %)"
 
 
@@ -104,25 +105,25 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
         assert isinstance(app.screen, OverviewScreen)
 
 
-async def test_acknowledging_asks_the_agent(app: GputuiApp, filler: Filler) -> None:
+async def test_acknowledging_asks_the_agent(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         page = await opened(pilot, app)
         disk = page.current
         assert disk is not None
         await pilot.press("a")
-        await until(pilot, lambda: len(asked(filler)) == 1)
-        assert asked(filler) == [("alert_ack", None, {"ids": [disk.alert_id]})]
+        await until(pilot, lambda: len(asked(home)) == 1)
+        assert asked(home) == [("alert_ack", None, {"ids": [disk.alert_id]})]
         assert page.current != disk, "the next one is under the cursor"
         await pilot.press("space", "A")
-        await until(pilot, lambda: len(asked(filler)) == 3)
-        assert ("alert_ack", None, {"ids": None}) in asked(filler)
+        await until(pilot, lambda: len(asked(home)) == 3)
+        assert ("alert_ack", None, {"ids": None}) in asked(home)
         await pilot.press("j", "a")
         assert mentions(text(app, "message"), "me ", "acknowledged")
         await pilot.press("G", "a")
         assert "resolved" in text(app, "message")
 
 
-async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> None:
+async def test_silencing_asks_for_how_long(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         page = await opened(pilot, app)
         await pilot.press("j", "z")
@@ -133,25 +134,25 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> No
         await pilot.press("ctrl+u", "2", "h", "tab")
         assert "GPU hot everywhere" in text(app, "form")
         await pilot.press("enter")
-        await until(pilot, lambda: len(asked(filler)) == 1)
-        assert asked(filler) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]
+        await until(pilot, lambda: len(asked(home)) == 1)
+        assert asked(home) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]
         await pilot.press("z", "enter")
-        await until(pilot, lambda: len(asked(filler)) == 2)
+        await until(pilot, lambda: len(asked(home)) == 2)
         alert = page.current
         assert alert is not None
-        assert asked(filler)[1] == ("alert_silence", None, {"seconds": 3600.0, "id": alert.alert_id})
+        assert asked(home)[1] == ("alert_silence", None, {"seconds": 3600.0, "id": alert.alert_id})
         await pilot.press("z", "escape")
-        assert len(asked(filler)) == 2
+        assert len(asked(home)) == 2
 
 
-def test_looking_back_does_not_know_what_came_later(filler: Filler) -> None:
+def test_looking_back_does_not_know_what_came_later(home: Home) -> None:
     from gputui.ui.tui.data.machine import read_alerts
 
-    filler.alert("disk", "The disk is full", seconds_ago=700, cleared_ago=100, acknowledged_by="me")
-    then = read_alerts(filler.connection, True, NOW - 660)
+    home.alert("disk", "The disk is full", seconds_ago=700, cleared_ago=100, acknowledged_by="me")
+    then = read_alerts(home.connection, True, NOW - 660)
     assert [one.lasts for one in then.last] == [True] and then.over == ()
     assert then.last[0].acknowledged_by is None
-    seen = read_alerts(filler.connection, True, NOW - 600)
+    seen = read_alerts(home.connection, True, NOW - 600)
     assert seen.last[0].acknowledged_by == "me"
-    after = read_alerts(filler.connection, True, NOW - 50)
+    after = read_alerts(home.connection, True, NOW - 50)
     assert after.last == () and len(after.over) == 1

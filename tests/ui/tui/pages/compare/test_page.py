@@ -12,27 +12,27 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.sheet import DiffScreen
 from gputui.ui.tui.pages.compare.comparison import Comparison
 from gputui.ui.tui.pages.compare.page import CompareScreen
+from tests.homes import Home
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import text, until
 
 RATES = (0.1, 0.03, 0.01)
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.agent()
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    home.agent()
     for number, rate in enumerate(RATES, 1):
         run = f"sweep-{number}"
-        filler.run(
+        home.run(
             run, "running" if number == 1 else "succeeded", name="sweep",
             params={"lr": rate, "batch_size": 64 if number < 3 else 32, "depth": 12},
             ended_ago=None if number == 1 else 60.0 * number,
         )  # fmt: skip
-        filler.attempt(run, 1, "running" if number == 1 else "succeeded")
-        filler.metrics(
+        home.attempt(run, 1, "running" if number == 1 else "succeeded")
+        home.metrics(
             run, 1,
-            [{"step": step, "time": filler.now - 1000 + step, "loss": 8.0 / (1 + step * rate),
+            [{"step": step, "time": home.now - 1000 + step, "loss": 8.0 / (1 + step * rate),
               "val/accuracy": step * rate / 100, "epoch": step / 100} for step in range(0, 400, 4)],
         )  # fmt: skip
     return make_app()
@@ -106,11 +106,11 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         assert any("⠀" < char <= "⣿" for char in text(app, "charts"))
 
 
-async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) -> None:
+async def test_the_code_of_two_runs_is_compared(app: GputuiApp, home: Home) -> None:
     for number, rate in enumerate(("0.1", "0.2", None), 1):
         diff = f"diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-lr = 1\n+lr = {rate}\n"
         code = None if rate is None else {"commit": "0" * 40, "branch": "main", "changed_files": 1, "diff": diff}
-        folder = filler.workspace.run_dir(f"sweep-{number}")
+        folder = home.workspace.run_dir(f"sweep-{number}")
         folder.mkdir(parents=True, exist_ok=True)
         spec = RunSpec(name="sweep", launcher="python", program=("x.py",), python="python", workdir="/", code=code)
         write_private(folder / SPEC_FILE, spec.to_json())

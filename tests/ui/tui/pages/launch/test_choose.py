@@ -17,17 +17,18 @@ from gputui.ui.tui.pages.launch import typed
 from gputui.ui.tui.pages.launch.form import GPUS, Form
 from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
+from tests.homes import Home
+from tests.stories import overnight
 from tests.tables import table
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import asked, form_of, overview, text, until
 
 
-def launched_from(filler: Filler, run_id: str, path: Path) -> None:
-    filler.run(run_id, "succeeded", name=run_id.rpartition("-")[0], params={"steps": 42}, ended_ago=5.0)
-    (spec,) = filler.connection.execute("SELECT spec FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+def launched_from(home: Home, run_id: str, path: Path) -> None:
+    home.run(run_id, "succeeded", name=run_id.rpartition("-")[0], params={"steps": 42}, ended_ago=5.0)
+    (spec,) = home.connection.execute("SELECT spec FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     changed = json.dumps({**json.loads(spec), "profile_path": str(path)})
-    filler.connection.execute("UPDATE runs SET spec = ? WHERE run_id = ?", (changed, run_id))
+    home.connection.execute("UPDATE runs SET spec = ? WHERE run_id = ?", (changed, run_id))
 
 
 @pytest.fixture
@@ -54,10 +55,10 @@ def choosing(app: GputuiApp) -> ChooseProfileScreen:
 
 
 async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
-    filler: Filler, make_app: MakeApp, mine: Path
+    home: Home, make_app: MakeApp, mine: Path
 ) -> None:
-    filler.overnight()
-    launched_from(filler, "mine-1", mine)
+    overnight(home)
+    launched_from(home, "mine-1", mine)
     app = make_app()
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("n")
@@ -73,7 +74,7 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
         assert [row.name for row in choosing(app).rows or ()][1] in ("alpha", "tiny")
 
 
-async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, app: GputuiApp, mine: Path) -> None:
+async def test_the_list_is_filtered_and_a_path_opens_a_file(home: Home, app: GputuiApp, mine: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"alp")
         await until(pilot, lambda: choosing(app).rows is not None)
@@ -90,13 +91,13 @@ async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, app:
         assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
         await until(pilot, lambda: form_of(app).is_settled)
         await pilot.press("enter")
-        await until(pilot, lambda: bool(asked(filler)))
+        await until(pilot, lambda: bool(asked(home)))
         assert isinstance(app.screen, OverviewScreen)
 
 
-async def test_a_copy_comes_from_its_very_file_and_from_no_other(filler: Filler, make_app: MakeApp, mine: Path) -> None:
-    filler.overnight()
-    launched_from(filler, "mine-1", mine)
+async def test_a_copy_comes_from_its_very_file_and_from_no_other(home: Home, make_app: MakeApp, mine: Path) -> None:
+    overnight(home)
+    launched_from(home, "mine-1", mine)
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
         overview(app).select_run("mine-1")
@@ -107,7 +108,7 @@ async def test_a_copy_comes_from_its_very_file_and_from_no_other(filler: Filler,
         mine.unlink()
         await pilot.press("escape", "r", "c")
         await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
-        assert str(mine) in text(app, "message") and asked(filler) == []
+        assert str(mine) in text(app, "message") and asked(home) == []
 
 
 COMPLETIONS = [
@@ -149,10 +150,10 @@ async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: 
 
 
 async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
-    filler: Filler, make_app: MakeApp, mine: Path, script: Path
+    home: Home, make_app: MakeApp, mine: Path, script: Path
 ) -> None:
-    filler.overnight()
-    launched_from(filler, "mine-1", mine)
+    overnight(home)
+    launched_from(home, "mine-1", mine)
     for name, content in {"train": "script: train.py\n", "alpha": "script: train.py\n", "data": "rows: 3\n"}.items():
         (script.parent / f"{name}.yaml").write_text(content)
     app = make_app()
@@ -200,13 +201,13 @@ def test_the_form_asks_for_a_gpu_where_there_is_one(script: Path) -> None:
 
 
 async def test_a_copy_of_a_command_is_typed_where_it_was(
-    filler: Filler, make_app: MakeApp, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, make_app: MakeApp, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filler.overnight()
-    filler.run("here-1", "succeeded", name="here", params={"lr": 0.2}, ended_ago=5.0)
+    overnight(home)
+    home.run("here-1", "succeeded", name="here", params={"lr": 0.2}, ended_ago=5.0)
     spec = resolve(command_profile(["train.py", "--lr", "0.1"], script.parent), inventory=[])
-    filler.workspace.run_dir("here-1").mkdir(parents=True)
-    write_spec(filler.workspace.run_dir("here-1") / SPEC_FILE, spec)
+    home.workspace.run_dir("here-1").mkdir(parents=True)
+    write_spec(home.workspace.run_dir("here-1") / SPEC_FILE, spec)
     monkeypatch.chdir(tmp_path)
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:

@@ -16,20 +16,21 @@ from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.pages.launch.form import GPUS, PLACE
 from gputui.ui.tui.pages.launch.plan import Plan
 from gputui.ui.tui.pages.launch.view import check_lines
+from tests.homes import Home
+from tests.stories import overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import asked, feed_of, form_of, open_form, screen_text, text, until
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
-    filler.run("tiny-1", "succeeded", name="tiny", params={"steps": 42, "lr": 0.5, "gone": 3}, ended_ago=5.0)
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    overnight(home)
+    home.run("tiny-1", "succeeded", name="tiny", params={"steps": 42, "lr": 0.5, "gone": 3}, ended_ago=5.0)
     return make_app()
 
 
-async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, profile: Path) -> None:
+async def test_gpus_are_chosen_from_a_table(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
@@ -48,7 +49,7 @@ async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, prof
         assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
 
 
-async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp, filler: Filler, profile: Path) -> None:
+async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp, home: Home, profile: Path) -> None:
     async def checked(*keys: str) -> str:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
@@ -58,25 +59,23 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
 
     # One that follows another run, and one on a target: neither keeps GPUs of this machine.
     for run_id, change in (("next-1", {"after": ["x-1"]}), ("far-1", {"target": {"name": "lab", "kind": "slurm"}})):
-        filler.run(run_id, "queued", gpus=(0, 1), attempt=0, started_ago=None)
-        filler.connection.execute(
+        home.run(run_id, "queued", gpus=(0, 1), attempt=0, started_ago=None)
+        home.connection.execute(
             "UPDATE runs SET spec = json_patch(spec, ?) WHERE run_id = ?", (json.dumps(change), run_id)
         )
     async with app.run_test(size=(160, 48)) as pilot:
         found = await checked("1")
         assert "✓ gpus: starts now on GPU 4" in found and "of alice" in found
         await pilot.press("escape", "escape")
-        filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
+        home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()
         await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
         assert mentions(await checked("1"), "0 of 1 GPU free", "GPU 4 promised to big-1")
 
 
-async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
-    app: GputuiApp, filler: Filler, profile: Path
-) -> None:
+async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(app: GputuiApp, home: Home, profile: Path) -> None:
     profile.write_text(profile.read_text().replace("  lr: 0.5", "  lr: 0.5\n  hub_token: of-the-profile"))
-    filler.run("tiny-2", "succeeded", name="tiny", params={"hub_token": "[redacted]", "lr": 0.5}, ended_ago=1.0)
+    home.run("tiny-2", "succeeded", name="tiny", params={"hub_token": "[redacted]", "lr": 0.5}, ended_ago=1.0)
     async with app.run_test(size=(120, 36)) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
@@ -94,11 +93,11 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
 
 
 @pytest.fixture
-def targets(filler: Filler) -> None:
+def targets(home: Home) -> None:
     """Two targets of the home; the second answers nobody."""
     lab = {"kind": "slurm", "partition": "gpu", "time": "4h"}
     gone = {"kind": "ray", "address": "http://127.0.0.1:9"}
-    filler.workspace.targets.write_text(json.dumps({"lab": lab, "hub": gone}))
+    home.workspace.targets.write_text(json.dumps({"lab": lab, "hub": gone}))
 
 
 def sheet(app: GputuiApp) -> str:
@@ -108,7 +107,7 @@ def sheet(app: GputuiApp) -> str:
 
 
 async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
-    app: GputuiApp, filler: Filler, profile: Path, targets: None
+    app: GputuiApp, home: Home, profile: Path, targets: None
 ) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await open_form(pilot, app)
@@ -126,8 +125,8 @@ async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is form)
         await pilot.press("enter")
-        await until(pilot, lambda: bool(asked(filler)))
-    (spec,) = (filler.workspace.state / "inbox").glob("*.json")
+        await until(pilot, lambda: bool(asked(home)))
+    (spec,) = (home.workspace.state / "inbox").glob("*.json")
     assert json.loads(spec.read_text())["target"]["name"] == "lab"
 
 

@@ -15,19 +15,20 @@ from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
 from gputui.ui.tui.layout.strips import gpu_figures
 from gputui.ui.tui.pages.gpu.page import fact_lines, pcie_words
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
+from tests.homes import NOW, Home
+from tests.stories import bad_night, many_gpus, overnight
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import read, styles_of, text_of, widths
 
 
 def test_every_width_is_filled_exactly(tmp_path: Path) -> None:
     for count in (1, 8, 16):
         workspace = locate(tmp_path / str(count))
-        filler = Filler(workspace)
-        filler.many_gpus(count)
-        filler.quarantine(count - 1, "it fell off the bus twice")
+        home = Home(workspace)
+        many_gpus(home, count)
+        home.quarantine(count - 1, "it fell off the bus twice")
         snapshot = read(workspace)
-        filler.close()
+        home.close()
         for width, height in itertools.product((40, 60, 80, 100, 120, 160, 200, 240), (4, 14, 30)):
             most = gpu_height(snapshot, width, height)
             lines = gpu_panel(snapshot, width, most)
@@ -37,12 +38,12 @@ def test_every_width_is_filled_exactly(tmp_path: Path) -> None:
                 assert text.count(" r0") == 1 and "⊘" in text, (count, width)
 
 
-def test_a_gpu_in_quarantine_says_so_and_how_it_ends(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
-    filler.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
+def test_a_gpu_in_quarantine_says_so_and_how_it_ends(home: Home, workspace: Workspace) -> None:
+    overnight(home)
+    home.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
     snapshot = read(workspace)
     assert mentions(text_of(gpu_panel(snapshot, 80, 12))[6], " 4 ", "34°", "⊘ since 03:01:04: XID 48: ")
-    filler.quarantine(0, "the same")
+    home.quarantine(0, "the same")
     assert "gpt2-124m-1 r0 ⊘" in text_of(gpu_panel(read(workspace), 80, 12))[2]
     row = gpu_row(snapshot, snapshot.gpus[4])
     facts = "\n".join(text_of(fact_lines(row, None, NOW, 200, keys=Keys())))
@@ -50,14 +51,14 @@ def test_a_gpu_in_quarantine_says_so_and_how_it_ends(filler: Filler, workspace: 
     assert "No run gets it before C clears it." in facts
 
 
-def test_health_names_the_worst_first(filler: Filler, workspace: Workspace) -> None:
-    filler.many_gpus(3)
-    filler.slow(0, row_remap_failed=True, ecc_uncorrected=3)
-    filler.xid(0, 48, "double bit ECC error")
-    filler.slow(1, row_remap_pending=True)
+def test_health_names_the_worst_first(home: Home, workspace: Workspace) -> None:
+    many_gpus(home, 3)
+    home.slow(0, row_remap_failed=True, ecc_uncorrected=3)
+    home.xid(0, 48, "double bit ECC error")
+    home.slow(1, row_remap_pending=True)
     for _ in range(2):
-        filler.xid(1, 31, "memory page fault")
-    filler.slow(2, ecc_uncorrected=None, row_remap_pending=None)
+        home.xid(1, 31, "memory page fault")
+    home.slow(2, ecc_uncorrected=None, row_remap_pending=None)
     snapshot = read(workspace)
 
     def words(index: int) -> str:
@@ -69,17 +70,17 @@ def test_health_names_the_worst_first(filler: Filler, workspace: Workspace) -> N
     assert "3 XIDs" in text_of(gpu_figures(snapshot))
 
 
-def test_a_desktop_and_the_lease_of_another_home_are_named(filler: Filler, workspace: Workspace) -> None:
-    filler.agent()
-    filler.gpus(1)
+def test_a_desktop_and_the_lease_of_another_home_are_named(home: Home, workspace: Workspace) -> None:
+    home.agent()
+    home.gpus(1)
     xorg = {"pid": 9, "kind": "G", "user": "root", "command": "/usr/lib/xorg/Xorg :0"}
     for gib, locked_by, words, is_free in (
         (1, None, "free, beside Xorg of root", True), (3, None, "root · Xorg :0", False),
         (1, "vit-1 of alice (pid 5)", "held by vit-1 of alice (pid 5)", False),
     ):  # fmt: skip
-        filler.sample(0, memory_gib=gib)
+        home.sample(0, memory_gib=gib)
         processes = json.dumps([{**xorg, "memory_bytes": gib << 30}])
-        filler.connection.execute("UPDATE gpus SET processes = ?, locked_by = ?", (processes, locked_by))
+        home.connection.execute("UPDATE gpus SET processes = ?, locked_by = ?", (processes, locked_by))
         snapshot = read(workspace)
         [gpu] = snapshot.gpus
         shown = "".join(text for text, _ in who(gpu_row(snapshot, gpu), 40))
@@ -88,14 +89,14 @@ def test_a_desktop_and_the_lease_of_another_home_are_named(filler: Filler, works
 
 
 def test_a_gpu_that_the_home_leaves_to_others_is_not_free_and_tells_who_has_it(
-    filler: Filler, workspace: Workspace
+    home: Home, workspace: Workspace
 ) -> None:
-    filler.agent()
-    filler.gpus(1)
+    home.agent()
+    home.gpus(1)
     bob = json.dumps([{"pid": 9, "kind": "C", "user": "bob", "command": "train.py", "memory_bytes": 2 << 30}])
     for processes, words in (("[]", "not used here (gpus.yaml)"), (bob, "bob · train.py")):
-        filler.sample(0, memory_gib=1)
-        filler.connection.execute("UPDATE gpus SET processes = ?, is_excluded = 1", (processes,))
+        home.sample(0, memory_gib=1)
+        home.connection.execute("UPDATE gpus SET processes = ?, is_excluded = 1", (processes,))
         snapshot = read(workspace)
         [gpu] = snapshot.gpus
         shown = "".join(text for text, _ in who(gpu_row(snapshot, gpu), 40))
@@ -103,13 +104,13 @@ def test_a_gpu_that_the_home_leaves_to_others_is_not_free_and_tells_who_has_it(
         assert gpu_user(gpu, None).endswith("not used here (gpus.yaml)")
 
 
-def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Filler, workspace: Workspace) -> None:
-    filler.agent()
-    filler.gpus(1)
+def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(home: Home, workspace: Workspace) -> None:
+    home.agent()
+    home.gpus(1)
     found = {}
     for memory, processes in itertools.product((0.4, 30.0, None), ("[]", None)):
-        filler.sample(0, memory_gib=memory)
-        filler.connection.execute("UPDATE gpus SET processes = ?", (processes,))
+        home.sample(0, memory_gib=memory)
+        home.connection.execute("UPDATE gpus SET processes = ?", (processes,))
         snapshot = read(workspace)
         said = "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[0]), 20))
         found[memory, processes] = said, "1 free" in text_of(gpu_figures(snapshot))
@@ -123,8 +124,8 @@ def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Fill
     }
 
 
-def test_what_a_lost_gpu_told_is_no_longer_so(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+def test_what_a_lost_gpu_told_is_no_longer_so(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     snapshot = read(workspace)
     facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), None, NOW, 120, keys=Keys())
     text = text_of(facts)
@@ -133,9 +134,9 @@ def test_what_a_lost_gpu_told_is_no_longer_so(filler: Filler, workspace: Workspa
     assert {style for _, style in power} <= {"dim", "track", "text"} and styles_of(power, "W of") == {"dim"}
 
 
-def test_memory_that_is_held_for_nothing_says_for_how_long(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
-    filler.bad_night()  # the alert was raised after half an hour, 90 minutes ago
+def test_memory_that_is_held_for_nothing_says_for_how_long(home: Home, workspace: Workspace) -> None:
+    overnight(home)
+    bad_night(home)  # the alert was raised after half an hour, 90 minutes ago
     snapshot = read(workspace)
     row = gpu_row(snapshot, snapshot.gpus[5])
     said = {30: "alice · sweep.py · idle 2 h", 20: "alice · idle 2 h", 15: "alice · sweep.py"}
@@ -143,9 +144,9 @@ def test_memory_that_is_held_for_nothing_says_for_how_long(filler: Filler, works
 
 
 def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
-    filler: Filler, workspace: Workspace
+    home: Home, workspace: Workspace
 ) -> None:
-    filler.overnight()
+    overnight(home)
     snapshot = read(workspace)
     run = next(gpu for gpu in snapshot.gpus if gpu.run_id == "vit-b16-1")
 
@@ -156,10 +157,8 @@ def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
     assert [words(5, width) for width in (16, 9)] == ["alice · sweep.py", "alice"]
 
 
-def test_a_link_is_told_in_words_and_beside_the_best_only_where_it_is_less(
-    filler: Filler, workspace: Workspace
-) -> None:
-    filler.gpus(1)
+def test_a_link_is_told_in_words_and_beside_the_best_only_where_it_is_less(home: Home, workspace: Workspace) -> None:
+    home.gpus(1)
     (gpu,) = read(workspace).gpus
     assert pcie_words(gpu) == "gen 5, 16 lanes"
     limited = replace(gpu, facts=gpu.facts | {"pcie_generation_max": 5, "pcie_width_max": 16})

@@ -13,10 +13,11 @@ from gputui.ui.tui.pages.overview.selection import Section
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.views.snapshot import RunRow
+from tests.homes import Home, uuid
 from tests.ledgers import ledger_row
+from tests.stories import overnight, search
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler, uuid
 from tests.ui.tui.test_screens import SMALL, asked, feed_of, overview, text, until
 
 LARGE = (200, 50)
@@ -44,11 +45,11 @@ def marked(app: GputuiApp) -> list[str]:
 
 
 async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_with(
-    app: GputuiApp, filler: Filler
+    app: GputuiApp, home: Home
 ) -> None:
-    filler.run("old-1", "failed", ended_ago=5.0)
-    filler.run("old-2", "succeeded", ended_ago=6.0)
-    filler.connection.execute("INSERT INTO run_sizes VALUES ('old-1', ?)", (3 << 30,))
+    home.run("old-1", "failed", ended_ago=5.0)
+    home.run("old-2", "succeeded", ended_ago=6.0)
+    home.connection.execute("INSERT INTO run_sizes VALUES ('old-1', ?)", (3 << 30,))
     async with app.run_test(size=SMALL) as pilot:
         feed_of(app).refresh()
         await pilot.pause()
@@ -62,22 +63,22 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
             shown, "Left out", "vit-b16-1 (not ended yet)"
         )
         await pilot.press("n", "s", "n", "delete", "y")
-        await until(pilot, lambda: len(asked(filler)) == 2 and len(feed_of(app).watched) == 2)
-        assert asked(filler) == [("rm", "old-1", {}), ("rm", "old-2", {})]
+        await until(pilot, lambda: len(asked(home)) == 2 and len(feed_of(app).watched) == 2)
+        assert asked(home) == [("rm", "old-1", {}), ("rm", "old-2", {})]
         # A refusal stays, although the next one is done.
-        first, second = commands.pending(filler.connection)
-        commands.give_answer(filler.connection, first.command_id, "refused", now=filler.now, reason="old-1 is held")
+        first, second = commands.pending(home.connection)
+        commands.give_answer(home.connection, first.command_id, "refused", now=home.now, reason="old-1 is held")
         result = {"id": "old-2", "state": "removed"}
-        commands.give_answer(filler.connection, second.command_id, "done", now=filler.now, result=result)
+        commands.give_answer(home.connection, second.command_id, "done", now=home.now, result=result)
         feed_of(app).refresh()
         await pilot.pause()
         assert mentions(text(app, "message"), "old-1 is held")
         await pilot.press("d", *"night", "enter", "y")
-        await until(pilot, lambda: len(asked(filler)) == 5)
-        assert [(verb, args) for verb, _, args in asked(filler)[2:]] == [("label", {"add": ["night"]})] * 3
+        await until(pilot, lambda: len(asked(home)) == 5)
+        assert [(verb, args) for verb, _, args in asked(home)[2:]] == [("label", {"add": ["night"]})] * 3
         await pilot.press("r", "r", "y")
-        await until(pilot, lambda: len(asked(filler)) == 6)
-        assert asked(filler)[-1] == ("resume", "old-1", {"set": {}})
+        await until(pilot, lambda: len(asked(home)) == 6)
+        assert asked(home)[-1] == ("resume", "old-1", {"set": {}})
         await pilot.press("escape")
         assert marked(app) == [] and "stop 1" not in text(app, "footer")
 
@@ -140,8 +141,8 @@ async def test_a_filter_that_is_given_up_gives_the_cursor_back_and_one_that_is_k
         assert overview(app).table.cursor == "vit-b16-1" != before
 
 
-async def test_why_there_is_no_gpu_is_whole_at_every_width(filler: Filler, make_app: MakeApp) -> None:
-    filler.agent(problem=f"No driver ({'x' * 60}), or try simulated GPUs: gputui --demo")
+async def test_why_there_is_no_gpu_is_whole_at_every_width(home: Home, make_app: MakeApp) -> None:
+    home.agent(problem=f"No driver ({'x' * 60}), or try simulated GPUs: gputui --demo")
     app = make_app()
     async with app.run_test(size=(100, 30)) as pilot:
         for width in range(80, 128):
@@ -150,26 +151,26 @@ async def test_why_there_is_no_gpu_is_whole_at_every_width(filler: Filler, make_
             assert "gputui --demo" in " ".join(text(app, "gpus").replace("│", " ").split()), width
 
 
-async def test_the_queue_is_paused_after_a_question_and_opened_without(app: GputuiApp, filler: Filler) -> None:
+async def test_the_queue_is_paused_after_a_question_and_opened_without(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("P", "n", "P", "y")
-        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
-        assert asked(filler) == [("queue_pause", None, {})]
-        waiting = commands.pending(filler.connection)[0]
-        commands.give_answer(filler.connection, waiting.command_id, "done", now=filler.now, result={"paused": True})
-        filler.pause_queue("me", seconds_ago=5)
+        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
+        assert asked(home) == [("queue_pause", None, {})]
+        waiting = commands.pending(home.connection)[0]
+        commands.give_answer(home.connection, waiting.command_id, "done", now=home.now, result={"paused": True})
+        home.pause_queue("me", seconds_ago=5)
         feed_of(app).refresh()
         await pilot.pause()
         assert mentions(text(app, "message"), "No run starts")
         assert mentions(text(app, "head"), "queue paused", "P opens")
         await pilot.press("P")
-        await until(pilot, lambda: len(asked(filler)) == 2)
-        assert asked(filler)[-1] == ("queue_resume", None, {})
+        await until(pilot, lambda: len(asked(home)) == 2)
+        assert asked(home)[-1] == ("queue_resume", None, {})
 
 
-async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Filler) -> None:
-    filler.run("lr-sweep-4", "queued", name="lr-sweep", started_ago=None)
-    filler.connection.execute("UPDATE runs SET priority = 5 WHERE run_id = 'lr-sweep-4'")
+async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, home: Home) -> None:
+    home.run("lr-sweep-4", "queued", name="lr-sweep", started_ago=None)
+    home.connection.execute("UPDATE runs SET priority = 5 WHERE run_id = 'lr-sweep-4'")
     feed_of(app).refresh()
     async with app.run_test(size=SMALL) as pilot:
         feed_of(app).refresh()
@@ -178,30 +179,30 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         await pilot.press("plus")
         assert mentions(text(app, "message"), "waiting run")
         await pilot.press("down", "down", "minus")
-        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
-        assert asked(filler) == [("queue_move", "lr-sweep-4", {"place": "down"})]
-        waiting = commands.pending(filler.connection)[0]
+        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
+        assert asked(home) == [("queue_move", "lr-sweep-4", {"place": "down"})]
+        waiting = commands.pending(home.connection)[0]
         result = {"id": "lr-sweep-4", "state": "queued", "priority": 5, "position": 2}
-        commands.give_answer(filler.connection, waiting.command_id, "done", now=filler.now, result=result)
+        commands.give_answer(home.connection, waiting.command_id, "done", now=home.now, result=result)
         feed_of(app).refresh()
         await pilot.pause()
         assert mentions(text(app, "message"), "lr-sweep-4", "#2")
         await pilot.press("down", "plus")
-        await until(pilot, lambda: len(asked(filler)) == 2)
-        assert asked(filler)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
+        await until(pilot, lambda: len(asked(home)) == 2)
+        assert asked(home)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
 
 
-async def test_a_gpu_that_a_queued_run_gets_next_is_free_and_promised(app: GputuiApp, filler: Filler) -> None:
+async def test_a_gpu_that_a_queued_run_gets_next_is_free_and_promised(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=LARGE) as pilot:
         assert "free" in text(app, "gpus")
-        filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
+        home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()
         await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
         assert mentions(text(app, "gpus"), "1 free, 1 promised")
 
 
-async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
-    filler.quarantine(4, "XID 48: double bit ECC error")
+async def test_the_page_of_a_gpu(app: GputuiApp, home: Home) -> None:
+    home.quarantine(4, "XID 48: double bit ECC error")
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("shift+tab", "down", "enter")
         await pilot.pause()
@@ -225,13 +226,13 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
         await pilot.press("enter")
         assert "There is no run" in text(app, "message")
         await pilot.press("C", "y")
-        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
-        assert asked(filler) == [("clear_gpu", None, {"uuid": uuid(4)})]
+        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
+        assert asked(home) == [("clear_gpu", None, {"uuid": uuid(4)})]
         app.do_quarantine_gpu()
         await pilot.pause()
         await pilot.press("enter", *"fan", "enter")
-        await until(pilot, lambda: len(asked(filler)) == 2)
-        assert asked(filler)[1] == ("quarantine_gpu", None, {"uuid": uuid(4), "why": "fan"})
+        await until(pilot, lambda: len(asked(home)) == 2)
+        assert asked(home)[1] == ("quarantine_gpu", None, {"uuid": uuid(4), "why": "fan"})
         await pilot.press("shift+tab", "enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen)
@@ -243,9 +244,9 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
         assert app.screen is overview(app) and feed_of(app).interest.gpu_uuid is None
 
 
-async def test_a_filter_keeps_the_order_of_runs_and_studies(filler: Filler, make_app: MakeApp) -> None:
-    filler.study(state="finished")
-    filler.overnight()
+async def test_a_filter_keeps_the_order_of_runs_and_studies(home: Home, make_app: MakeApp) -> None:
+    search(home, state="finished")
+    overnight(home)
     app = make_app()
     async with app.run_test(size=SMALL) as pilot:
         table = overview(app)
@@ -256,9 +257,9 @@ async def test_a_filter_keeps_the_order_of_runs_and_studies(filler: Filler, make
         assert shown == [row_id for row_id in whole if row_id in shown] and "study lr-search-1" in shown
 
 
-async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    filler.study()
+async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, make_app: MakeApp) -> None:
+    overnight(home)
+    search(home)
     app = make_app()
     async with app.run_test(size=LARGE) as pilot:
         table = overview(app)
@@ -275,9 +276,9 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         await pilot.press("delete", "d", "plus", "space", "c")
         assert app.screen is table and not table.marked_runs
         await pilot.press("s", "y", "P", "r", "e", *"12", "enter")
-        await until(pilot, lambda: len(asked(filler)) == 3)
+        await until(pilot, lambda: len(asked(home)) == 3)
         study = {"study": "lr-search-1"}
-        assert asked(filler) == [
+        assert asked(home) == [
             ("study_stop", None, study),
             ("study_pause", None, study),
             ("study_extend", None, {**study, "trials": 12}),
@@ -297,7 +298,7 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         await pilot.press("r", "r")
         assert "Resume" in text(app, "confirm")
         await pilot.press("n")
-        assert app.screen is table and len(asked(filler)) == 3
+        assert app.screen is table and len(asked(home)) == 3
 
 
 @pytest.mark.parametrize(("state", "chosen", "refused"), [
@@ -305,10 +306,10 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
     ("running", "▸ e  extend", "is running."), ("failed", "▸ e  extend", "has failed; extend it"),
 ])  # fmt: skip
 async def test_the_menu_of_a_study_has_the_cursor_on_what_is_accepted(
-    filler: Filler, make_app: MakeApp, state: str, chosen: str, refused: str | None
+    home: Home, make_app: MakeApp, state: str, chosen: str, refused: str | None
 ) -> None:
-    filler.overnight()
-    filler.study(state=state)
+    overnight(home)
+    search(home, state=state)
     app = make_app()
     async with app.run_test(size=LARGE) as pilot:
         overview(app).point_at("study lr-search-1")
@@ -319,11 +320,11 @@ async def test_the_menu_of_a_study_has_the_cursor_on_what_is_accepted(
             assert refused in menu
 
 
-async def test_a_resume_names_the_step_that_it_goes_on_from(filler: Filler, make_app: MakeApp) -> None:
-    filler.run("vit-1", "failed", ended_ago=60)
-    filler.attempt("vit-1", 1, "failed", ended_ago=60)
+async def test_a_resume_names_the_step_that_it_goes_on_from(home: Home, make_app: MakeApp) -> None:
+    home.run("vit-1", "failed", ended_ago=60)
+    home.attempt("vit-1", 1, "failed", ended_ago=60)
     rows = [ledger_row(str(step), step=step, verdict=verdict) for step, verdict in ((249, "valid"), (299, "invalid"))]
-    checkpoints.save(filler.connection, "vit-1", (), rows)
+    checkpoints.save(home.connection, "vit-1", (), rows)
     app = make_app()
     async with app.run_test(size=LARGE) as pilot:
         await pilot.press("r")

@@ -28,8 +28,9 @@ from gputui.ui.tui.pages.overview.run_order import words_of
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.views.snapshot import Interest, Snapshot
 from gputui.ui.views.words import dated_clock
+from tests.homes import NOW, Home
+from tests.stories import curve, overnight
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 
 
 def text_of(lines: Iterable[Line]) -> list[str]:
@@ -50,13 +51,9 @@ def read(workspace: Workspace, run_id: str | None = None, now: float = NOW) -> S
 
 
 @pytest.fixture
-def overnight(filler: Filler) -> None:
-    filler.overnight()
-
-
-@pytest.fixture
-def snapshot(overnight: None, workspace: Workspace) -> Snapshot:
-    return read(workspace)
+def snapshot(home: Home) -> Snapshot:
+    overnight(home)
+    return read(home.workspace)
 
 
 # --- GPUs
@@ -70,26 +67,26 @@ def test_gpus_are_seen_on_the_smallest_screens(snapshot: Snapshot) -> None:
     assert "1–3 of 8" in text_of(gpu_panel(snapshot, 40, 6))[0]
 
 
-def test_unknown_values_are_dashes_and_never_zero(filler: Filler, workspace: Workspace) -> None:
-    filler.agent()
-    filler.gpus(1)
-    filler.sample(0, utilization=None, memory_gib=None, temperature=None, power=None, throttle=None)
+def test_unknown_values_are_dashes_and_never_zero(home: Home, workspace: Workspace) -> None:
+    home.agent()
+    home.gpus(1)
+    home.sample(0, utilization=None, memory_gib=None, temperature=None, power=None, throttle=None)
     assert text_of(gpu_panel(read(workspace), 80, 5))[2].split() == ["0", "–", "–", "–", "–", "free"]
 
 
-def test_stale_rows_are_dim_as_a_whole_and_the_silence_is_told(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
-    filler.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 14,))
+def test_stale_rows_are_dim_as_a_whole_and_the_silence_is_told(home: Home, workspace: Workspace) -> None:
+    overnight(home)
+    home.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 14,))
     later = read(workspace, now=NOW + 14)
     assert {style for _, style in gpu_panel(later, 80, 11)[2]} <= {"stale", "text"}
     [silence] = text_of(notice_lines(later, None, 80))
     assert mentions(silence, " ▲ driver silent", "14 s", "03:12:44")
-    filler.connection.execute("UPDATE agent SET gpu_problem = 'it ended'")
+    home.connection.execute("UPDATE agent SET gpu_problem = 'it ended'")
     assert text_of(notice_lines(read(workspace, now=NOW + 14), None, 80)) == [" ▲ it ended"]
 
 
-def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
+def test_an_agent_that_stopped_is_not_blamed_on_the_driver(home: Home, workspace: Workspace) -> None:
+    overnight(home)
     later = read(workspace, now=NOW + 60)
     assert mentions(text_of(notice_lines(later, None, 100))[0], "agent", "1 min")
     assert text_of(notice_lines(later, "The agent is gone", 80)) == [" ▲ The agent is gone"]
@@ -249,13 +246,11 @@ def test_a_run_that_succeeded_is_done(snapshot: Snapshot, state: str, step: int 
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120, 200])
-def test_a_recovered_run_says_so_in_every_width_however_it_ended(
-    filler: Filler, workspace: Workspace, width: int
-) -> None:
+def test_a_recovered_run_says_so_in_every_width_however_it_ended(home: Home, workspace: Workspace, width: int) -> None:
     for state in ("succeeded", "failed", "stopped"):
-        filler.run(state, state, attempt=2, ended_ago=60)
-        filler.attempt(state, 2, state, ended_ago=60, last_step=300)
-    filler.run("first-1", "succeeded", ended_ago=60)
+        home.run(state, state, attempt=2, ended_ago=60)
+        home.attempt(state, 2, state, ended_ago=60, last_step=300)
+    home.run("first-1", "succeeded", ended_ago=60)
     snapshot = read(workspace)
     rows = text_of(runs_panel(snapshot.runs, RunsState(), snapshot, width, 9))
     assert [state for state in ("succeeded", "failed", "stopped") if any(f" {state} ↻1" in row for row in rows)] == [
@@ -273,13 +268,13 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
 
 
 def test_no_column_of_runs_is_wider_than_its_cells_and_which_gpus_is_never_cut(
-    filler: Filler, workspace: Workspace
+    home: Home, workspace: Workspace
 ) -> None:
-    filler.agent()
-    filler.gpus(8)
-    filler.run("a-1", gpus=(0, 1, 3, 5, 7))
-    filler.curve("a-1", 1, 0, 40)
-    filler.run("b-1", "failed", ended_ago=60.0, reason="it broke")
+    home.agent()
+    home.gpus(8)
+    home.run("a-1", gpus=(0, 1, 3, 5, 7))
+    curve(home, "a-1", 1, 0, 40)
+    home.run("b-1", "failed", ended_ago=60.0, reason="it broke")
     for width in (120, 160, 200):
         snapshot = read(workspace)
         heading, training, failed = text_of(runs_panel(snapshot.runs, RunsState(), snapshot, width, 3))
@@ -313,11 +308,11 @@ def test_columns_stay_where_they_are_as_the_state_of_a_run_changes(snapshot: Sna
     assert len(headings) == 1
 
 
-def test_runs_without_gpus_have_no_column_of_gpus(filler: Filler, workspace: Workspace) -> None:
-    filler.agent()
-    filler.gpus(2)
-    filler.run("cpu-1", gpus=())
-    filler.curve("cpu-1", 1, 0, 40)
+def test_runs_without_gpus_have_no_column_of_gpus(home: Home, workspace: Workspace) -> None:
+    home.agent()
+    home.gpus(2)
+    home.run("cpu-1", gpus=())
+    curve(home, "cpu-1", 1, 0, 40)
     for width in (120, 200):
         snapshot = read(workspace)
         assert " GPUS " not in text_of(runs_panel(snapshot.runs, RunsState(), snapshot, width, 2))[0]
@@ -372,10 +367,10 @@ def test_a_time_of_another_day_has_its_day() -> None:
     assert {ago: dated_clock(NOW - ago, NOW) for ago in shown} == shown
 
 
-def test_a_long_event_has_two_lines_or_keeps_its_begin_and_its_end(filler: Filler, workspace: Workspace) -> None:
-    filler.event("launched by ada", subject="gpt-1", seconds_ago=60.0)
+def test_a_long_event_has_two_lines_or_keeps_its_begin_and_its_end(home: Home, workspace: Workspace) -> None:
+    home.event("launched by ada", subject="gpt-1", seconds_ago=60.0)
     message = "lowered batch_size 128 → 64 and raised grad_accum 1 → 2, resuming from step_049400.safetensors"
-    filler.event(message, subject="gpt-1", seconds_ago=10.0)
+    home.event(message, subject="gpt-1", seconds_ago=10.0)
     snapshot = read(workspace)
     whole = text_of(events_panel(snapshot, 80, 6))
     assert whole[1:] == [
@@ -389,7 +384,7 @@ def test_a_long_event_has_two_lines_or_keeps_its_begin_and_its_end(filler: Fille
     ]
     assert [row.event.event_id for row in event_rows(snapshot, 80, 6) if row.event is not None] == [1, 2, 2]
     for name in ("launched", "stopped", "resumed"):
-        filler.event(name, subject="gpt-1", seconds_ago=1.0)
+        home.event(name, subject="gpt-1", seconds_ago=1.0)
     top = text_of(events_panel(read(workspace), 80, 5))[1]
     assert top == " 03:12:34   gpt-1  lowered batch_size 128 → 64 an…g from step_049400.safetensors", "no end alone"
 

@@ -21,9 +21,9 @@ from gputui.ui.tui.dialogs.questions import MenuScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
 from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
 from gputui.ui.views.snapshot import Snapshot
+from tests.homes import GIB, Home
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import GIB, Filler
 from tests.ui.tui.pages.overview.test_render import read
 from tests.ui.tui.test_screens import SMALL, feed_of, overview, text, until
 
@@ -33,8 +33,8 @@ def plain(lines: list[Line]) -> list[str]:
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    many_processes.fill(filler)
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    many_processes.fill(home)
     made = make_app()
     many_processes.give(made.feed)
     return made
@@ -48,9 +48,9 @@ async def open_page(pilot: Pilot[Any], app: GputuiApp) -> ProcessesScreen:
 
 
 @pytest.fixture
-def snapshot(filler: Filler, make_app: MakeApp) -> Snapshot:
-    many_processes.fill(filler)
-    found = read(filler.workspace)
+def snapshot(home: Home, make_app: MakeApp) -> Snapshot:
+    many_processes.fill(home)
+    found = read(home.workspace)
     return replace(found, processes=many_processes.StillProcesses().read(()))
 
 
@@ -116,10 +116,10 @@ def test_a_script_is_named_without_its_interpreter(command: str, script: str) ->
     assert script_of(command) == script
 
 
-def test_the_panel_has_what_every_snapshot_knows(filler: Filler) -> None:
-    many_processes.fill(filler)
-    filler.processes(7, {"pid": 4190777, "user": None, "command": None, "memory_bytes": GIB, "kind": "C"})
-    lines = plain(process_panel(read(filler.workspace), 100, 20))
+def test_the_panel_has_what_every_snapshot_knows(home: Home) -> None:
+    many_processes.fill(home)
+    home.processes(7, {"pid": 4190777, "user": None, "command": None, "memory_bytes": GIB, "kind": "C"})
+    lines = plain(process_panel(read(home.workspace), 100, 20))
     assert {len(line) for line in lines} == {100} and len(lines) == 20
     shown = [line.rstrip() for line in lines]
     assert shown[0].startswith(" PROCESSES ─") and shown[0].endswith(" 4 of runs, 10 others ─")

@@ -15,9 +15,9 @@ from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView, from_set
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.widgets.pane import Pane
+from tests.homes import Home
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import feed_of, text, until
 
 SMALL, MIDDLE = (80, 24), (120, 36)
@@ -225,13 +225,13 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
 # --- a failed run
 
 
-def failed_at_start(filler: Filler, workspace: Workspace) -> None:
-    filler.agent()
-    filler.gpus(2)
-    filler.run("bert-1", "failed", gpus=(0, 1), started_ago=3600.0, ended_ago=3580.0,
+def failed_at_start(home: Home, workspace: Workspace) -> None:
+    home.agent()
+    home.gpus(2)
+    home.run("bert-1", "failed", gpus=(0, 1), started_ago=3600.0, ended_ago=3580.0,
                reason="rank 1 raised an exception (KeyError: 'labels', data.py:17); not retried")  # fmt: skip
-    filler.attempt("bert-1", 1, "failed", gpus=(0, 1), started_ago=3599.0, ended_ago=3580.0, code=1)
-    filler.incident("bert-1", 1, "user_exception", "rank 1 raised an exception (KeyError: 'labels', data.py:17)",
+    home.attempt("bert-1", 1, "failed", gpus=(0, 1), started_ago=3599.0, ended_ago=3580.0, code=1)
+    home.incident("bert-1", 1, "user_exception", "rank 1 raised an exception (KeyError: 'labels', data.py:17)",
                     seconds_ago=3580.0, rank=1, reason="not retried", verdict="stop")  # fmt: skip
     for rank in (0, 1):
         folder = workspace.run_dir("bert-1") / f"attempts/1/nodes/0/ranks/x/attempt_0/{rank}"
@@ -239,13 +239,13 @@ def failed_at_start(filler: Filler, workspace: Workspace) -> None:
         (folder / "stdout.log").write_text(f"hello of rank {rank}\n")
         error = "Traceback (most recent call last):\n  File 'data.py', line 17\nKeyError: 'labels'\n" if rank else ""
         (folder / "stderr.log").write_text(error + "shutting down\n" * 60 if rank else "")
-    filler.connection.execute("UPDATE attempts SET scanned_at = ended_at WHERE run_id = 'bert-1'")
+    home.connection.execute("UPDATE attempts SET scanned_at = ended_at WHERE run_id = 'bert-1'")
 
 
 async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_has_the_charts_room(
-    filler: Filler, make_app: MakeApp, workspace: Workspace
+    home: Home, make_app: MakeApp, workspace: Workspace
 ) -> None:
-    failed_at_start(filler, workspace)
+    failed_at_start(home, workspace)
     app = make_app()
     async with app.run_test(size=MIDDLE) as pilot:
         await press(pilot, "enter")
@@ -271,9 +271,9 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
 
 
 async def test_a_failed_run_without_a_traceback_opens_on_the_end_of_its_ranks_log_and_offers_no_traceback(
-    filler: Filler, make_app: MakeApp, workspace: Workspace
+    home: Home, make_app: MakeApp, workspace: Workspace
 ) -> None:
-    failed_at_start(filler, workspace)
+    failed_at_start(home, workspace)
     attempt = workspace.run_dir("bert-1") / "attempts/1/nodes/0"
     (attempt / "ranks/x/attempt_0/1/stderr.log").write_text("")
     (attempt / "output.log").write_text("Traceback (most recent call last):\n  File 'run.py'\nChildFailedError: x\n")
@@ -290,16 +290,16 @@ async def test_a_failed_run_without_a_traceback_opens_on_the_end_of_its_ranks_lo
         assert "There is no traceback in its log." in text(app, "message")
 
 
-async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(filler: Filler, make_app: MakeApp) -> None:
+async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(home: Home, make_app: MakeApp) -> None:
     """The curves are drawn anew once a second at most, and the head does not run ahead of them."""
-    filler.run("vit-1")
-    filler.attempt("vit-1", 1)
+    home.run("vit-1")
+    home.attempt("vit-1", 1)
     app = make_app()
     async with app.run_test(size=(200, 50)) as pilot:
         await press(pilot, "enter")
         for step in range(1, 6):
-            line = {"step": step, "time": filler.now - 9 + step, "loss": 1.0 + step / 8}
-            filler.metrics("vit-1", 1, [line])
+            line = {"step": step, "time": home.now - 9 + step, "loss": 1.0 + step / 8}
+            home.metrics("vit-1", 1, [line])
             feed_of(app).refresh()
             await pilot.pause()
             shown = re.search(r"loss (\d\S*)", text(app, "head"))

@@ -39,9 +39,10 @@ from gputui.ui.tui.pages.run.sections import (
 from gputui.ui.tui.widgets.chart_pane import Charts, at_cursor
 from gputui.ui.views.metric_words import HARDWARE
 from gputui.ui.views.snapshot import Checkpoint, CheckpointList, Interest, RunPage, Snapshot
+from tests.homes import NOW, Home
+from tests.stories import overnight
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of, widths
 
 
@@ -50,8 +51,8 @@ def styles(lines: Iterable[Line], text: str) -> set[str]:
 
 
 @pytest.fixture
-def snapshot(filler: Filler, workspace: Workspace) -> Snapshot:
-    filler.overnight()
+def snapshot(home: Home, workspace: Workspace) -> Snapshot:
+    overnight(home)
     with closing(open_reader(workspace.database)) as connection:
         return SnapshotReader(workspace).read(connection, NOW, Interest("vit-b16-1"))
 
@@ -108,10 +109,10 @@ def test_slow_ranks_are_named_and_come_first() -> None:
     assert mentions(*text_of(ranks_lines({}, 4, 80)), "No rank")
 
 
-def test_ranks_that_print_no_metrics_are_listed_too(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-1", gpus=(0, 1, 2))
-    filler.attempt("vit-1", 1, gpus=(0, 1, 2))
-    filler.metrics("vit-1", 1, [{"step": step, "step_time": 0.1} for step in range(3)])
+def test_ranks_that_print_no_metrics_are_listed_too(home: Home, workspace: Workspace) -> None:
+    home.run("vit-1", gpus=(0, 1, 2))
+    home.attempt("vit-1", 1, gpus=(0, 1, 2))
+    home.metrics("vit-1", 1, [{"step": step, "step_time": 0.1} for step in range(3)])
     with closing(open_reader(workspace.database)) as connection:
         page = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1")).page
     assert page is not None and page.rank_count == 3
@@ -132,9 +133,9 @@ def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
     assert work == [["900", "ms"], ["500", "ms"], ["500", "ms"]], "the row shows what it is called slow by"
 
 
-def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-1")
-    filler.attempt("vit-1", 1)
+def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(home: Home, workspace: Workspace) -> None:
+    home.run("vit-1")
+    home.attempt("vit-1", 1)
     lines = [
         {"step": step, "rank": rank, "step_time": 0.1, "comm_time": 0.02 if rank == 1 else 0.06}
         for step in range(40)
@@ -142,7 +143,7 @@ def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: 
     ]
     # One slow step of rank 0, which its peer has not written yet.
     lines.append({"step": 40, "rank": 0, "step_time": 0.9, "comm_time": 0.0})
-    filler.metrics("vit-1", 1, lines)
+    home.metrics("vit-1", 1, lines)
     with closing(open_reader(workspace.database)) as connection:
         means = queries.rank_means(connection, "vit-1", 1, 2)
         snapshot = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1"))
@@ -423,13 +424,13 @@ def test_what_does_not_fit_ends_at_a_word_and_says_so(count: int, lines: list[st
     assert wrap_at_most("one two three four", 7, count) == lines
 
 
-def test_a_profile_without_checkpoints_has_none_yet(filler: Filler, workspace: Workspace) -> None:
+def test_a_profile_without_checkpoints_has_none_yet(home: Home, workspace: Workspace) -> None:
     """They are recognised below the working directory."""
-    filler.run("vit-1")
-    filler.attempt("vit-1", 1)
-    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
+    home.run("vit-1")
+    home.attempt("vit-1", 1)
+    home.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
     reader = SnapshotReader(workspace)
-    reader.read(filler.connection, NOW, Interest("vit-1"))
+    reader.read(home.connection, NOW, Interest("vit-1"))
     reader.run_page.checkpoints.wait(60.0)
-    page = reader.read(filler.connection, NOW, Interest("vit-1")).page
+    page = reader.read(home.connection, NOW, Interest("vit-1")).page
     assert page is not None and checkpoint_words(page, NOW) == "none yet"

@@ -8,7 +8,7 @@ import pytest
 
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
-from tests.ui.tui.filling import Filler
+from tests.homes import Home
 from tests.ui.tui.test_screens import asked, text, until
 
 STUDY = """\
@@ -33,7 +33,7 @@ def choosing(app: GputuiApp) -> ChooseStudyScreen:
     return app.screen
 
 
-async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, files: Path) -> None:
+async def test_a_study_is_started_from_its_file(home: Home, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("S", "ctrl+n", *"length")
         await until(pilot, lambda: choosing(app).rows is not None)
@@ -42,12 +42,12 @@ async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, 
         await until(pilot, lambda: "3 trials of tiny" in text(app, "detail"))
         assert "steps=5" in text(app, "detail")
         await pilot.press("enter", "y")
-        await until(pilot, lambda: bool(asked(filler)))
-        verb, _, args = asked(filler)[0]
+        await until(pilot, lambda: bool(asked(home)))
+        verb, _, args = asked(home)[0]
         assert verb == "study" and args["spec"]["name"] == "lengths" and args["source"] == STUDY
 
 
-async def test_a_broken_file_says_what_is_wrong_and_is_not_started(filler: Filler, app: GputuiApp, files: Path) -> None:
+async def test_a_broken_file_says_what_is_wrong_and_is_not_started(home: Home, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("ctrl+n", *"broken")
         await until(pilot, lambda: choosing(app).rows is not None)
@@ -55,4 +55,4 @@ async def test_a_broken_file_says_what_is_wrong_and_is_not_started(filler: Fille
         assert current is not None and "none-such" in current.problem
         await pilot.press("enter")
         await until(pilot, lambda: "none-such" in text(app, "message"))
-        assert choosing(app) and asked(filler) == []
+        assert choosing(app) and asked(home) == []

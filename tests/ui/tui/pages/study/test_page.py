@@ -31,36 +31,37 @@ from gputui.ui.tui.pages.study.view import (
     trial_rows,
 )
 from gputui.ui.views.snapshot import Interest, Moment, RunRow, StudyPage
+from tests.homes import NOW, Home
+from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of
 from tests.ui.tui.test_screens import asked, text, until
 
 SIZE = (120, 36)
 
 
-def read(filler: Filler, moment: Moment | None = None) -> StudyPage:
+def read(home: Home, moment: Moment | None = None) -> StudyPage:
     interest = Interest(studies=True, moment=moment)
-    found = SnapshotReader(filler.workspace).read(filler.connection, NOW, interest).study_page
+    found = SnapshotReader(home.workspace).read(home.connection, NOW, interest).study_page
     assert found is not None
     return found
 
 
-def run_row(filler: Filler, trial: TrialRecord) -> RunRow:
-    rows = SnapshotReader(filler.workspace).read(filler.connection, NOW, Interest()).runs
+def run_row(home: Home, trial: TrialRecord) -> RunRow:
+    rows = SnapshotReader(home.workspace).read(home.connection, NOW, Interest()).runs
     return next(row for row in rows if row.run.run_id == trial.run_id)
 
 
 @pytest.fixture
-def found(filler: Filler) -> StudyPage:
-    filler.study()
-    return read(filler)
+def found(home: Home) -> StudyPage:
+    search(home)
+    return read(home)
 
 
 @pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
-    filler.study()
+def app(home: Home, make_app: MakeApp) -> GputuiApp:
+    overnight(home)
+    search(home)
     return make_app()
 
 
@@ -87,9 +88,9 @@ def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(found: 
     assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
 
 
-def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
-    filler.study(began_ago=5700.0)
-    trials = read(filler, Moment(NOW - 600.0)).trials
+def test_the_past_has_the_trials_of_then(home: Home) -> None:
+    search(home, began_ago=5700.0)
+    trials = read(home, Moment(NOW - 600.0)).trials
     assert [trial.number for trial in trials] == list(range(13))
     assert [trial.state for trial in trials[8:]] == ["complete"] * 2 + ["pruned"] + ["running"] * 2
 
@@ -106,9 +107,9 @@ def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None
     assert "✂ pruned" in lines[4] and "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
 
 
-def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(filler: Filler, found: StudyPage) -> None:
+def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(home: Home, found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.run_id is not None)
-    row = run_row(filler, trial)
+    row = run_row(home, trial)
     runs = {row.run.run_id: msgspec.structs.replace(row, progress=Progress(losses=(3.0, 2.0, 1.0)))}
     for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
         objective = replace(found.spec.objectives[0], metric=metric)
@@ -117,9 +118,9 @@ def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(fille
         assert rows[trial.number].curve == shown, metric
 
 
-def test_a_trial_whose_run_is_queued_is_not_called_running(filler: Filler, found: StudyPage) -> None:
+def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
-    listed = run_row(filler, trial)
+    listed = run_row(home, trial)
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
         run = msgspec.structs.replace(listed.run, state=state, waiting_for="#1 · 4 GPUs")
         runs = {run.run_id: msgspec.structs.replace(listed, run=run)}
@@ -131,12 +132,12 @@ def test_a_trial_whose_run_is_queued_is_not_called_running(filler: Filler, found
         assert f" · {counts} · 4 pruned" in text_of(result_lines(found, runs, 170))[0]
 
 
-def test_the_overview_counts_the_queued_trials_of_a_study_apart(filler: Filler) -> None:
-    filler.study()
+def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> None:
+    search(home)
     words = {}
     for run_ids in ([], ["lr-search-1-t12"], ["lr-search-1-t12", "lr-search-1-t13"]):
-        filler.connection.executemany("UPDATE runs SET state = 'queued' WHERE run_id = ?", [(one,) for one in run_ids])
-        snapshot = SnapshotReader(filler.workspace).read(filler.connection, NOW, Interest())
+        home.connection.executemany("UPDATE runs SET state = 'queued' WHERE run_id = ?", [(one,) for one in run_ids])
+        snapshot = SnapshotReader(home.workspace).read(home.connection, NOW, Interest())
         (study,) = snapshot.studies
         entry = StudyEntry(study.study_id, study=study)
         words[study.running, study.queued] = "".join(text for text, _ in study_words(entry, NOW))
@@ -166,10 +167,10 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     assert "for val_loss" in pictures and "for seconds" in pictures
 
 
-def test_studies_are_listed_newest_first_with_their_best_value(filler: Filler) -> None:
-    filler.study("lr-search-1", state="finished")
-    filler.study("lr-search-2")
-    lines = text_of(study_lines(read(filler), 110, 5))
+def test_studies_are_listed_newest_first_with_their_best_value(home: Home) -> None:
+    search(home, "lr-search-1", state="finished")
+    search(home, "lr-search-2")
+    lines = text_of(study_lines(read(home), 110, 5))
     assert "1 of 2" in lines[0] and lines[1].startswith("▸lr-search-2") and "● running" in lines[1]
     assert lines[2].startswith(" lr-search-1") and lines[2].split()[-2:] == ["val_loss", "0.4044"]
 
@@ -193,9 +194,9 @@ async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared
 
 @pytest.mark.parametrize(("state", "order", "first"), [("running", "number", 0), ("finished", "value", 4)])
 async def test_a_study_that_is_over_opens_with_its_best_trials_first(
-    filler: Filler, make_app: MakeApp, state: str, order: str, first: int
+    home: Home, make_app: MakeApp, state: str, order: str, first: int
 ) -> None:
-    filler.study(state=state)
+    search(home, state=state)
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
         await opened(pilot)
@@ -204,33 +205,33 @@ async def test_a_study_that_is_over_opens_with_its_best_trials_first(
         assert page(app).table.order == order
 
 
-async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, filler: Filler) -> None:
+async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await opened(pilot)
         assert shlex.split(page(app).copyable()[0].text)[:2] == ["--set", "lr=0.00739"]
         await pilot.press("N", "tab", "tab", "ctrl+u", *"adamw", "enter")
-        await until(pilot, lambda: bool(asked(filler)))
+        await until(pilot, lambda: bool(asked(home)))
         point: dict[str, object] = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
-        assert asked(filler) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
+        assert asked(home) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
         await pilot.press("N", "ctrl+u", "tab", "ctrl+u", "tab", "ctrl+u", "enter")
         assert isinstance(app.screen, FormScreen), "there is no value yet"
         # Values are read as on the command line.
         await pilot.press(*"[", "shift+tab", "shift+tab", *"1e-05", "enter")
-        await until(pilot, lambda: len(asked(filler)) == 2)
-        assert asked(filler)[1][2] == {"study": "lr-search-1", "set": {"lr": 1e-05, "optimizer": "["}}
+        await until(pilot, lambda: len(asked(home)) == 2)
+        assert asked(home)[1][2] == {"study": "lr-search-1", "set": {"lr": 1e-05, "optimizer": "["}}
 
 
-async def test_a_trial_is_pruned_and_kept_and_the_study_paused_and_stopped(app: GputuiApp, filler: Filler) -> None:
+async def test_a_trial_is_pruned_and_kept_and_the_study_paused_and_stopped(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=(160, 36)) as pilot:
         await opened(pilot)
         await pilot.press("end", "x", "y")
-        await until(pilot, lambda: len(asked(filler)) == 1)
+        await until(pilot, lambda: len(asked(home)) == 1)
         await pilot.press("e")
-        await until(pilot, lambda: len(asked(filler)) == 2)
+        await until(pilot, lambda: len(asked(home)) == 2)
         trial = {"study": "lr-search-1", "trial": 13}
-        assert asked(filler) == [("study_prune", None, trial), ("study_keep", None, {**trial, "keep": True})]
+        assert asked(home) == [("study_prune", None, trial), ("study_keep", None, {**trial, "keep": True})]
         await pilot.press("P")
-        await until(pilot, lambda: len(asked(filler)) == 3)
+        await until(pilot, lambda: len(asked(home)) == 3)
         await pilot.press("X", "y")
-        await until(pilot, lambda: len(asked(filler)) == 4)
-        assert [verb for verb, _, _ in asked(filler)[2:]] == ["study_pause", "study_stop"]
+        await until(pilot, lambda: len(asked(home)) == 4)
+        assert [verb for verb, _, _ in asked(home)[2:]] == ["study_pause", "study_stop"]
