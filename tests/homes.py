@@ -1,26 +1,46 @@
-"""Databases filled by hand, as the agent would fill them: for the tests of the queries and of the screen."""
+"""A home without processes: a folder, a store, and rows in it as the agent would write them.
+
+Tests have two worlds. `Home`, here, starts nothing: a test writes the rows that it needs, at a clock that only it
+moves, and calls what it tests in its own process, a part of the agent with `Home.context` too. `tests.machines.Machine`
+has the real command line, agent and training processes: for what only those show, as kills, locks, signals, recovery.
+
+What a room's tests need besides is a subclass beside them: a home and the part that is tested, as a home whose files
+are read by an ingest (`tests/metrics/conftest.py`). Longer stories that several rooms show are in `tests.stories`.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sqlite3
+import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from gputui.core.config import Workspace
+from gputui.agent.context import AgentContext
+from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.metrics.batch import Batch, SourceState, store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.step_sources import store_steps
 from gputui.recovery.watch.rules import RULES
+from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import queue
+from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.database import open_writer
 from gputui.store.hardware import quarantine
-from tests.stores import open_store
+from gputui.store.rows import insert, update
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
 GIB = 2**30
+SPEC = RunSpec(name="a", launcher="python", program=("x.py",), python="/p", workdir="/", loss="loss")
 _BEGAN = time.monotonic()
 
 
@@ -33,37 +53,174 @@ def uuid(index: int) -> str:
     return f"GPU-0000{index:04x}-aaaa-bbbb-cccc-{index:012x}"
 
 
+# --- a store ----------------------------------------------------------------------------------------------------------
+
+
+def open_store(path: Path) -> sqlite3.Connection:
+    """The agent's connection to a store; where none is yet, to a new one."""
+    if not path.exists():
+        path.write_bytes(_empty_store())
+        path.chmod(PRIVATE_FILE_MODE)
+    return open_writer(path)
+
+
+@functools.cache
+def _empty_store() -> bytes:
+    """A new store, made once: making one costs as much as most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gputui.db"
+        open_writer(path).close()
+        return path.read_bytes()
+
+
+# --- rows, through a connection ---------------------------------------------------------------------------------------
+
+
+def add_run(
+    connection: sqlite3.Connection,
+    run_id: str = "a-1",
+    *states: RunState,
+    spec: RunSpec = SPEC,
+    workspace: Workspace | None = None,
+    now: float = NOW,
+) -> Run:
+    """Queue a run and move it through these states; make its folder where a workspace is given."""
+    (sequence,) = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()
+    with transaction(connection):
+        repository.insert_run(
+            connection, run_id=run_id, sequence=sequence, name=spec.name, spec=spec, params=spec.params, now=now,
+            actor="me",
+        )  # fmt: skip
+        for state in states:
+            repository.move(connection, run_of(connection, run_id), state, cause="test", now=now)
+    if workspace is not None:
+        workspace.run_dir(run_id).mkdir(parents=True, exist_ok=True)
+        write_spec(workspace.run_dir(run_id) / SPEC_FILE, spec)
+    return run_of(connection, run_id)
+
+
+def run_of(connection: sqlite3.Connection, run_id: str = "a-1") -> Run:
+    run = get_run(connection, run_id)
+    assert run is not None
+    return run
+
+
+def attempt_of(connection: sqlite3.Connection, number: int = 1, run_id: str = "a-1") -> Attempt:
+    attempt = get_attempt(connection, run_id, number)
+    assert attempt is not None
+    return attempt
+
+
+def add_attempt(
+    connection: sqlite3.Connection,
+    run_id: str = "a-1",
+    number: int = 1,
+    began: float = NOW,
+    ended: float | None = None,
+    **more: Any,
+) -> None:
+    """Add an attempt with no parameters and no GPUs; ``more`` are other columns."""
+    values = {
+        "state": "running",
+        "params": "{}",
+        "gpus": "[]",
+        "launch": "{}",
+        "created_at": began,
+        "started_at": began,
+    }
+    insert(connection, "attempts", run_id=run_id, number=number, ended_at=ended, **values | more)
+
+
+def add_source(connection: sqlite3.Connection, run_id: str = "a-1", path: str = "/m", kind: str = "jsonl") -> int:
+    """Add a file of metrics; returns its id."""
+    return insert(connection, "metric_sources", run_id=run_id, path=path, format=kind)
+
+
+def add_boundary(
+    connection: sqlite3.Connection, attempt: int, source: int = 1, offset: int | None = None, generation: int = 0
+) -> None:
+    """Let an attempt begin in a file of metrics: after the lines so far, or at an offset."""
+    if offset is None:
+        (offset,) = connection.execute("SELECT count(*) FROM metrics WHERE source_id = ?", (source,)).fetchone()
+    insert(
+        connection, "metric_boundaries", source_id=source, generation=generation, byte_offset=offset, attempt=attempt
+    )  # fmt: skip
+
+
+def add_line(
+    connection: sqlite3.Connection,
+    step: int | None,
+    at: float | None,
+    data: Mapping[str, Any],
+    *,
+    source: int = 1,
+    attempt: int = 1,
+    rank: int | None = None,
+    offset: int | None = None,
+    generation: int = 0,
+) -> None:
+    """Add a line to a file of metrics: after the lines so far, as though each were a byte, or at an offset."""
+    if offset is None:
+        (offset,) = connection.execute("SELECT count(*) FROM metrics WHERE source_id = ?", (source,)).fetchone()
+    insert(
+        connection, "metrics", source_id=source, generation=generation, byte_offset=offset, attempt=attempt, rank=rank,
+        step=step, at=at, data=json.dumps(data),
+    )  # fmt: skip
+
+
+# --- a home -----------------------------------------------------------------------------------------------------------
+
+
 class Home:
-    """Writes what the agent would write. ``now`` moves on with ``tick``."""
+    """A folder with a store in it.
+
+    Attributes:
+        now: the time, in UTC unix seconds.
+        uptime: the seconds of a monotonic clock.
+    """
 
     def __init__(self, workspace: Workspace, now: float = NOW) -> None:
         workspace.create()
         self.workspace = workspace
         self.connection: sqlite3.Connection = open_store(workspace.database)
         self.now = now
+        self.uptime = 1000.0
         self.random = random.Random(8)
         self.sequence = 0
 
     def close(self) -> None:
         self.connection.close()
 
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.uptime += seconds
+
+    def context(self) -> AgentContext:
+        """What a part of the agent is made of, at this home's clock; another one is that of the next agent."""
+        return AgentContext.of(
+            self.connection, self.workspace, wake=lambda: None, now=lambda: self.now, monotonic=lambda: self.uptime
+        )
+
+    def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self.connection.execute(sql, values).fetchall()
+
+    def value(self, sql: str, *values: Any) -> Any:
+        """The one value that a query has."""
+        ((value,),) = self.rows(sql, *values)
+        return value
+
+    def run_of(self, run_id: str = "a-1") -> Run:
+        return run_of(self.connection, run_id)
+
     # --- hardware
 
     def agent(self, *, problem: str | None = None, state: str = "ok", silent: float | None = None) -> None:
-        self.connection.execute(
-            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, source, "
-            "driver_version, cuda_version, gpu_problem, sampler_state, sampler_silent_seconds) "
-            "VALUES (1, 4242, 1, 'boot', '0.1.0', ?, ?, 'nvml', ?, ?, ?, ?, ?)",
-            (
-                self.now - 7200,
-                self.now,
-                None if problem else "580.95.05",
-                None if problem else "13.0",
-                problem,
-                state,
-                silent,
-            ),
-        )
+        insert(
+            self.connection, "agent", "REPLACE", id=1, pid=4242, start_ticks=1, boot_id="boot", version="0.1.0",
+            started_at=self.now - 7200, heartbeat_at=self.now, source="nvml",
+            driver_version=None if problem else "580.95.05", cuda_version=None if problem else "13.0",
+            gpu_problem=problem, sampler_state=state, sampler_silent_seconds=silent,
+        )  # fmt: skip
 
     def gpus(self, count: int) -> None:
         for index in range(count):
@@ -77,11 +234,11 @@ class Home:
                 "pcie_width": 16, "pcie_received_bytes_per_second": 1.2e9, "pcie_sent_bytes_per_second": 0.4e9,
                 "ecc_uncorrected": 0, "row_remap_pending": False,
             }  # fmt: skip
-            self.connection.execute(
-                "INSERT INTO gpus (uuid, position, name, facts, slow, slow_at, processes, processes_at, first_seen_at, "
-                "last_seen_at) VALUES (?, ?, ?, ?, ?, ?, '[]', ?, ?, ?)",
-                (uuid(index), index, facts["name"], json.dumps(facts), json.dumps(slow), *[self.now] * 4),
-            )
+            insert(
+                self.connection, "gpus", uuid=uuid(index), position=index, name=facts["name"], facts=json.dumps(facts),
+                slow=json.dumps(slow), slow_at=self.now, processes="[]", processes_at=self.now,
+                first_seen_at=self.now, last_seen_at=self.now,
+            )  # fmt: skip
 
     def sample(
         self,
@@ -95,51 +252,49 @@ class Home:
         throttle: tuple[str, ...] | None = (),
         state: str = "ok",
     ) -> None:
-        self.connection.execute(
-            "INSERT OR REPLACE INTO gpu_samples VALUES "
-            "(?, (SELECT gpu_id FROM gpus WHERE uuid = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                self.now if at is None else at, uuid(index), state, utilization,
-                None if utilization is None else utilization / 2,
-                None if memory_gib is None else round(memory_gib * GIB), GIB // 2, 80 * GIB, temperature, power,
-                700.0, 1980 if utilization else 345, 2619, 0 if utilization else 8,
-                None if throttle is None else json.dumps(throttle),
-            ),
+        insert(
+            self.connection, "gpu_samples", "REPLACE", at=self.now if at is None else at, gpu_id=self.gpu_id(index),
+            state=state, utilization_percent=utilization,
+            memory_utilization_percent=None if utilization is None else utilization / 2,
+            memory_used_bytes=None if memory_gib is None else round(memory_gib * GIB), memory_reserved_bytes=GIB // 2,
+            memory_total_bytes=80 * GIB, temperature_celsius=temperature, power_watts=power, power_limit_watts=700.0,
+            sm_clock_mhz=1980 if utilization else 345, memory_clock_mhz=2619,
+            performance_state=0 if utilization else 8,
+            throttle_reasons=None if throttle is None else json.dumps(throttle),
         )  # fmt: skip
 
+    def gpu_id(self, index: int) -> int:
+        return int(self.value("SELECT gpu_id FROM gpus WHERE uuid = ?", uuid(index)))
+
     def processes(self, index: int, *entries: dict[str, Any]) -> None:
-        self.connection.execute("UPDATE gpus SET processes = ? WHERE uuid = ?", (json.dumps(entries), uuid(index)))
+        update(self.connection, "gpus", {"uuid": uuid(index)}, processes=json.dumps(entries))
 
     def lose(self, index: int, *, seconds_ago: float = 633.0) -> None:
-        at = self.now - seconds_ago
-        self.connection.execute("UPDATE gpus SET present = 0, last_seen_at = ? WHERE uuid = ?", (at, uuid(index)))
-        self.connection.execute(
-            "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', 79, ?)",
-            (at, uuid(index), "GPU has fallen off the bus"),
-        )
+        update(self.connection, "gpus", {"uuid": uuid(index)}, present=0, last_seen_at=self.now - seconds_ago)
+        self.xid(index, 79, "GPU has fallen off the bus", seconds_ago=seconds_ago)
 
     def quarantine(self, index: int, reason: str, *, run_id: str = "vit-b16-1", seconds_ago: float = 700.0) -> None:
         quarantine(self.connection, [uuid(index)], run_id=run_id, attempt=2, reason=reason, now=self.now - seconds_ago)
 
     def xid(self, index: int, code: int, text: str, *, seconds_ago: float = 100.0) -> None:
-        self.connection.execute(
-            "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', ?, ?)",
-            (self.now - seconds_ago, uuid(index), code, text),
-        )
+        at = self.now - seconds_ago
+        insert(self.connection, "gpu_events", at=at, uuid=uuid(index), event="xid", code=code, text=text)
 
     def slow(self, index: int, **values: Any) -> None:
-        held = self.connection.execute("SELECT slow FROM gpus WHERE uuid = ?", (uuid(index),)).fetchone()[0]
-        text = json.dumps(json.loads(held) | values)
-        self.connection.execute("UPDATE gpus SET slow = ? WHERE uuid = ?", (text, uuid(index)))
+        before = json.loads(self.value("SELECT slow FROM gpus WHERE uuid = ?", uuid(index)))
+        update(self.connection, "gpus", {"uuid": uuid(index)}, slow=json.dumps(before | values))
 
     def pause_queue(self, actor: str = "ada", *, seconds_ago: float = 700.0) -> None:
         queue.set_pause(self.connection, actor=actor, now=self.now - seconds_ago)
 
     def host(self, at: float | None = None) -> None:
-        self.connection.execute(
-            "INSERT OR REPLACE INTO host_samples VALUES (?, 34, 64, 21.5, ?, ?, 0, 1.2e9, 3e7, ?, ?, ?, ?, 2e6, 1e6)",
-            (self.now if at is None else at, 88 * GIB, 256 * GIB, 710 * GIB, 1000 * GIB, 4 * GIB, 100 * GIB),
-        )
+        insert(
+            self.connection, "host_samples", "REPLACE", at=self.now if at is None else at, cpu_percent=34, cpu_count=64,
+            load_1m=21.5, memory_used_bytes=88 * GIB, memory_total_bytes=256 * GIB, swap_used_bytes=0,
+            disk_read_bytes_per_second=1.2e9, disk_write_bytes_per_second=3e7, disk_used_bytes=710 * GIB,
+            disk_total_bytes=1000 * GIB, shm_used_bytes=4 * GIB, shm_total_bytes=100 * GIB,
+            network_received_bytes_per_second=2e6, network_sent_bytes_per_second=1e6,
+        )  # fmt: skip
 
     # --- runs
 
@@ -174,20 +329,16 @@ class Home:
         )
         started = None if started_ago is None else now - started_ago
         self.sequence += 1
-        self.connection.execute(
-            "INSERT INTO runs (run_id, sequence, name, profile, state, attempt, spec, params, created_at, queued_at, "
-            "started_at, ended_at, reason, waiting_for) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                run_id, self.sequence, name or run_id, name or run_id, state, attempt, json.dumps(spec.to_json()),
-                json.dumps(params or launched), now - (started_ago or 30.0) - 2, now - (started_ago or 30.0) - 2,
-                started, None if ended_ago is None else now - ended_ago, reason, waiting_for,
-            ),
+        queued_at = now - (started_ago or 30.0) - 2
+        insert(
+            self.connection, "runs", run_id=run_id, sequence=self.sequence, name=name or run_id, profile=name or run_id,
+            state=state, attempt=attempt, spec=json.dumps(spec.to_json()), params=json.dumps(params or launched),
+            created_at=queued_at, queued_at=queued_at, started_at=started,
+            ended_at=None if ended_ago is None else now - ended_ago, reason=reason, waiting_for=waiting_for,
         )  # fmt: skip
         if state in ("starting", "running", "stopping", "recovering"):
             for index in gpus:
-                self.connection.execute(
-                    "INSERT INTO leases (gpu_uuid, run_id, since) VALUES (?, ?, ?)", (uuid(index), run_id, now)
-                )
+                insert(self.connection, "leases", gpu_uuid=uuid(index), run_id=run_id, since=now)
 
     def attempt(
         self,
@@ -209,19 +360,15 @@ class Home:
             None if resumed_step is None else f"{self.workspace.run_dir(run_id)}/checkpoints/step_{resumed_step}.pt"
         )
         launch = {"argv": ["python", "train.py"], "env": {}, "cwd": "/srv/train", "grace_seconds": 35.0}
-        query = "SELECT spec ->> '$.params' FROM runs WHERE run_id = ?"
-        (launched,) = self.connection.execute(query, (run_id,)).fetchone()
-        self.connection.execute(
-            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, "
-            "ended_at, exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                run_id, number, state, json.dumps(params) if params else launched,
-                json.dumps([uuid(index) for index in gpus]), json.dumps(launch), started, started, started + 4,
-                None if ended_ago is None else self.now - ended_ago, code, signal,
-                json.dumps({"code": code, "signal": signal}) if ended_ago is not None else None,
-                resumed, resumed_step, resumed_step or 0, last_step,
+        add_attempt(
+            self.connection, run_id, number, started, None if ended_ago is None else self.now - ended_ago, state=state,
+            params=json.dumps(params) if params else self.value(
+                "SELECT spec ->> '$.params' FROM runs WHERE run_id = ?", run_id
             ),
+            gpus=json.dumps([uuid(index) for index in gpus]), launch=json.dumps(launch), first_step_at=started + 4,
+            exit_code=code, exit_signal=signal,
+            exit=json.dumps({"code": code, "signal": signal}) if ended_ago is not None else None,
+            resumed_from=resumed, resumed_step=resumed_step, first_step=resumed_step or 0, last_step=last_step,
         )  # fmt: skip
 
     def incident(
@@ -242,30 +389,23 @@ class Home:
         verdict: str = "retry",
     ) -> None:
         at = self.now - seconds_ago
-        cursor = self.connection.execute(
-            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence, "
-            "witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                run_id, attempt, at, kind, rank, step, summary, f"{kind}-{attempt}", json.dumps(evidence),
-                json.dumps(witnesses),
-            ),
+        incident_id = insert(
+            self.connection, "incidents", run_id=run_id, attempt=attempt, at=at, kind=kind, rank=rank, step=step,
+            summary=summary, fingerprint=f"{kind}-{attempt}", evidence=json.dumps(evidence),
+            witnesses=json.dumps(witnesses),
         )  # fmt: skip
-        self.connection.execute(
-            "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, reason) "
-            "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?)",
-            (
-                cursor.lastrowid, run_id, attempt, at + 1, verdict, json.dumps(actions), json.dumps(params or {}),
-                reason,
-            ),
+        insert(
+            self.connection, "decisions", incident_id=incident_id, run_id=run_id, attempt=attempt, at=at + 1, rung=0,
+            verdict=verdict, actions=json.dumps(actions), params=json.dumps(params or {}), reason=reason,
         )  # fmt: skip
 
     def event(
         self, message: str, *, subject: str | None = None, seconds_ago: float = 0.0, severity: str = "info"
     ) -> None:
-        self.connection.execute(
-            "INSERT INTO events (at, severity, subject, run_id, message) VALUES (?, ?, ?, ?, ?)",
-            (self.now - seconds_ago, severity, subject, subject, message),
-        )
+        insert(
+            self.connection, "events", at=self.now - seconds_ago, severity=severity, subject=subject, run_id=subject,
+            message=message,
+        )  # fmt: skip
 
     def alert(
         self,
@@ -283,31 +423,26 @@ class Home:
         value: float | None = None,
         threshold: float | None = None,
     ) -> int:
-        known = RULES[rule]
-        cursor = self.connection.execute(
-            "INSERT INTO alerts (rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, "
-            "cleared_at, cleared_because, acknowledged_at, acknowledged_by, silenced_until, silenced_by, value, "
-            "threshold, unit, sentence, remedy) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                rule, severity or known.severity, known.subject, subject_id, subject, run_id, self.now - seconds_ago,
-                None if cleared_ago is None else self.now - cleared_ago,
-                None if cleared_ago is None else "back to normal",
-                self.now - seconds_ago + 60 if acknowledged_by else None, acknowledged_by,
-                None if silenced_for is None else self.now + silenced_for, "me" if silenced_for else None, value,
-                threshold, known.unit, sentence, known.remedy,
-            ),
+        facts, raised_at = RULES[rule], self.now - seconds_ago
+        return insert(
+            self.connection, "alerts", rule=rule, severity=severity or facts.severity, subject_kind=facts.subject,
+            subject_id=subject_id, subject_name=subject, run_id=run_id, raised_at=raised_at,
+            cleared_at=None if cleared_ago is None else self.now - cleared_ago,
+            cleared_because=None if cleared_ago is None else "back to normal",
+            acknowledged_at=raised_at + 60 if acknowledged_by else None, acknowledged_by=acknowledged_by,
+            silenced_until=None if silenced_for is None else self.now + silenced_for,
+            silenced_by="me" if silenced_for else None, value=value, threshold=threshold, unit=facts.unit,
+            sentence=sentence, remedy=facts.remedy,
         )  # fmt: skip
-        return int(cursor.lastrowid or 0)
 
     def transition(self, run_id: str, origin: str | None, target: str, cause: str, seconds_ago: float) -> None:
-        self.connection.execute(
-            "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) VALUES (?, ?, ?, ?, ?, 'agent')",
-            (run_id, self.now - seconds_ago, origin, target, cause),
-        )
+        insert(
+            self.connection, "transitions", run_id=run_id, at=self.now - seconds_ago, from_state=origin,
+            to_state=target, cause=cause, actor="agent",
+        )  # fmt: skip
 
     def end(self, run_id: str, state: str, seconds_ago: float = 0.0) -> None:
-        at = self.now - seconds_ago
-        self.connection.execute("UPDATE runs SET state = ?, ended_at = ? WHERE run_id = ?", (state, at, run_id))
+        update(self.connection, "runs", {"run_id": run_id}, state=state, ended_at=self.now - seconds_ago)
         self.transition(run_id, "running", state, state, seconds_ago)
 
     # --- metrics
@@ -316,9 +451,7 @@ class Home:
         """Append lines as the tailer stores them."""
         connection = self.connection
         path = str(self.workspace.run_dir(run_id) / "metrics.jsonl")
-        connection.execute(
-            "INSERT OR IGNORE INTO metric_sources (run_id, path, format) VALUES (?, ?, 'jsonl')", (run_id, path)
-        )
+        insert(connection, "metric_sources", "IGNORE", run_id=run_id, path=path, format="jsonl")
         source, offset = connection.execute(
             "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
         ).fetchone()

@@ -1,4 +1,7 @@
-"""A machine to break things on: a private home, the real command line, the real agent and real training processes."""
+"""A machine to break things on: a private home, the real command line, the real agent and real training processes.
+
+What needs no process is tested on a `tests.homes.Home`, a hundred times as fast.
+"""
 
 from __future__ import annotations
 

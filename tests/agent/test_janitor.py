@@ -18,9 +18,8 @@ from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
 from gputui.store.agent import Retention
 from gputui.store.database import pragma, room
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
-from tests.agent.conftest import add_run
 from tests.conftest import wait_until
-from tests.stores import open_store
+from tests.homes import add_run, open_store
 
 START = 1_790_035_200.0
 """A full hour."""

@@ -23,8 +23,8 @@ from gputui.runs.logs import read_window, tail_text
 from gputui.store.attempts import Attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run, read_runs, runs_mark
-from tests.agent.conftest import NOW, add_run
 from tests.conftest import wait_until
+from tests.homes import NOW, add_run
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from gputui.store.events import read_events
 from gputui.store.rows import insert
 from gputui.ui.main import is_anothers
 from gputui.ui.tui.data.log_tail import LogReader
-from tests.agent.conftest import NOW, add_run
-from tests.stores import open_store
+from tests.homes import NOW, add_run, open_store
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 NOBODY = 65534

@@ -40,7 +40,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
 from gputui.store.runs import Run, get_run
-from tests.stores import open_store
+from tests.homes import open_store
 
 WANTED = 3
 # Of so many steps one is told, or their lines come at once.

@@ -18,7 +18,7 @@ from gputui.metrics.formats import PRINTED_STREAMS, Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.launchers import FOR_SCRIPT, LAUNCHERS
 from gputui.store.database import schema
-from tests.stores import open_store
+from tests.homes import open_store
 
 RUN = "run-1"
 NOW = 1_700_000_000.0

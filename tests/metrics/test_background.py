@@ -19,7 +19,7 @@ from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.sources import ReadContext
 from gputui.store.database import open_reader
 from tests.conftest import wait_until
-from tests.stores import open_store
+from tests.homes import open_store
 
 from .conftest import NOW, line
 

@@ -26,7 +26,7 @@ from gputui.runs.repository import fitting_name
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.runs import LONGEST_NOTE
-from tests.stores import open_store
+from tests.homes import open_store
 from tests.tables import table
 
 

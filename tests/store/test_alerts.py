@@ -9,7 +9,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.store import alerts
-from tests.stores import open_store
+from tests.homes import open_store
 
 BASE: dict[str, Any] = {
     "rule": "gpu_hot", "severity": "warning", "subject_kind": "gpu", "subject_id": "GPU-a", "subject_name": "GPU 0",

@@ -35,7 +35,7 @@ from gputui.store.hardware import read_gpus, read_host
 from gputui.store.queue import QueueEntry, moved
 from gputui.store.run_states import MOVES, ForbiddenMoveError, RunState, check_move
 from gputui.store.series import GPU, HOST, SLOW
-from tests.stores import open_store
+from tests.homes import open_store
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_BUSY_SNAPSHOT])

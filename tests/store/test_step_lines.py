@@ -14,6 +14,7 @@ from gputui.store.metrics.losses import finite_losses, last_sound_step, unsound_
 from gputui.store.metrics.reached_steps import latest_step
 from gputui.store.metrics.roles import set_roles
 from gputui.store.metrics.step_lines import StepLines, up_to_step
+from tests.homes import open_store
 from tests.stores import open_store
 
 

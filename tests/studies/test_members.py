@@ -24,7 +24,7 @@ from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
 from gputui.studies.process import WITHOUT_DONOR_SECONDS
 from gputui.studies.rows import PINS
-from tests.stores import open_store
+from tests.homes import open_store
 from tests.studies.desk import POPULATION, STUDY, Desk
 from tests.texts import mentions
 

@@ -27,7 +27,7 @@ from gputui.store.studies import StudyState
 from gputui.studies import rows
 from gputui.studies.export import StudyExportError, export_storage
 from gputui.studies.spec import Budget, Dimension, SamplerSpec, StudySpec
-from tests.stores import open_store
+from tests.homes import open_store
 from tests.studies.desk import BASE, GRID, POPULATION, STUDY, Desk
 
 SPACE = (Dimension("rate", "float", 0.0, 1.0), Dimension("act", "choice", choices=("relu", "gelu")))

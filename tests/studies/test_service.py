@@ -18,7 +18,7 @@ from gputui.store.studies import get_study
 from gputui.studies import __main__ as studies_main
 from gputui.studies import rows
 from tests.agent.processes import FakeProcess
-from tests.stores import open_store
+from tests.homes import open_store
 from tests.studies.desk import GRID, STUDY
 
 

@@ -20,7 +20,7 @@ from gputui.studies import rows
 from gputui.studies.failures import SAME_OF_SPACE
 from gputui.studies.json_shapes import show_shape
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
-from tests.stores import open_store
+from tests.homes import open_store
 from tests.studies.desk import GRID, STUDY, Desk
 
 RANDOM = replace(

@@ -35,8 +35,8 @@ from gputui.store.database import open_commander
 from gputui.store.events import read_events
 from gputui.store.hardware import quarantined
 from gputui.store.runs import get_run
-from tests.agent.conftest import NOW
 from tests.conftest import wait_until
+from tests.homes import NOW
 from tests.tables import table
 from tests.texts import mentions
 

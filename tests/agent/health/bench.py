@@ -20,9 +20,7 @@ from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.series import GpuSample, HostSample
-from tests.agent.conftest import SPEC, attempt_of
-from tests.homes import GIB, Home
-from tests.stores import open_store
+from tests.homes import GIB, SPEC, Home, attempt_of, open_store
 
 NOW = 1_795_230_764.0
 FACTS = GpuFacts("GPU-a", 0, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)

@@ -11,7 +11,7 @@ from gputui.agent.health.watched import begin
 from gputui.recovery.watch.silence import silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines
-from tests.agent.conftest import add_run
+from tests.homes import add_run
 
 NOW = 1_000_000.0
 RECORD = Attempt("r", 2, "running", {}, (), {}, NOW - 500, NOW - 500)

@@ -17,7 +17,7 @@ from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecor
 from gputui.recovery.plans import RecoveryPlan
 from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
-from tests.agent.conftest import SPEC
+from tests.homes import SPEC
 from tests.texts import mentions
 
 END = 1_790_000_000.0

@@ -24,10 +24,9 @@ from gputui.recovery.watch.rules import Observation
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.store.metrics.roles import set_roles
 from gputui.store.series import GpuSample
-from tests.agent.conftest import SPEC
 from tests.agent.health.bench import Bench, train
 from tests.conftest import wait_until
-from tests.homes import GIB
+from tests.homes import GIB, SPEC
 from tests.tables import table
 
 STANDARD, OFF = POLICIES["standard"], POLICIES["off"]

@@ -26,7 +26,7 @@ from gputui.store.hardware import read_gpus
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.store.series import GpuSample
-from tests.agent.conftest import NOW, add_run, run_of
+from tests.homes import NOW, add_run, run_of
 from tests.texts import mentions
 
 RECOVERED = (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED)

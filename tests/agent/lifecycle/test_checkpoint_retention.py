@@ -21,9 +21,9 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, spec_of
 from gputui.store import checkpoints
 from gputui.store.events import read_events
-from tests.agent.conftest import add_run
 from tests.agent.lifecycle.test_checkpoint_survey import Bench
 from tests.conftest import wait_until
+from tests.homes import add_run
 
 GOES_ON = {"policy": "restart-only"}
 """A policy that goes over no checkpoint."""

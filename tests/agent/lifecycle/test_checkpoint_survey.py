@@ -41,9 +41,8 @@ from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from tests.agent.conftest import SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
-from tests.stores import open_store
+from tests.homes import SPEC, add_run, attempt_of, open_store, run_of
 from tests.tables import table
 from tests.texts import mentions
 

@@ -22,7 +22,7 @@ from gputui.store.events import read_events
 from gputui.store.hardware import excluded, quarantine
 from gputui.store.run_states import RunState
 from gputui.store.series import GpuSample
-from tests.agent.conftest import NOW, add_run
+from tests.homes import NOW, add_run
 from tests.texts import mentions
 
 

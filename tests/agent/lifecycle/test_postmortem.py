@@ -11,7 +11,7 @@ from gputui.core.redaction import Redactor
 from gputui.core.secret_patterns import REDACTED
 from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
-from tests.agent.conftest import SPEC
+from tests.homes import SPEC
 from tests.tables import table
 
 

@@ -10,7 +10,7 @@ from gputui.agent.lifecycle.run_files import next_phase
 from gputui.runs.spec import Phase, RunSpec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
-from tests.agent.conftest import add_run, attempt_of
+from tests.homes import add_run, attempt_of
 from tests.ledgers import ledger_row
 
 PHASES = (Phase(10, {"lr": 0.1}), Phase(20, {"lr": 0.2}), Phase(None, {"lr": 0.3}))

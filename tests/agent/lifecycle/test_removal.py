@@ -18,8 +18,8 @@ from gputui.runs.submission import SPEC_FILE
 from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from tests.agent.conftest import NOW, add_run
 from tests.conftest import wait_until
+from tests.homes import NOW, add_run
 from tests.texts import mentions
 
 LINES = 4000

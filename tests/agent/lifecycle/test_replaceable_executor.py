@@ -28,11 +28,12 @@ from gputui.store.runs import read_runs
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.ps import command as ps
 from gputui.ui.views.run_words import placement_words
-from tests.agent import conftest as agent
 from tests.agent.conftest import add_run, attempt_of
 from tests.conftest import wait_until
+from tests.homes import SPEC as BASE
+from tests.homes import add_run, attempt_of
 
-SPEC = replace(agent.SPEC, gpus=GpuRequest(8), nproc=8, target={"name": "far", "kind": "runner"})
+SPEC = replace(BASE, gpus=GpuRequest(8), nproc=8, target={"name": "far", "kind": "runner"})
 SCRIPT = Path(__file__).with_name("runner.py")
 
 

@@ -16,8 +16,7 @@ from gputui.runs.checkpoint_files import list_checkpoints
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from tests.agent.conftest import add_run
-from tests.stores import open_store
+from tests.homes import add_run, open_store
 from tests.tables import table
 
 INHERITED, OWN = "inherited-secret", "of-the-run-alone"

@@ -34,8 +34,8 @@ from gputui.store.events import read_events, read_news
 from gputui.store.run_history import read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from tests.agent.conftest import NOW, SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
+from tests.homes import NOW, SPEC, add_run, attempt_of, run_of
 from tests.texts import mentions
 
 RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)

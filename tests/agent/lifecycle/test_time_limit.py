@@ -15,8 +15,8 @@ from gputui.runs.waiting_runs import why_not_yet
 from gputui.store.attempts import seconds_since_asked
 from gputui.store.rows import insert, update
 from gputui.store.run_states import RunState
-from tests.agent.conftest import NOW, SPEC, add_run, run_of
 from tests.conftest import wait_until
+from tests.homes import NOW, SPEC, add_run, run_of
 from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions

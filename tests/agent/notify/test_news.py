@@ -23,9 +23,7 @@ from gputui.store.events import read_events
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, get_study
 from gputui.studies.rows import move_study
-from tests.agent.conftest import NOW, SPEC, add_run, run_of
-from tests.homes import Home
-from tests.stores import open_store
+from tests.homes import NOW, SPEC, Home, add_run, open_store, run_of
 from tests.stories import search
 
 LIVES = (RunState.STARTING, RunState.RUNNING)

@@ -23,8 +23,8 @@ from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, Inventory, Sl
 from gputui.runs.agent_process import read_identity
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from tests.conftest import wait_until
+from tests.homes import open_store
 from tests.machines import Machine
-from tests.stores import open_store
 
 
 @pytest.fixture

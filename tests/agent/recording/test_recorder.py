@@ -18,7 +18,7 @@ from gputui.machine.procfs import read_stat
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
-from tests.agent.conftest import NOW
+from tests.homes import NOW
 
 FACTS = tuple(GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30) for i in range(2))
 

@@ -13,8 +13,8 @@ from gputui.store.attempts import run_cost
 from gputui.store.placements import PlacementView
 from gputui.store.runs import get_run
 from gputui.store.studies import study_gpu_hours
-from tests.agent.conftest import NOW as START
-from tests.agent.conftest import add_run
+from tests.homes import NOW as START
+from tests.homes import add_run
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from gputui.metrics.curves.model import ChartData, ChartRequest
 from gputui.metrics.ingest import MetricsIngest
 from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
-from tests.stores import open_store
+from tests.homes import open_store
 
 RUN = "run-1"
 BEGAN_AT = 1_700_000_000.0

@@ -15,7 +15,7 @@ from gputui.profiles.doctor.bundle import write_bundle
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from tests.stores import open_store
+from tests.homes import open_store
 from tests.texts import mentions
 
 HF = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"

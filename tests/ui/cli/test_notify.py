@@ -16,9 +16,9 @@ from gputui.ui.cli.alert_rules import machine_overrides
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.notify import recipients_of
 from tests.conftest import wait_until
+from tests.homes import open_store
 from tests.http_sinks import http_sink
 from tests.machines import Machine
-from tests.stores import open_store
 from tests.texts import mentions
 from tests.ui.cli.program import refused, said
 

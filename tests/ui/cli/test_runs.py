@@ -19,11 +19,10 @@ from gputui.store import commands
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.resume import named_path
 from tests.conftest import wait_until
-from tests.homes import Home
+from tests.homes import Home, open_store
 from tests.ledgers import ledger_row
 from tests.machines import Machine
 from tests.metrics.test_trackers import append, chunked, event, events_of, history
-from tests.stores import open_store
 from tests.stories import bad_night, overnight
 from tests.ui.cli.program import said, shape
 
