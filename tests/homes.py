@@ -131,6 +131,12 @@ def add_attempt(
     insert(connection, "attempts", run_id=run_id, number=number, ended_at=ended, **values | more)
 
 
+def add_gpu(connection: sqlite3.Connection, uuid: str) -> int:
+    """Add a GPU of which nothing is known; returns its id."""
+    (position,) = connection.execute("SELECT count(*) FROM gpus").fetchone()
+    return insert(connection, "gpus", uuid=uuid, position=position, name="x", first_seen_at=0, last_seen_at=0)
+
+
 def add_source(connection: sqlite3.Connection, run_id: str = "a-1", path: str = "/m", kind: str = "jsonl") -> int:
     """Add a file of metrics; returns its id."""
     return insert(connection, "metric_sources", run_id=run_id, path=path, format=kind)

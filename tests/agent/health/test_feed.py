@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,7 @@ from gputui.agent.health.watched import begin
 from gputui.recovery.watch.silence import silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines
-from tests.homes import add_run
+from tests.homes import add_line, add_run, add_source
 
 NOW = 1_000_000.0
 RECORD = Attempt("r", 2, "running", {}, (), {}, NOW - 500, NOW - 500)
@@ -20,18 +20,13 @@ RECORD = Attempt("r", 2, "running", {}, (), {}, NOW - 500, NOW - 500)
 @pytest.fixture(autouse=True)
 def run(connection: sqlite3.Connection) -> None:
     add_run(connection, "r")
-    connection.execute("INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'r', 'p', 'jsonl')")
+    add_source(connection, "r")
 
 
-def write(connection: sqlite3.Connection, attempt: int, *lines: dict[str, object]) -> None:
-    (offset,) = connection.execute("SELECT byte_offset FROM metric_sources").fetchone()
+def write(connection: sqlite3.Connection, attempt: int, *lines: dict[str, Any]) -> None:
     for line in lines:
-        connection.execute(
-            "INSERT INTO metrics VALUES (1, 0, ?, ?, ?, ?, ?, ?)",
-            (offset, attempt, line.get("rank"), line.get("step"), line.get("time"), json.dumps(line)),
-        )
-        offset += 1
-    connection.execute("UPDATE metric_sources SET byte_offset = ?", (offset,))
+        add_line(connection, line.get("step"), line.get("time"), line, attempt=attempt, rank=line.get("rank"))
+    connection.execute("UPDATE metric_sources SET byte_offset = byte_offset + ?", (len(lines),))
 
 
 def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.Connection) -> None:

@@ -17,7 +17,7 @@ from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecor
 from gputui.recovery.plans import RecoveryPlan
 from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
-from tests.homes import SPEC
+from tests.homes import SPEC, add_gpu
 from tests.texts import mentions
 
 END = 1_790_000_000.0
@@ -27,11 +27,8 @@ TOKEN = "hf_" + "a1B2" * 8
 def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sqlite3.Connection) -> None:
     run_dir = workspace.run_dir("job-1")
     run_dir.mkdir()
-    for place in (1, 2):
-        connection.execute(
-            "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, ?, 'x', 0, 0)",
-            (place, f"GPU-{place - 1}", place - 1),
-        )
+    for uuid in ("GPU-0", "GPU-1"):
+        place = add_gpu(connection, uuid)
         connection.executemany(
             "INSERT INTO gpu_samples (at, gpu_id, state, power_watts) VALUES (?, ?, 'ok', 300)",
             [(END + second, place) for second in range(-400, 401, 100)],

@@ -14,25 +14,18 @@ from gputui.store.placements import PlacementView
 from gputui.store.runs import get_run
 from gputui.store.studies import study_gpu_hours
 from tests.homes import NOW as START
-from tests.homes import add_run
+from tests.homes import add_attempt, add_gpu, add_run
 
 
 @pytest.fixture(autouse=True)
 def run(connection: sqlite3.Connection) -> None:
     for index in (0, 1):
-        connection.execute(
-            "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",
-            (f"GPU-{index}", index),
-        )
+        add_gpu(connection, f"GPU-{index}")
     add_run(connection)
 
 
 def attempt(connection: sqlite3.Connection, number: int, began: float, ended: float | None, gpus: int = 2) -> None:
-    connection.execute(
-        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, ended_at) "
-        "VALUES ('a-1', ?, 'running', '{}', ?, '{}', ?, ?, ?)",
-        (number, json.dumps([f"GPU-{i}" for i in range(gpus)]), began, began, ended),
-    )
+    add_attempt(connection, "a-1", number, began, ended, gpus=json.dumps([f"GPU-{index}" for index in range(gpus)]))
 
 
 def read(connection: sqlite3.Connection, gpu: int, first: int, last: int, *, base: float = 0.0) -> None:
