@@ -4,93 +4,81 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
 
 import pytest
 
 from gputui.agent import children
-from gputui.agent.context import AgentContext
 from gputui.agent.sinks import AGAIN_SECONDS, Sinks
 from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.store.metrics.exported import SinkCursor, save_cursor
+from gputui.store.rows import update
 from tests.agent.processes import FakeProcess
 from tests.homes import NOW, Home
 
 
-@dataclass
-class Bench:
-    """An agent's sinks with a clock of the test's; a run with a sink that changes its state."""
+class SinksHome(Home):
+    """A home with a run that has a sink; ``started`` are the exporters that an agent started."""
 
-    home: Home
-    now: float = 0.0
-    started: list[FakeProcess] = field(default_factory=list)
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace)
+        self.started: list[FakeProcess] = []
+        spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"csv": "/x/{run_id}.csv"})
+        self.run("net-1", attempt=1)
+        update(self.connection, "runs", {"run_id": "net-1"}, spec=json.dumps(spec.to_json()))
 
-    def agent(self) -> Sinks:
-        return Sinks(
-            AgentContext.of(
-                self.home.connection, self.home.workspace, wake=lambda: None, now=lambda: NOW + self.now,
-                monotonic=lambda: self.now,
-            )
-        )  # fmt: skip
-
-    def move(self, state: str = "running") -> None:
-        sql = "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', 0, ?, '', 'me')"
-        self.home.connection.execute(sql, (state,))
+    def next_agent(self) -> Sinks:
+        return Sinks(self.context())
 
     def later(self, agent: Sinks) -> None:
-        self.now += max(AGAIN_SECONDS) + 1
+        self.pass_time(max(AGAIN_SECONDS) + 1)
         agent.turn()
 
 
 @pytest.fixture
-def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    home = Home(workspace)
-    spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"csv": "/x/{run_id}.csv"})
-    home.run("net-1", attempt=1)
-    home.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
-    made = Bench(home)
-    monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
-    yield made
-    home.close()
+def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[SinksHome]:
+    with closing(SinksHome(workspace)) as made:
+        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
+        yield made
 
 
-def test_one_process_while_a_run_has_sinks_and_none_without(bench: Bench) -> None:
-    agent = bench.agent()
-    bench.later(agent)
-    assert not bench.started and not agent.is_busy()
-    bench.move()
+def test_one_process_while_a_run_has_sinks_and_none_without(home: SinksHome) -> None:
+    agent = home.next_agent()
+    home.later(agent)
+    assert not home.started and not agent.is_busy()
+    home.transition("net-1", None, "running", "", 0)
     agent.turn()
-    assert len(bench.started) == 1 and "gputui.reports.export.exporter" in bench.started[0].argv
-    bench.move()  # a run that begins while it ends is not missed
-    bench.later(agent)
+    assert len(home.started) == 1 and "gputui.reports.export.exporter" in home.started[0].argv
+    home.transition("net-1", None, "running", "", 0)  # a run that begins while it ends is not missed
+    home.later(agent)
     for expected in (2, 2):
-        assert len(bench.started) <= expected and agent.is_busy()
-        bench.started[-1].end()
+        assert len(home.started) <= expected and agent.is_busy()
+        home.started[-1].end()
         agent.turn()
-        bench.later(agent)
-    assert len(bench.started) == 2 and not agent.is_busy()
+        home.later(agent)
+    assert len(home.started) == 2 and not agent.is_busy()
 
 
-def test_what_is_complete_starts_none(bench: Bench) -> None:
-    bench.move("succeeded")
-    bench.home.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW,))
+def test_what_is_complete_starts_none(home: SinksHome) -> None:
+    home.transition("net-1", None, "succeeded", "", 0)
+    home.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW,))
     for sink, started in ((None, 1), ("csv", 1)):
-        save_cursor(bench.home.connection, "net-1", "key", SinkCursor(sink, ended_at=NOW))
-        bench.later(bench.agent())
-        assert len(bench.started) == started, sink
+        save_cursor(home.connection, "net-1", "key", SinkCursor(sink, ended_at=NOW))
+        home.later(home.next_agent())
+        assert len(home.started) == started, sink
 
 
-def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(bench: Bench) -> None:
-    agent = bench.agent()
-    bench.move()
+def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(home: SinksHome) -> None:
+    agent = home.next_agent()
+    home.transition("net-1", None, "running", "", 0)
     agent.turn()
     for _ in range(4):
         assert agent.is_busy()
-        bench.started[-1].end("no room")
+        home.started[-1].end("no room")
         agent.turn()
         is_busy = agent.is_busy()
-        bench.later(agent)
-    assert not is_busy and len(bench.started) == 5
-    [(kind, message)] = bench.home.connection.execute("SELECT kind, message FROM events")
+        home.later(agent)
+    assert not is_busy and len(home.started) == 5
+    [(kind, message)] = home.connection.execute("SELECT kind, message FROM events")
     assert kind == "exporter_failed" and "no room" in message

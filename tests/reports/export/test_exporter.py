@@ -23,35 +23,33 @@ from gputui.reports.export.sink import ExportError
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_commander
+from gputui.store.rows import update
 from tests.conftest import wait_until
 from tests.homes import NOW, Home
 
 RUNS = ("good-1", "bad-1")
 
 
-class Bench:
-    """Two runs with a sink each; that of ``bad-1`` waits for ``gate``, or fails as ``refuses`` says."""
+class ExportedHome(Home):
+    """A home with two runs with a sink each; that of ``bad-1`` waits for ``gate``, or fails as ``refuses`` says."""
 
     def __init__(self, workspace: Workspace, folder: Path) -> None:
-        self.home, self.folder = Home(workspace), folder
+        super().__init__(workspace)
+        self.folder = folder
         self.gate, self.refuses = threading.Event(), ""
         for run_id in RUNS:
             spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"jsonl": f"{folder}/{{run_id}}"})
-            self.home.run(run_id, attempt=1)
-            self.home.attempt(run_id, 1)
-            self.home.metrics(run_id, 1, [{"step": step, "time": NOW, "loss": 1.0} for step in range(3)])
+            self.run(run_id, attempt=1)
+            self.attempt(run_id, 1)
+            self.metrics(run_id, 1, [{"step": step, "time": NOW, "loss": 1.0} for step in range(3)])
             run_dir = workspace.run_dir(run_id)
             run_dir.mkdir()
             write_spec(run_dir / SPEC_FILE, spec)
-            self.home.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
-            self.move(run_id)
-
-    def move(self, run_id: str) -> None:
-        sql = "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES (?, 0, 'running', '', 'me')"
-        self.home.connection.execute(sql, (run_id,))
+            update(self.connection, "runs", {"run_id": run_id}, spec=json.dumps(spec.to_json()))
+            self.transition(run_id, None, "running", "", 0)
 
     def over(self) -> None:
-        self.home.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (time.time(),))
+        self.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (time.time(),))
 
     def steps(self, run_id: str) -> list[int]:
         path = self.folder / run_id
@@ -59,12 +57,12 @@ class Bench:
         return [line["step"] for line in map(json.loads, lines) if "loss" in line]
 
     def kinds(self) -> list[tuple[str, str]]:
-        return self.home.connection.execute("SELECT run_id, kind FROM events ORDER BY event_id").fetchall()
+        return self.rows("SELECT run_id, kind FROM events ORDER BY event_id")
 
 
 @pytest.fixture
-def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    made = Bench(workspace, tmp_path)
+def home(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExportedHome]:
+    made = ExportedHome(workspace, tmp_path)
 
     class SlowSink(JsonlSink):
         def write(self, *piece: Any) -> None:
@@ -79,65 +77,65 @@ def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(exporter, "RETRY_SECONDS", (0.01,))
     yield made
     made.gate.set()
-    made.home.close()
+    made.close()
 
 
 @pytest.fixture
-def process(bench: Bench) -> Iterator[Exporter]:
-    workspace = bench.home.workspace
+def process(home: ExportedHome) -> Iterator[Exporter]:
+    workspace = home.workspace
     with closing(open_commander(workspace.database)) as connection:
         yield Exporter(workspace, connection)
-    bench.gate.set()
+    home.gate.set()
 
 
 def ended(process: Exporter) -> bool:
     return not process.turn(time.monotonic())
 
 
-def test_a_sink_that_hangs_holds_up_no_other_and_nothing_is_lost(bench: Bench, process: Exporter) -> None:
+def test_a_sink_that_hangs_holds_up_no_other_and_nothing_is_lost(home: ExportedHome, process: Exporter) -> None:
     process.turn(time.monotonic())
-    bench.over()
+    home.over()
     wait_until(lambda: not process.turn(time.monotonic()) or len(process.sinks) == 1, what="the good one's end")
-    assert bench.steps("good-1") == [0, 1, 2] and bench.steps("bad-1") == []
+    assert home.steps("good-1") == [0, 1, 2] and home.steps("bad-1") == []
     process.turn(time.monotonic() + PATIENCE_SECONDS + 1)
-    assert bench.kinds() == [("bad-1", "sink_failed"), ("bad-1", "sink_incomplete")]
-    bench.gate.set()
-    with closing(open_commander(bench.home.workspace.database)) as connection:
-        heir = Exporter(bench.home.workspace, connection)
+    assert home.kinds() == [("bad-1", "sink_failed"), ("bad-1", "sink_incomplete")]
+    home.gate.set()
+    with closing(open_commander(home.workspace.database)) as connection:
+        heir = Exporter(home.workspace, connection)
         wait_until(lambda: ended(heir), what="the next process's end")
-    assert bench.steps("bad-1") == [0, 1, 2]
-    wait_until(lambda: bench.kinds()[2:] == [("bad-1", "sink_recovered")], what="the good news, once")
+    assert home.steps("bad-1") == [0, 1, 2]
+    wait_until(lambda: home.kinds()[2:] == [("bad-1", "sink_recovered")], what="the good news, once")
 
 
-def test_trouble_is_told_once_and_its_end_too(bench: Bench, process: Exporter) -> None:
-    bench.gate.set()
-    bench.refuses = "no room"
+def test_trouble_is_told_once_and_its_end_too(home: ExportedHome, process: Exporter) -> None:
+    home.gate.set()
+    home.refuses = "no room"
     process.turn(time.monotonic())
     wait_until(lambda: process.sinks["bad-1", "jsonl"].failures > 3, what="some failures")
-    assert bench.kinds() == [("bad-1", "sink_failed")]
-    bench.refuses = ""
-    wait_until(lambda: len(bench.kinds()) == 2, what="its end")
-    bench.over()
+    assert home.kinds() == [("bad-1", "sink_failed")]
+    home.refuses = ""
+    wait_until(lambda: len(home.kinds()) == 2, what="its end")
+    home.over()
     wait_until(lambda: ended(process), what="the end of both")
-    assert bench.kinds()[1:] == [("bad-1", "sink_recovered")]
-    assert bench.steps("bad-1") == bench.steps("good-1") == [0, 1, 2]
+    assert home.kinds()[1:] == [("bad-1", "sink_recovered")]
+    assert home.steps("bad-1") == home.steps("good-1") == [0, 1, 2]
 
 
-def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> None:
-    bench.refuses = "was moved"
-    bench.home.connection.execute("PRAGMA foreign_keys = ON")
+def test_a_run_that_is_resumed_or_removed(home: ExportedHome, process: Exporter) -> None:
+    home.refuses = "was moved"
+    home.connection.execute("PRAGMA foreign_keys = ON")
     process.turn(time.monotonic())
-    wait_until(lambda: bench.kinds() == [("bad-1", "sink_failed")], what="the problem")
-    bench.home.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
-    bench.over()
+    wait_until(lambda: home.kinds() == [("bad-1", "sink_failed")], what="the problem")
+    home.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
+    home.over()
     wait_until(lambda: ended(process), what="both ends")
-    bench.home.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
-    bench.move("good-1")
-    bench.home.metrics("good-1", 1, [{"step": 3, "time": NOW, "loss": 1.0}])
+    home.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
+    home.transition("good-1", None, "running", "", 0)
+    home.metrics("good-1", 1, [{"step": 3, "time": NOW, "loss": 1.0}])
     process.turn(time.monotonic())
-    bench.over()
+    home.over()
     wait_until(lambda: ended(process), what="the end again")
-    assert bench.steps("good-1") == [0, 1, 2, 3] and bench.kinds() == [("bad-1", "sink_failed")]
+    assert home.steps("good-1") == [0, 1, 2, 3] and home.kinds() == [("bad-1", "sink_failed")]
 
 
 def test_runs_with_other_settings_of_mlflow_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
