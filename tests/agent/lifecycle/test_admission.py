@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
 from gputui.agent.lifecycle.gpus import GpuHolds
@@ -23,28 +24,25 @@ from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
+from gputui.store.rows import insert
 from gputui.store.run_states import RunState
-from gputui.store.runs import Run
 from gputui.store.series import GpuSample
-from tests.homes import NOW, add_run, run_of
+from tests.homes import GIB, NOW, Home, add_run, add_source
 from tests.texts import mentions
 
 RECOVERED = (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED)
 UUIDS = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
 
-class Bench:
-    """A run of four GPUs that goes on after an incident, and what becomes of it. ``clock`` is monotonic."""
+class WaitingHome(Home):
+    """A home with a run of four GPUs that goes on after an incident, and what becomes of it."""
 
-    def __init__(self, connection: sqlite3.Connection, workspace: Workspace, policy: str, min_gpus: int | None) -> None:
-        self.connection = connection
-        self.clock = 1000.0
+    def __init__(self, workspace: Workspace, policy: str = "standard", min_gpus: int | None = None) -> None:
+        super().__init__(workspace)
         # Simulated GPUs: their locks are in this home.
         workspace.scenario.touch()
         self.started: list[Attempt] = []
-        context = AgentContext.of(
-            connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: self.clock
-        )
+        context = self.context()
         self.recorder = context.recorder
         self.admission = Admission(
             context,
@@ -58,13 +56,10 @@ class Bench:
             recovery={"policy": policy},
             params={"batch_size": 8, "grad_accum": 3}, gpus=GpuRequest(4, min_count=min_gpus),
         )  # fmt: skip
-        add_run(connection, "a-1", *RECOVERED, spec=spec, workspace=workspace)
-        with transaction(connection):
+        add_run(self.connection, "a-1", *RECOVERED, spec=spec, workspace=workspace)
+        with transaction(self.connection) as connection:
             repository.set_next_attempt(connection, "a-1", params=spec.params, resume_from=None, not_before=NOW)
             repository.take_leases(connection, "a-1", UUIDS, NOW)
-
-    def run(self) -> Run:
-        return run_of(self.connection)
 
     def see(self, *uuids: str, problem: str | None = None) -> None:
         facts = tuple(GpuFacts(uuid, int(uuid[-1]), "H200") for uuid in uuids)
@@ -72,66 +67,68 @@ class Bench:
         self.recorder.take([FastTick(NOW, tuple(GpuSample(uuid, state="ok") for uuid in uuids))])
 
     def turn(self, after_seconds: float = 0.0) -> None:
-        self.clock += after_seconds
+        self.uptime += after_seconds
         self.admission.turn()
 
 
-def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows_it(
-    workspace: Workspace, connection: sqlite3.Connection
-) -> None:
-    bench = Bench(connection, workspace, "standard", min_gpus=2)
-    bench.see(*UUIDS[:3])
-    bench.turn()
-    assert bench.started == [] and "GPU-3 missing" in (bench.run().waiting_for or "")
-    bench.turn(MISSING_SECONDS)
-    bench.turn()
-    (attempt,) = bench.started
+@pytest.fixture
+def home(workspace: Workspace) -> Iterator[WaitingHome]:
+    with closing(WaitingHome(workspace)) as made:
+        yield made
+
+
+def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows_it(workspace: Workspace) -> None:
+    home = WaitingHome(workspace, min_gpus=2)
+    home.see(*UUIDS[:3])
+    home.turn()
+    assert home.started == [] and "GPU-3 missing" in (home.run_of().waiting_for or "")
+    home.turn(MISSING_SECONDS)
+    home.turn()
+    (attempt,) = home.started
     assert attempt.gpus == UUIDS[:3] and attempt.params == {"batch_size": 8, "grad_accum": 4}
     assert "--nproc-per-node=3" in attempt.launch["argv"]
-    assert bench.run().gpu_count == 3 and set(repository.leases(connection)) == set(UUIDS[:3])
-    assert [one.run_id for one in read_events(connection) if one.kind == "gpus_reduced"] == [bench.run().run_id]
+    assert home.run_of().gpu_count == 3 and set(repository.leases(home.connection)) == set(UUIDS[:3])
+    assert [one.run_id for one in read_events(home.connection) if one.kind == "gpus_reduced"] == [home.run_of().run_id]
 
 
 @pytest.mark.parametrize(("policy", "min_gpus"), [("standard", None), ("standard", 4), ("restart-only", 2)])
 def test_a_run_that_may_not_go_on_with_fewer_stops_and_says_why(
-    workspace: Workspace, connection: sqlite3.Connection, policy: str, min_gpus: int | None
+    workspace: Workspace, policy: str, min_gpus: int | None
 ) -> None:
-    bench = Bench(connection, workspace, policy, min_gpus)
-    bench.see(*UUIDS[:3])
-    bench.turn()
-    bench.turn(MISSING_SECONDS - 1)
-    assert bench.run().state is RunState.QUEUED
-    bench.turn(1)
-    assert bench.run().state is RunState.FAILED and bench.started == []
-    assert "GPU-3 is missing" in read_events(connection)[-1].message
-    assert repository.leases(connection) == {}
+    home = WaitingHome(workspace, policy, min_gpus)
+    home.see(*UUIDS[:3])
+    home.turn()
+    home.turn(MISSING_SECONDS - 1)
+    assert home.run_of().state is RunState.QUEUED
+    home.turn(1)
+    assert home.run_of().state is RunState.FAILED and home.started == []
+    assert "GPU-3 is missing" in read_events(home.connection)[-1].message
+    assert repository.leases(home.connection) == {}
 
 
 def test_no_attempt_starts_beside_one_that_lives_although_the_database_does_not_know(
-    workspace: Workspace, connection: sqlite3.Connection
+    home: WaitingHome, connection: sqlite3.Connection
 ) -> None:
-    bench = Bench(connection, workspace, "standard", None)
-    bench.see(*UUIDS)
-    folder = workspace.run_dir("a-1") / "attempts" / "7"
+    home.see(*UUIDS)
+    folder = home.workspace.run_dir("a-1") / "attempts" / "7"
     folder.mkdir(parents=True)
     (folder / "attempt.json").touch()
     with (folder / "attempt.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        bench.turn()
-        assert bench.started == [] and "attempt 7" in (bench.run().waiting_for or "")
-    bench.turn()
-    assert [attempt.number for attempt in bench.started] == [8]
+        home.turn()
+        assert home.started == [] and "attempt 7" in (home.run_of().waiting_for or "")
+    home.turn()
+    assert [attempt.number for attempt in home.started] == [8]
 
 
-def test_the_views_know_which_gpus_another_home_holds(connection: sqlite3.Connection, workspace: Workspace) -> None:
-    bench = Bench(connection, workspace, "standard", None)
-    bench.see(*UUIDS)
-    bench.recorder.flush()
-    taken = bench.admission.locks.take(["GPU-1", "GPU-2"])
+def test_the_views_know_which_gpus_another_home_holds(home: WaitingHome, connection: sqlite3.Connection) -> None:
+    home.see(*UUIDS)
+    home.recorder.flush()
+    taken = home.admission.locks.take(["GPU-1", "GPU-2"])
     note_holder(taken.descriptors[0], "vit-1", "the home /data/home")
 
     def held() -> dict[str, str | None]:
-        bench.admission.note_locks()
+        home.admission.note_locks()
         return {gpu.uuid: gpu.locked_by for gpu in read_gpus(connection, NOW)}
 
     first = held()
@@ -142,28 +139,26 @@ def test_the_views_know_which_gpus_another_home_holds(connection: sqlite3.Connec
 
 
 def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
-    workspace: Workspace, connection: sqlite3.Connection
+    home: WaitingHome, connection: sqlite3.Connection
 ) -> None:
-    bench = Bench(connection, workspace, "standard", None)
     for run_id, held in (("a-1", ("GPU-0", "GPU-2")), ("b-1", ("GPU-1", "GPU-3"))):
-        spec = replace(spec_of(bench.run()), gpus=GpuRequest(2), nproc=2)
+        spec = replace(spec_of(home.run_of()), gpus=GpuRequest(2), nproc=2)
         if run_id == "b-1":
-            add_run(connection, run_id, *RECOVERED, spec=spec, workspace=workspace)
+            add_run(connection, run_id, *RECOVERED, spec=spec, workspace=home.workspace)
         with transaction(connection):
             repository.release_leases(connection, run_id)
             repository.set_next_attempt(connection, run_id, params=spec.params, resume_from=None, not_before=NOW)
             repository.set_gpu_count(connection, run_id, 2)
             repository.take_leases(connection, run_id, held, NOW)
-    bench.see(*UUIDS[:2])
+    home.see(*UUIDS[:2])
     for seconds in (0, MISSING_SECONDS, 1):
-        assert bench.started == []
-        bench.turn(seconds)
-    (attempt,) = bench.started
+        assert home.started == []
+        home.turn(seconds)
+    (attempt,) = home.started
     assert attempt.run_id == "a-1" and attempt.gpus == UUIDS[:2]
     assert connection.execute("SELECT count(*) FROM events WHERE kind = 'gpus_replaced'").fetchone() == (2,)
 
 
-GIB = 1 << 30
 DESKTOP = GpuProcess(7, 10 * GIB, kind="G")
 """What somebody else's desktop holds on a GPU that runs may have."""
 
@@ -172,35 +167,29 @@ DESKTOP = GpuProcess(7, 10 * GIB, kind="G")
     ("peak_gib", "processes", "joins"), [(8, (), True), (None, (), False), (36, (DESKTOP,), False)]
 )
 def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
-    workspace: Workspace,
+    home: WaitingHome,
     connection: sqlite3.Connection,
     peak_gib: int | None,
     processes: tuple[GpuProcess, ...] | None,
     joins: bool,
 ) -> None:
-    bench = Bench(connection, workspace, "standard", None)
-    trial = replace(spec_of(bench.run()), gpus=GpuRequest(1, share=0.5), nproc=1, study_id="s")
+    trial = replace(spec_of(home.run_of()), gpus=GpuRequest(1, share=0.5), nproc=1, study_id="s")
     with transaction(connection):
-        repository.move(connection, bench.run(), RunState.STOPPED, cause="test", now=NOW)
+        repository.move(connection, home.run_of(), RunState.STOPPED, cause="test", now=NOW)
         repository.release_leases(connection, "a-1")
     for run_id in ("b-1", "c-1"):
-        add_run(connection, run_id, spec=trial, workspace=workspace)
+        add_run(connection, run_id, spec=trial, workspace=home.workspace)
     facts = GpuFacts("GPU-0", 0, "H200", memory_total_bytes=80 * GIB)
     sample = GpuSample("GPU-0", state="ok", memory_used_bytes=0, memory_total_bytes=80 * GIB)
-    bench.recorder.take([Inventory(NOW, "nvml", "580.95", (facts,)), FastTick(NOW, (sample,))])
-    bench.recorder.flush()
-    bench.turn()
-    assert [record.run_id for record in bench.started] == ["b-1"]
+    home.recorder.take([Inventory(NOW, "nvml", "580.95", (facts,)), FastTick(NOW, (sample,))])
+    home.recorder.flush()
+    home.turn()
+    assert [record.run_id for record in home.started] == ["b-1"]
     if peak_gib is not None:
-        connection.execute(
-            "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (9, 'b-1', 'm', 'jsonl')"
-        )
-        connection.execute(
-            "INSERT INTO metric_newest (source_id, attempt, rank, data) VALUES (9, 1, 0, ?)",
-            (json.dumps({"gpu_mem_peak": peak_gib * GIB}),),
-        )
-    bench.recorder.processes = {"GPU-0": processes}
-    bench.turn()
-    assert [record.run_id for record in bench.started][1:] == (["c-1"] if joins else [])
+        data = json.dumps({"gpu_mem_peak": peak_gib * GIB})
+        insert(connection, "metric_newest", source_id=add_source(connection, "b-1"), attempt=1, rank=0, data=data)
+    home.recorder.processes = {"GPU-0": processes}
+    home.turn()
+    assert [record.run_id for record in home.started][1:] == (["c-1"] if joins else [])
     held = repository.leases(connection)["GPU-0"]
     assert held[:2] == ((("b-1", "c-1") if joins else ("b-1",)), "s")
