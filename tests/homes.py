@@ -447,7 +447,7 @@ class Home:
             to_state=target, cause=cause, actor="agent",
         )  # fmt: skip
 
-    def end(self, run_id: str, state: str, seconds_ago: float = 0.0) -> None:
+    def end_run(self, run_id: str, state: str, seconds_ago: float = 0.0) -> None:
         update(self.connection, "runs", {"run_id": run_id}, state=state, ended_at=self.now - seconds_ago)
         self.transition(run_id, "running", state, state, seconds_ago)
 

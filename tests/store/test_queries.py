@@ -108,7 +108,7 @@ def test_runs_come_newest_first_and_active_ones_alone(home: Home, reader: sqlite
     assert [run.run_id for run in read_runs(reader, over_only=True)] == ["resnet50-2"]
     mark = runs_mark(reader)
     assert runs_mark(reader) == mark
-    home.end("gpt2-124m-1", "succeeded")
+    home.end_run("gpt2-124m-1", "succeeded")
     assert runs_mark(reader) != mark
     vit = find_run(reader, "vit-b16-1")
     assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path, PurePath
 
 import pytest
@@ -10,48 +12,36 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.checkpoint_retention import CheckpointRetention
-from gputui.core.config import locate
+from gputui.core.config import Workspace, locate
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.choices import choose
-from gputui.runs import repository
-from gputui.runs.command import Launch
-from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, spec_of
 from gputui.store import checkpoints
 from gputui.store.events import read_events
-from tests.agent.lifecycle.test_checkpoint_survey import Bench
+from gputui.store.rows import update
+from tests.agent.lifecycle.checkpoint_home import CheckpointHome
 from tests.conftest import wait_until
-from tests.homes import add_run
+from tests.homes import add_line, add_run
 
 GOES_ON = {"policy": "restart-only"}
 """A policy that goes over no checkpoint."""
 
 
-class Shelf(Bench):
-    """A bench whose run keeps some of its checkpoints."""
+class KeptHome(CheckpointHome):
+    """A home whose run keeps some of its checkpoints."""
 
     def keeps(self, keep: int | None, best: str | None = None, recovery: dict[str, object] = GOES_ON) -> None:
-        spec = spec_of(self.run())
+        spec = spec_of(self.run_of())
         assert spec.checkpoints is not None
         kept = replace(spec, checkpoints=replace(spec.checkpoints, keep=keep, keep_best=best), recovery=recovery)
         self.connection.execute("UPDATE runs SET spec = ?", (json.dumps(kept.to_json()),))
-        self.retention = CheckpointRetention(self.context)
+        self.retention = CheckpointRetention(self.services)
 
     def begin_from(self, number: int, path: str | None) -> None:
-        """An attempt begins from a checkpoint, or from the start."""
-        self.now += 10.0
-        self.scan()
-        self.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
-        with transaction(self.connection) as connection:
-            repository.set_next_attempt(connection, "a-1", params={}, resume_from=path, not_before=None)
-            launch = Launch(("x",), {}, "/", 1.0)
-            repository.insert_attempt(connection, self.run(), number=number, gpus=(), launch=launch, now=self.now)
-            checkpoint_survey.attempt_begins(connection, self.run(), number, self.folder, self.own(number))
-            connection.execute(
-                "INSERT INTO metric_boundaries SELECT 1, 0, count(*), ? FROM metrics WHERE source_id = 1", (number,)
-            )
+        """Begin an attempt of the run, which may have ended: from a checkpoint, or from the start."""
+        update(self.connection, "runs", {"run_id": "a-1"}, state="running", ended_at=None)
+        self.begin(number, path)
 
     def prune(self) -> None:
         """Let the agent look at the run after a scan, until it has removed what it will."""
@@ -72,10 +62,7 @@ class Shelf(Bench):
 
     def report(self, step: int, metric: str, value: float) -> None:
         """A line with another metric."""
-        self.connection.execute(
-            "INSERT INTO metrics SELECT 1, 0, count(*), ?, NULL, ?, ?, ? FROM metrics WHERE source_id = 1",
-            (self.run().attempt, step, self.now, json.dumps({"step": step, metric: value})),
-        )
+        add_line(self.connection, step, self.now, {"step": step, metric: value}, attempt=self.run_of().attempt)
         self.connection.execute("UPDATE metric_sources SET byte_offset = (SELECT count(*) FROM metrics)")
 
     def end_well(self) -> None:
@@ -87,97 +74,97 @@ class Shelf(Bench):
 
 
 @pytest.fixture
-def shelf(workspace: Path) -> Shelf:
-    made = Shelf(workspace)  # type: ignore[arg-type]
-    made.keeps(2)
-    made.begin_from(1, None)
-    return made
+def home(workspace: Workspace) -> Iterator[KeptHome]:
+    with closing(KeptHome(workspace)) as made:
+        made.keeps(2)
+        made.begin_from(1, None)
+        yield made
 
 
-def test_the_newest_stay_and_one_that_may_be_incomplete(shelf: Shelf) -> None:
-    shelf.saves(10, 20, 30, 40)
-    shelf.prune()
-    assert shelf.files() == ["step_20.pt", "step_30.pt", "step_40.pt"]
-    shelf.end_well()
-    shelf.prune()
-    assert shelf.files() == ["step_30.pt", "step_40.pt"], "the last one counts when it is over"
-    kinds = [event.kind for event in read_events(shelf.connection, "a-1")]
+def test_the_newest_stay_and_one_that_may_be_incomplete(home: KeptHome) -> None:
+    home.saves(10, 20, 30, 40)
+    home.prune()
+    assert home.files() == ["step_20.pt", "step_30.pt", "step_40.pt"]
+    home.end_well()
+    home.prune()
+    assert home.files() == ["step_30.pt", "step_40.pt"], "the last one counts when it is over"
+    kinds = [event.kind for event in read_events(home.connection, "a-1")]
     assert kinds == ["checkpoints_pruned"], "said once"
-    left = [PurePath(row.path).name for row in checkpoints.of_run(shelf.connection, "a-1")]
+    left = [PurePath(row.path).name for row in checkpoints.of_run(home.connection, "a-1")]
     assert left == ["step_30.pt", "step_40.pt"], "the ledger knows"
 
 
-def test_nothing_is_removed_without_the_key(shelf: Shelf) -> None:
-    shelf.keeps(None)
-    shelf.saves(10, 20, 30, 40)
-    shelf.prune()
-    assert len(shelf.files()) == 4
+def test_nothing_is_removed_without_the_key(home: KeptHome) -> None:
+    home.keeps(None)
+    home.saves(10, 20, 30, 40)
+    home.prune()
+    assert len(home.files()) == 4
 
 
-def test_damaged_ones_do_not_count(shelf: Shelf) -> None:
-    shelf.saves(10, 20)
+def test_damaged_ones_do_not_count(home: KeptHome) -> None:
+    home.saves(10, 20)
     for step in (30, 40, 50):
-        shelf.step(step)
-        shelf.save(f"step_{step}.pt", b"PK\x03\x04 cut short")
-        shelf.scan()
-    shelf.prune()
-    assert {"step_10.pt", "step_20.pt"} <= set(shelf.files())
+        home.step(step)
+        home.save(f"step_{step}.pt", b"PK\x03\x04 cut short")
+        home.scan()
+    home.prune()
+    assert {"step_10.pt", "step_20.pt"} <= set(home.files())
 
 
-def test_what_the_policy_may_go_back_over_stays(shelf: Shelf) -> None:
-    shelf.keeps(1, recovery={"policy": "standard", "ladders": {"nan_loss": [{"rollback": 3}]}})
-    shelf.saves(*range(10, 90, 10))
-    shelf.prune()
-    assert shelf.files() == [f"step_{step}.pt" for step in (40, 50, 60, 70, 80)]
-    shelf.end_well()
-    shelf.prune()
-    assert shelf.files() == ["step_80.pt"], "what has succeeded goes back over nothing"
+def test_what_the_policy_may_go_back_over_stays(home: KeptHome) -> None:
+    home.keeps(1, recovery={"policy": "standard", "ladders": {"nan_loss": [{"rollback": 3}]}})
+    home.saves(*range(10, 90, 10))
+    home.prune()
+    assert home.files() == [f"step_{step}.pt" for step in (40, 50, 60, 70, 80)]
+    home.end_well()
+    home.prune()
+    assert home.files() == ["step_80.pt"], "what has succeeded goes back over nothing"
 
 
-def test_nothing_is_removed_while_the_loss_is_no_number_or_a_recovery_is_decided(shelf: Shelf) -> None:
-    shelf.saves(10, 20, 30)
-    shelf.step(40, 50, nan_from=40)
-    shelf.save("step_50.pt")
-    shelf.scan()
-    shelf.prune()
-    assert len(shelf.files()) == 4
-    shelf.step(60)
-    shelf.connection.execute("UPDATE runs SET state = 'recovering'")
-    shelf.prune()
-    assert len(shelf.files()) == 4
+def test_nothing_is_removed_while_the_loss_is_no_number_or_a_recovery_is_decided(home: KeptHome) -> None:
+    home.saves(10, 20, 30)
+    home.step(40, 50, nan_from=40)
+    home.save("step_50.pt")
+    home.scan()
+    home.prune()
+    assert len(home.files()) == 4
+    home.step(60)
+    home.connection.execute("UPDATE runs SET state = 'recovering'")
+    home.prune()
+    assert len(home.files()) == 4
 
 
-def test_what_a_waiting_run_names_stays(shelf: Shelf) -> None:
+def test_what_a_waiting_run_names_stays(home: KeptHome) -> None:
     spec = RunSpec(
-        name="b", launcher="python", program=("x.py",), python="/p", workdir=str(shelf.folder),
-        params={"weights": "step_10.pt", "out": str(shelf.folder)}, args=(f"--init={shelf.folder}/step_20.pt",),
+        name="b", launcher="python", program=("x.py",), python="/p", workdir=str(home.folder),
+        params={"weights": "step_10.pt", "out": str(home.folder)}, args=(f"--init={home.folder}/step_20.pt",),
     )  # fmt: skip
-    add_run(shelf.connection, "b-1", spec=spec)
-    shelf.saves(*range(10, 80, 10))
-    shelf.end_well()
-    shelf.prune()
-    assert shelf.files() == [f"step_{step}.pt" for step in (10, 20, 60, 70)]
+    add_run(home.connection, "b-1", spec=spec)
+    home.saves(*range(10, 80, 10))
+    home.end_well()
+    home.prune()
+    assert home.files() == [f"step_{step}.pt" for step in (10, 20, 60, 70)]
 
 
 @pytest.mark.parametrize(("metric", "best"), [("val/loss", 30), ("val/accuracy", 20)])
-def test_the_best_by_a_metric_stays(shelf: Shelf, metric: str, best: int) -> None:
-    shelf.keeps(2, metric)
+def test_the_best_by_a_metric_stays(home: KeptHome, metric: str, best: int) -> None:
+    home.keeps(2, metric)
     values = {10: 0.5, 20: 0.9, 30: 0.1, 40: 0.4, 50: 0.3, 60: 0.2}
-    shelf.saves(*values, metric=metric, values=values)
-    shelf.end_well()
-    shelf.prune()
-    assert shelf.files() == [f"step_{step}.pt" for step in (best, 50, 60)]
+    home.saves(*values, metric=metric, values=values)
+    home.end_well()
+    home.prune()
+    assert home.files() == [f"step_{step}.pt" for step in (best, 50, 60)]
 
 
-def test_files_of_others_stay(shelf: Shelf) -> None:
-    theirs = shelf.save("step_1.pt")
-    shelf.connection.execute("UPDATE runs SET state = 'succeeded'")
-    shelf.keeps(1)
-    shelf.begin_from(2, None)
-    shelf.saves(10, 20, 30)
-    shelf.end_well()
-    shelf.prune()
-    assert theirs.exists() and shelf.files() == ["step_1.pt", "step_30.pt"]
+def test_files_of_others_stay(home: KeptHome) -> None:
+    theirs = home.save("step_1.pt")
+    home.connection.execute("UPDATE runs SET state = 'succeeded'")
+    home.keeps(1)
+    home.begin_from(2, None)
+    home.saves(10, 20, 30)
+    home.end_well()
+    home.prune()
+    assert theirs.exists() and home.files() == ["step_1.pt", "step_30.pt"]
 
 
 # --- any history ------------------------------------------------------------------------------------------------------
@@ -190,28 +177,28 @@ def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: in
     want: the ladder goes back once, and again only after a save."""
     workspace = locate(folder, {})
     workspace.create()
-    shelf = Shelf(workspace)
+    home = KeptHome(workspace)
     # Nothing here outlives its process.
-    shelf.connection.execute("PRAGMA synchronous = OFF")
+    home.connection.execute("PRAGMA synchronous = OFF")
     ladders = {"nan_loss": [{"rollback": rollback}]}
-    shelf.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
+    home.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
     number, step, left_to_go_back = 1, 0, rollback
-    shelf.begin_from(number, None)
-    shelf.connection.execute("UPDATE runs SET state = 'running'")
+    home.begin_from(number, None)
+    home.connection.execute("UPDATE runs SET state = 'running'")
     choices = []
     for action in [*actions, "fail"]:
         if action in ("save", "damaged", "nan"):
             step += 10
             left_to_go_back = rollback
-            shelf.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
-            shelf.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
-            shelf.now += 5.0
-            shelf.scan()
+            home.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
+            home.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
+            home.now += 5.0
+            home.scan()
         elif action == "prune":
-            shelf.prune()
+            home.prune()
         else:
-            shelf.end("nan_loss" if action == "back" else "killed")
-            search = shelf.search()
+            home.end("nan_loss" if action == "back" else "killed")
+            search = home.search()
             usable = choose(search.rows, search.attempts, 1 + rollback, folder=search.folder).usable
             choices.append([info.path.name for info in usable[: 1 + left_to_go_back]])
             back = left_to_go_back if action == "back" else 0
@@ -219,12 +206,12 @@ def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: in
             base = None if action == "again" or len(usable) <= back else usable[back]
             if base is not None and back:
                 rows = ledger.rolled_back(search.rows, str(base.path), "was left by a rollback")
-                checkpoints.save(shelf.connection, "a-1", search.rows, rows)
+                checkpoints.save(home.connection, "a-1", search.rows, rows)
             number += 1
-            shelf.begin_from(number, None if base is None else str(base.path))
-            shelf.connection.execute("UPDATE runs SET state = 'running'")
+            home.begin_from(number, None if base is None else str(base.path))
+            home.connection.execute("UPDATE runs SET state = 'running'")
             step = 0 if base is None else int(PurePath(base.path).stem.split("_")[1])
-    shelf.connection.close()
+    home.connection.close()
     return choices
 
 

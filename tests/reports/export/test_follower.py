@@ -95,7 +95,7 @@ def test_a_run_as_it_grows_written_by_one_only(home: Home, tmp_path: Path) -> No
 
     steps(home, 1, 1, 3)
     idle = [lambda: None] * 40
-    clock = Clock(look, lambda: steps(home, 1, 4, 6), *idle, look, lambda: home.end("net-1", "succeeded", -50))
+    clock = Clock(look, lambda: steps(home, 1, 4, 6), *idle, look, lambda: home.end_run("net-1", "succeeded", -50))
     follower(home, "jsonl", target, clock).run()
     assert seen == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
     # It ended by itself, and one that is started once more has nothing to do.
@@ -133,7 +133,7 @@ def test_killed_anywhere(form: Format, home: Home, tmp_path: Path, monkeypatch: 
     for step in range(1, 31):
         steps(home, 1, step, step, **({"val/loss": 1.0} if step == 12 else {}))
         killed(home, form, target)
-    home.end("net-1", "succeeded", -50)
+    home.end_run("net-1", "succeeded", -50)
     for _ in range(200):
         try:
             follower(home, form, target).run()
@@ -157,7 +157,7 @@ def test_half_a_write_is_taken_back_and_what_vanished_is_written_again(home: Hom
             with (torn if torn.is_file() else max(torn.iterdir())).open("ab") as file:
                 file.write(b'{"run":"net-1","att' if form == "jsonl" else b"1,0,4")
     steps(home, 1, 4, 5)
-    home.end("net-1", "succeeded", -50)
+    home.end_run("net-1", "succeeded", -50)
     for path in sorted(tmp_path.glob("*-[tg]*")):
         form = next(form for form in FILES if path.name.startswith(form))
         follower(home, form, path).run()
@@ -170,7 +170,7 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(home: Home, tmp_pat
     home.incident("net-1", 1, "cuda_oom", "out of memory on rank 0", step=5, reason="halved it", seconds_ago=1)
     home.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.5})
     steps(home, 2, 4, 7)
-    home.end("net-1", "succeeded", -50)
+    home.end_run("net-1", "succeeded", -50)
     both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
     for form in FILES:
         follower(home, form, tmp_path / form).run()
@@ -194,7 +194,7 @@ def test_a_lost_database_leaves_the_run_s_own_folder_to_its_sink(home: Home) -> 
     killed(home, "csv", target)
     home.connection.execute("DELETE FROM sink_cursors")
     steps(home, 1, 4, 4)
-    home.end("net-1", "succeeded", -50)
+    home.end_run("net-1", "succeeded", -50)
     follower(home, "csv", target).run()
     assert [step for _, step in written_steps("csv", target)] == [1, 2, 3, 4]
 

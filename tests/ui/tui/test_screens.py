@@ -98,7 +98,7 @@ async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, home: Home)
         ):  # fmt: skip
             await pilot.press(key)
             assert overview(app).table.cursor == wanted
-        home.end("vit-b16-1", "failed")
+        home.end_run("vit-b16-1", "failed")
         feed_of(app).refresh()
         await pilot.pause()
         assert overview(app).table.cursor == "vit-b16-1"
@@ -267,7 +267,7 @@ async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: Gp
             wanted.append((verb, "resnet50-2", {}))
             await until(pilot, lambda: len(asked(home)) == len(wanted))
             assert asked(home) == wanted
-        home.end("resnet50-2", "succeeded")
+        home.end_run("resnet50-2", "succeeded")
         feed_of(app).refresh()
         await pilot.press("G", "r", "r")
         assert isinstance(app.screen, ConfirmScreen), "a complete run is resumed after a question"
