@@ -17,6 +17,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import queue
 from gputui.store.attempts import Attempt, get_attempt
-from gputui.store.database import open_writer
+from gputui.store.database import open_writer, schema
 from gputui.store.hardware import quarantine
 from gputui.store.rows import insert, update
 from gputui.store.run_states import RunState
@@ -62,6 +63,20 @@ def open_store(path: Path) -> sqlite3.Connection:
         path.write_bytes(_empty_store())
         path.chmod(PRIVATE_FILE_MODE)
     return open_writer(path)
+
+
+def memory_store() -> sqlite3.Connection:
+    """A new store in memory, for thousands of examples."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.deserialize(_empty_memory_store())
+    return connection
+
+
+@functools.cache
+def _empty_memory_store() -> bytes:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.executescript(schema())
+        return connection.serialize()
 
 
 @functools.cache
@@ -185,10 +200,10 @@ class Home:
         uptime: the seconds of a monotonic clock.
     """
 
-    def __init__(self, workspace: Workspace, now: float = NOW) -> None:
+    def __init__(self, workspace: Workspace, now: float = NOW, *, in_memory: bool = False) -> None:
         workspace.create()
         self.workspace = workspace
-        self.connection: sqlite3.Connection = open_store(workspace.database)
+        self.connection: sqlite3.Connection = memory_store() if in_memory else open_store(workspace.database)
         self.now = now
         self.uptime = 1000.0
         self.random = random.Random(8)

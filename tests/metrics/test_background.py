@@ -8,18 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gputui.core.config import Workspace
 from gputui.metrics import background
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.sources import ReadContext
+from gputui.runs.repository import transaction
 from gputui.store.database import open_reader
+from gputui.store.rows import update
 from tests.conftest import wait_until
-from tests.homes import open_store
+from tests.homes import Home, add_attempt
 
 from .conftest import NOW, line
 
@@ -40,43 +44,31 @@ def in_a_thread(_name: str, work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-class Home:
-    """A home with runs whose files lie elsewhere."""
+class ReadHome(Home):
+    """A home with runs whose files lie elsewhere, which are read beside the loop."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.work = folder / "home", folder / "work"
-        self.folder.mkdir()
-        self.work.mkdir()
-        self.connection = open_store(self.folder / "gputui.db")
+    def __init__(self, workspace: Workspace, work: Path) -> None:
+        super().__init__(workspace, NOW)
+        self.work = work
         self.notes: list[tuple[str, str]] = []
-        read_context = ReadContext(
-            start=in_a_thread,
-            connect=lambda: open_reader(self.folder / "gputui.db"),
-            run_dir=lambda run_id: self.folder / "runs" / run_id,
+        context = ReadContext(
+            start=in_a_thread, connect=lambda: open_reader(workspace.database), run_dir=workspace.run_dir
         )
-        self.ingest = MetricsIngest(self.connection, clock=lambda: NOW, read_context=read_context)
+        self.ingest = MetricsIngest(self.connection, clock=lambda: NOW, read_context=context)
 
-    def run(self, run_id: str, path: str, kind: str = "jsonl", *, attempt: int = 1) -> None:
-        self.connection.execute(
-            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-            "VALUES (?, (SELECT count(*) FROM runs), ?, 'p', 'running', '{}', '{}', 0)",
-            (run_id, run_id),
-        )
+    def begin(self, run_id: str, path: str, kind: str = "jsonl") -> None:
+        """Begin a run that writes to a path below ``work``."""
+        self.run(run_id)
         self.ingest.open_source(run_id, str(self.work / path), kind)
         wait_until(lambda: self.ingest.ends.awaited(run_id) is None)
         ends = self.ingest.ends.of(run_id)
-        self.connection.execute("BEGIN IMMEDIATE")
-        self.connection.execute(
-            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at) "
-            "VALUES (?, ?, 'running', '{}', '[]', '{}', ?)",
-            (run_id, attempt, NOW - 100),
-        )
-        self.ingest.begin_attempt(run_id, attempt, ends=ends)
-        self.connection.execute("COMMIT")
+        with transaction(self.connection):
+            add_attempt(self.connection, run_id, began=NOW - 100)
+            self.ingest.begin_attempt(run_id, 1, ends=ends)
 
-    def end(self, run_id: str, at: float) -> None:
-        self.connection.execute("UPDATE attempts SET ended_at = ? WHERE run_id = ?", (at, run_id))
-        self.connection.execute("UPDATE runs SET ended_at = ?, state = 'failed' WHERE run_id = ?", (at, run_id))
+    def fail(self, run_id: str, at: float) -> None:
+        update(self.connection, "attempts", {"run_id": run_id}, ended_at=at)
+        update(self.connection, "runs", {"run_id": run_id}, ended_at=at, state="failed")
         self.ingest.forget(run_id)
 
     def pump(self, rounds: int = 4) -> None:
@@ -95,12 +87,13 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+def home(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadHome]:
     monkeypatch.setattr(background, "INTERVAL_SECONDS", 0.0)
-    made = Home(tmp_path)
-    yield made
-    made.ingest.close()
-    made.connection.close()
+    work = tmp_path / "work"
+    work.mkdir()
+    with closing(ReadHome(workspace, work)) as made:
+        yield made
+        made.ingest.close()
 
 
 def write(path: Path, *steps: int, at: float | None = None) -> None:
@@ -121,35 +114,35 @@ def write(path: Path, *steps: int, at: float | None = None) -> None:
         ("logs/version_*/metrics.jsonl", "logs/**/metrics.jsonl", "logs/version_1/metrics.jsonl"),
     ],
 )
-def test_a_file_that_two_living_runs_name_is_read_for_neither(home: Home, mine: str, other: str, log: str) -> None:
-    home.run("a", mine)
+def test_a_file_that_two_living_runs_name_is_read_for_neither(home: ReadHome, mine: str, other: str, log: str) -> None:
+    home.begin("a", mine)
     write(home.work / log, 1, 2)
     home.pump()
     assert home.steps("a") == [1, 2]
-    home.run("b", other)
+    home.begin("b", other)
     write(home.work / log, 3, 4)
     home.pump()
     assert sorted(home.notes) == [("a", "metrics_doubtful"), ("b", "metrics_doubtful")]
     # It has lines of both, also after one of them ended.
-    home.end("a", NOW + 10)
+    home.fail("a", NOW + 10)
     write(home.work / log, 5)
     home.pump()
     assert (home.steps("a"), home.steps("b")) == ([1, 2], [])
 
 
-def test_runs_that_do_not_overlap_in_time_share_a_file(home: Home) -> None:
+def test_runs_that_do_not_overlap_in_time_share_a_file(home: ReadHome) -> None:
     log = home.work / "log.jsonl"
-    home.run("a", "log.jsonl")
+    home.begin("a", "log.jsonl")
     write(log, 1)
     home.pump()
-    home.end("a", NOW - 200)
-    home.run("b", "log.jsonl")
+    home.fail("a", NOW - 200)
+    home.begin("b", "log.jsonl")
     write(log, 2)
     home.pump()
     assert (home.steps("a"), home.steps("b"), home.notes) == ([1], [2], [])
 
 
-def test_a_rewritten_file_is_compared_in_another_thread(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewritten_file_is_compared_in_another_thread(home: ReadHome, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
     found = EarlierLines._load
     monkeypatch.setattr(
@@ -157,8 +150,8 @@ def test_a_rewritten_file_is_compared_in_another_thread(home: Home, monkeypatch:
         "_load",
         lambda *arguments: (threads.add(threading.current_thread()), found(*arguments))[1],
     )
-    home.run("a", str(home.folder / "runs/a/m.jsonl"))
-    file = home.folder / "runs/a/m.jsonl"
+    home.begin("a", str(home.workspace.runs / "a/m.jsonl"))
+    file = home.workspace.runs / "a/m.jsonl"
     write(file, *range(20))
     home.pump()
     for first in (10, 15):
@@ -172,7 +165,7 @@ def test_a_rewritten_file_is_compared_in_another_thread(home: Home, monkeypatch:
 
 @pytest.mark.parametrize("is_failing", [False, True])
 def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(
-    tmp_path: Path, *, is_failing: bool
+    home: ReadHome, *, is_failing: bool
 ) -> None:
     pending: list[tuple[Future[Any], Callable[[], Any]]] = []
 
@@ -187,12 +180,11 @@ def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(
         else:
             future.set_result(work())
 
-    home = Home(tmp_path)
     for name in ("x.jsonl", "y.jsonl"):
-        home.run(name[0], name)
+        home.begin(name[0], name)
         write(home.work / name, 1)
     home.connection.execute("UPDATE metric_sources SET run_id = 'x'")
-    context = ReadContext(start, lambda: open_reader(home.folder / "gputui.db"), lambda run_id: home.folder / run_id)
+    context = ReadContext(start, lambda: open_reader(home.workspace.database), home.workspace.run_dir)
     ingest = MetricsIngest(home.connection, clock=lambda: NOW, read_context=context)
     for _ in range(20):
         report = ingest.finish("x")
@@ -203,8 +195,7 @@ def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(
     else:
         pytest.fail("the sources await each other's reads")
     assert home.steps("x") == ([] if is_failing else [1, 1])
-    for made in (ingest, home.ingest, home.connection):
-        made.close()
+    ingest.close()
 
 
 # --- what does not answer ---------------------------------------------------------------------------------------------
@@ -230,11 +221,11 @@ class DeadFolder:
         return call
 
 
-def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_does_not_answer_stops_no_other_run(home: ReadHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "ANSWER_SECONDS", 60.0)
     dead = DeadFolder(home.work / "far", monkeypatch)
-    home.run("far", "far/m.jsonl")
-    home.run("near", str(home.folder / "runs/near/m.jsonl"))
+    home.begin("far", "far/m.jsonl")
+    home.begin("near", str(home.workspace.runs / "near/m.jsonl"))
     write(home.work / "far/m.jsonl", 1)
     home.pump()
     assert home.steps("far") == [1]
@@ -243,7 +234,7 @@ def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monke
     monkeypatch.setattr(background, "ANSWER_SECONDS", 2.0)
     began = time.monotonic()
     for step in itertools.count():
-        write(home.folder / "runs/near/m.jsonl", step)
+        write(home.workspace.runs / "near/m.jsonl", step)
         home.pump(1)
         if ("far", "metrics_unanswered") in home.notes or time.monotonic() - began > 60:
             break

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gputui.metrics import reader
 from gputui.metrics.ingest import MetricsIngest
 
-from .conftest import RUN, Bench, line
+from .conftest import RUN, MetricsHome, line
 
 PATTERNS = [r"iter (?P<iter>\d+): loss (?P<loss>\S+)"]
 PIECES = {
@@ -54,26 +54,25 @@ def outcome(kind: str, attempts: list[bytes], cuts: list[int], restarts: bool) -
     """The rows after the attempts' bytes were appended in chunks of the given lengths, with a look after each."""
     with tempfile.TemporaryDirectory() as folder:
         patterns = PATTERNS if kind == "stdout" else []
-        bench = Bench(Path(folder), kind=kind, in_memory=True, metrics={"patterns": patterns})
+        home = MetricsHome(Path(folder), kind=kind, in_memory=True, metrics={"patterns": patterns})
         if kind == "csv":
-            bench.append("step,loss,note\n")
+            home.append("step,loss,note\n")
         for number, content in enumerate(attempts, 1):
-            bench.begin(number)
+            home.begin(number)
             if kind == "stdout":
-                bench.file = bench.folder / f"attempts/{number}/output.log"
-                bench.file.parent.mkdir(parents=True)
+                home.file = home.folder / f"attempts/{number}/output.log"
+                home.file.parent.mkdir(parents=True)
             lengths = iter(cuts)
             while content:
                 size = next(lengths, len(content))
-                bench.append(content[:size])
+                home.append(content[:size])
                 content = content[size:]
-                bench.ingest.pump()
+                home.ingest.pump()
                 if restarts:
-                    bench.restart()
-            bench.ingest.finish(RUN)
-        rows = stored(bench.connection)
-        bench.ingest.close()
-        bench.connection.close()
+                    home.restart()
+            home.ingest.finish(RUN)
+        rows = stored(home.connection)
+        home.close()
         return rows
 
 
@@ -165,13 +164,12 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
 def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, seed: int, how: str) -> None:
     dice = random.Random(seed)
     lines = 8_000
-    bench = Bench(tmp_path)
-    bench.begin()
-    bench.ingest.close()
-    bench.connection.close()
-    database = tmp_path / "gputui.db"
+    home = MetricsHome(tmp_path)
+    home.begin()
+    home.close()
+    database = home.workspace.database
     begun = tmp_path / "begun"
-    writer = start(WRITE, bench.file, seed, lines, how, begun)
+    writer = start(WRITE, home.file, seed, lines, how, begun)
     looking = sqlite3.connect(database)
     kills = 0
     try:

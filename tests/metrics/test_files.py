@@ -17,32 +17,32 @@ from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from tests.tables import table
 
-from .conftest import NOW, RUN, Bench, line
+from .conftest import NOW, RUN, MetricsHome, line
 
 
 class Script:
     """Does things to a file that is followed by a new agent after every look, the harder case: all is in the store."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.file = bench.file
+    def __init__(self, home: MetricsHome) -> None:
+        self.home = home
+        self.file = home.file
 
     def look(self) -> list[str]:
-        notes = self.bench.notes()
-        self.bench.restart()
+        notes = self.home.notes()
+        self.home.restart()
         return notes
 
     def steps(self) -> list[int]:
-        return [step for _, step in self.bench.stored()]
+        return [step for _, step in self.home.stored()]
 
     def rename(self, name: str) -> None:
-        self.file.rename(self.bench.folder / name)
+        self.file.rename(self.home.folder / name)
 
 
 @pytest.fixture
-def script(bench: Bench) -> Script:
-    bench.begin()
-    return Script(bench)
+def script(home: MetricsHome) -> Script:
+    home.begin()
+    return Script(home)
 
 
 @table(
@@ -58,22 +58,22 @@ def script(bench: Bench) -> Script:
     ],
 )
 def test_lines_as_they_arrive(tmp_path: Path, pieces: list[str | bytes], steps: list[int], reasons: object) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
-    script = Script(bench)
+    home = MetricsHome(tmp_path)
+    home.begin()
+    script = Script(home)
     for piece in pieces:
-        bench.append(piece)
+        home.append(piece)
         script.look()
-    bench.ingest.finish(RUN)
+    home.ingest.finish(RUN)
     assert script.steps() == steps
-    found = [reason for _, reason in bench.rejected()]
+    found = [reason for _, reason in home.rejected()]
     assert (len(found) if isinstance(reasons, int) else found) == reasons
-    assert bench.counts() == (len(steps), len(found))
-    excerpts = bench.connection.execute("SELECT excerpt FROM rejected_lines").fetchall()
+    assert home.counts() == (len(steps), len(found))
+    excerpts = home.connection.execute("SELECT excerpt FROM rejected_lines").fetchall()
     assert all(text.isprintable() and len(text) <= 200 for (text,) in excerpts)
-    report = bench.ingest.finish(RUN)
+    report = home.ingest.finish(RUN)
     assert (report.lines, report.rejected, report.more) == (0, 0, False)
-    bench.connection.close()
+    home.connection.close()
 
 
 # --- rotation and truncation ------------------------------------------------------------------------------------------
@@ -88,28 +88,28 @@ def test_rotation_by_rename(script: Script) -> None:
         old.write(line(2).encode())
         script.look()
         old.write(line(3).rstrip().encode())
-    script.bench.append(line(2) + line(4) + '{"step": 5, "lo')
+    script.home.append(line(2) + line(4) + '{"step": 5, "lo')
     script.look()
     script.rename("older")
-    script.bench.steps(6)
+    script.home.steps(6)
     script.look()
     assert script.steps() == [1, 2, 3, 2, 4, 6]
-    assert [reason.partition(":")[0] for _, reason in script.bench.rejected()] == ["cut off"]
+    assert [reason.partition(":")[0] for _, reason in script.home.rejected()] == ["cut off"]
 
 
 def test_several_rotations_while_nobody_looks(script: Script) -> None:
     """The unread files are found by their names and times, oldest first; a copy under another name is none of them."""
-    script.bench.steps(1)
+    script.home.steps(1)
     script.look()
-    script.bench.steps(2)
+    script.home.steps(2)
     for number in (3, 4, 5):
         for old in (2, 1):
-            if (numbered := script.bench.folder / f"metrics.jsonl.{old}").exists():
-                numbered.rename(script.bench.folder / f"metrics.jsonl.{old + 1}")
+            if (numbered := script.home.folder / f"metrics.jsonl.{old}").exists():
+                numbered.rename(script.home.folder / f"metrics.jsonl.{old + 1}")
         script.rename("metrics.jsonl.1")
-        script.bench.steps(number)
+        script.home.steps(number)
         os.utime(script.file, ns=(0, time.time_ns() + number * 10**9))
-    shutil.copy(script.file, script.bench.folder / "metrics.jsonl.bak")
+    shutil.copy(script.file, script.home.folder / "metrics.jsonl.bak")
     script.rename("metrics.jsonl.0")
     script.file.touch()
     script.look()
@@ -117,22 +117,22 @@ def test_several_rotations_while_nobody_looks(script: Script) -> None:
     assert script.steps() == [1, 2, 3, 4, 5]
 
 
-def test_a_deleted_file_is_read_to_its_end_where_it_is_still_open(bench: Bench) -> None:
+def test_a_deleted_file_is_read_to_its_end_where_it_is_still_open(home: MetricsHome) -> None:
     """Not let go of before it is known that the store has moved on."""
-    bench.begin()
-    bench.steps(1)
-    bench.pump()
-    bench.steps(2)
-    bench.file.unlink()
-    bench.steps(3)
-    bench.connection.execute("PRAGMA query_only = ON")
+    home.begin()
+    home.steps(1)
+    home.pump()
+    home.steps(2)
+    home.file.unlink()
+    home.steps(3)
+    home.connection.execute("PRAGMA query_only = ON")
     for _ in range(3):
         with pytest.raises(sqlite3.OperationalError):
             # On a busy machine the time of one round may be over before anything was read.
-            bench.ingest.pump(budget_seconds=60.0)
-    bench.connection.execute("PRAGMA query_only = OFF")
-    bench.pump()
-    assert [step for _, step in bench.stored()] == [1, 2, 3]
+            home.ingest.pump(budget_seconds=60.0)
+    home.connection.execute("PRAGMA query_only = OFF")
+    home.pump()
+    assert [step for _, step in home.stored()] == [1, 2, 3]
 
 
 @table(
@@ -140,17 +140,17 @@ def test_a_deleted_file_is_read_to_its_end_where_it_is_still_open(bench: Bench) 
     [(False, [4]), (True, range(4, 40)), (False, range(100, 110))],
 )
 def test_truncation_and_growth_past_the_old_offset(tmp_path: Path, copied: bool, new: list[int]) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
-    script = Script(bench)
-    bench.steps(1, 2, 3)
+    home = MetricsHome(tmp_path)
+    home.begin()
+    script = Script(home)
+    home.steps(1, 2, 3)
     script.look()
     if copied:
-        shutil.copy(bench.file, tmp_path / "copy")
-    os.truncate(bench.file, 0)
+        shutil.copy(home.file, tmp_path / "copy")
+    os.truncate(home.file, 0)
     if not copied:
         script.look()
-    bench.steps(*new)
+    home.steps(*new)
     script.look()
     assert script.steps() == [1, 2, 3, *new]
 
@@ -159,10 +159,10 @@ def test_a_file_that_may_not_be_read_is_told_of_once(script: Script, monkeypatch
     def refuse(*_arguments: object, **_options: object) -> int:
         raise PermissionError(13, "Permission denied", "metrics.jsonl")
 
-    script.bench.steps(1)
+    script.home.steps(1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        notes = [note.text for _ in range(2) for _, note in script.bench.ingest.pump().notes]
+        notes = [note.text for _ in range(2) for _, note in script.home.ingest.pump().notes]
     assert len(notes) == 1 and "Permission denied" in notes[0]
     script.look()
     assert script.steps() == [1]
@@ -170,47 +170,47 @@ def test_a_file_that_may_not_be_read_is_told_of_once(script: Script, monkeypatch
 
 def test_a_file_is_read_that_got_the_inode_of_a_removed_one(tmp_path: Path) -> None:
     """As on ext4, for a script that writes a file per epoch and removes the one before."""
-    bench = Bench(tmp_path, name="m-epoch*.jsonl")
-    bench.begin()
+    home = MetricsHome(tmp_path, name="m-epoch*.jsonl")
+    home.begin()
     for epoch in range(4):
-        bench.file = tmp_path / f"m-epoch{epoch}.jsonl"
+        home.file = tmp_path / f"m-epoch{epoch}.jsonl"
         two_before = tmp_path / f"m-epoch{epoch - 2}.jsonl"
         if two_before.exists():
             # Renamed and emptied, a file is like a new one with its inode.
-            two_before.rename(bench.file)
-            bench.file.write_bytes(b"")
+            two_before.rename(home.file)
+            home.file.write_bytes(b"")
         # Each counts its steps anew: one file is no version of another.
-        bench.append(line(1, loss=epoch) + line(2, loss=epoch))
-        os.utime(bench.file, (NOW + epoch, NOW + epoch))
-        bench.pump()
-    assert [step for _, step in bench.stored()] == [1, 2] * 4
+        home.append(line(1, loss=epoch) + line(2, loss=epoch))
+        os.utime(home.file, (NOW + epoch, NOW + epoch))
+        home.pump()
+    assert [step for _, step in home.stored()] == [1, 2] * 4
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
 
 
-def test_before_an_attempt_nothing_is_read(bench: Bench) -> None:
-    bench.steps(1)
-    bench.append('{"step": 3')
-    bench.pump()
-    bench.begin()
-    bench.steps(4)
-    bench.pump()
-    assert bench.stored() == [(1, 4)]
-    assert bench.counts() == (1, 0)
+def test_before_an_attempt_nothing_is_read(home: MetricsHome) -> None:
+    home.steps(1)
+    home.append('{"step": 3')
+    home.pump()
+    home.begin()
+    home.steps(4)
+    home.pump()
+    assert home.stored() == [(1, 4)]
+    assert home.counts() == (1, 0)
 
 
-def test_a_rebuilt_run_finds_its_attempts_in_its_file(bench: Bench) -> None:
-    bench.steps(0)
+def test_a_rebuilt_run_finds_its_attempts_in_its_file(home: MetricsHome) -> None:
+    home.steps(0)
     places = []
     for attempt in (1, 2, 3):
-        places.append(bench.file.stat().st_size)
-        bench.append(line(attempt) + '{"half')
+        places.append(home.file.stat().st_size)
+        home.append(line(attempt) + '{"half')
     for attempt, place in enumerate(places, 1):
-        bench.ingest.readmit_attempt(RUN, attempt, {str(bench.file): place})
-    bench.ingest.finish(RUN)
-    assert bench.stored() == [(1, 1), (2, 2), (3, 3)]
-    assert [attempt for attempt, _ in bench.rejected()] == [1, 2, 3]
+        home.ingest.readmit_attempt(RUN, attempt, {str(home.file): place})
+    home.ingest.finish(RUN)
+    assert home.stored() == [(1, 1), (2, 2), (3, 3)]
+    assert [attempt for attempt, _ in home.rejected()] == [1, 2, 3]
 
 
 # Each pair of choices once: what is left of a line, is the newline first, is there a new agent, was it read as it came.
@@ -232,111 +232,111 @@ def test_a_rebuilt_run_finds_its_attempts_in_its_file(bench: Bench) -> None:
 def test_half_a_line_of_a_killed_attempt(
     tmp_path: Path, half: str, newline_first: bool, restarted: bool, pumped: bool
 ) -> None:
-    bench = Bench(tmp_path)
-    bench.begin(1)
-    bench.append(line(1) + line(2) + half)
+    home = MetricsHome(tmp_path)
+    home.begin(1)
+    home.append(line(1) + line(2) + half)
     if pumped:
-        bench.pump()
+        home.pump()
     if restarted:
-        bench.restart()
-    bench.begin(2)
-    bench.append(("\n" if newline_first else "") + line(2) + line(3))
-    bench.pump()
+        home.restart()
+    home.begin(2)
+    home.append(("\n" if newline_first else "") + line(2) + line(3))
+    home.pump()
     is_whole = half.startswith('{"step": 7')
-    assert bench.stored() == [(1, 1), (1, 2), *([(1, 7)] if is_whole else []), (2, 2), (2, 3)]
-    assert [attempt for attempt, _ in bench.rejected()] == [1] * (bool(half) and not is_whole)
-    assert sum(bench.counts()) == 4 + bool(half)
+    assert home.stored() == [(1, 1), (1, 2), *([(1, 7)] if is_whole else []), (2, 2), (2, 3)]
+    assert [attempt for attempt, _ in home.rejected()] == [1] * (bool(half) and not is_whole)
+    assert sum(home.counts()) == 4 + bool(half)
 
 
-def test_finishing_between_attempts_changes_nothing_of_that(bench: Bench) -> None:
-    bench.begin(1)
-    bench.append(line(1) + line(2).rstrip())
-    bench.ingest.finish(RUN)
-    bench.begin(2)
-    bench.append("\n" + line(3) + '{"st')
-    bench.ingest.finish(RUN)
-    bench.begin(3)
-    bench.append("\n" + line(4))
-    bench.ingest.finish(RUN)
-    assert bench.stored() == [(1, 1), (1, 2), (2, 3), (3, 4)]
-    assert [attempt for attempt, _ in bench.rejected()] == [2]
+def test_finishing_between_attempts_changes_nothing_of_that(home: MetricsHome) -> None:
+    home.begin(1)
+    home.append(line(1) + line(2).rstrip())
+    home.ingest.finish(RUN)
+    home.begin(2)
+    home.append("\n" + line(3) + '{"st')
+    home.ingest.finish(RUN)
+    home.begin(3)
+    home.append("\n" + line(4))
+    home.ingest.finish(RUN)
+    assert home.stored() == [(1, 1), (1, 2), (2, 3), (3, 4)]
+    assert [attempt for attempt, _ in home.rejected()] == [2]
 
 
 @table("again", [[10], [1], [1, 2, 3, 4]])
 def test_an_attempt_that_begins_the_file_anew(tmp_path: Path, again: list[int]) -> None:
     """Its lines are its own, even if another attempt has written the same: it computed them."""
-    bench = Bench(tmp_path)
-    bench.begin(1)
-    bench.steps(1, 2, 3)
-    bench.pump()
-    bench.begin(2)
-    bench.file.write_text(line(again[0]))
-    bench.pump()
-    bench.steps(*again[1:])
-    bench.pump()
-    assert bench.stored() == [(1, 1), (1, 2), (1, 3), *((2, step) for step in again)]
+    home = MetricsHome(tmp_path)
+    home.begin(1)
+    home.steps(1, 2, 3)
+    home.pump()
+    home.begin(2)
+    home.file.write_text(line(again[0]))
+    home.pump()
+    home.steps(*again[1:])
+    home.pump()
+    assert home.stored() == [(1, 1), (1, 2), (1, 3), *((2, step) for step in again)]
 
 
-def test_a_file_rotated_unread_before_the_next_attempt(bench: Bench) -> None:
-    bench.begin(1)
-    bench.steps(1)
-    bench.pump()
-    bench.steps(2)
-    bench.file.rename(bench.folder / "old")
-    bench.steps(3)
-    bench.begin(2)
-    bench.steps(4)
-    bench.pump()
-    assert bench.stored() == [(1, 1), (1, 2), (1, 3), (2, 4)]
+def test_a_file_rotated_unread_before_the_next_attempt(home: MetricsHome) -> None:
+    home.begin(1)
+    home.steps(1)
+    home.pump()
+    home.steps(2)
+    home.file.rename(home.folder / "old")
+    home.steps(3)
+    home.begin(2)
+    home.steps(4)
+    home.pump()
+    assert home.stored() == [(1, 1), (1, 2), (1, 3), (2, 4)]
 
 
-def test_an_attempt_that_was_rolled_back_never_began(bench: Bench) -> None:
-    bench.begin(1)
-    bench.steps(1)
-    bench.connection.execute("BEGIN IMMEDIATE")
-    bench.ingest.begin_attempt(RUN, 2)
+def test_an_attempt_that_was_rolled_back_never_began(home: MetricsHome) -> None:
+    home.begin(1)
+    home.steps(1)
+    home.connection.execute("BEGIN IMMEDIATE")
+    home.ingest.begin_attempt(RUN, 2)
     with pytest.raises(RuntimeError):
-        bench.ingest.pump()
-    bench.connection.execute("ROLLBACK")
-    bench.steps(2)
-    bench.pump()
-    assert bench.stored() == [(1, 1), (1, 2)]
+        home.ingest.pump()
+    home.connection.execute("ROLLBACK")
+    home.steps(2)
+    home.pump()
+    assert home.stored() == [(1, 1), (1, 2)]
 
 
 def test_many_runs_at_once(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
+    home = MetricsHome(tmp_path)
+    home.begin()
     files = {}
     for number in range(2, 6):
         run_id = f"run-{number}"
-        bench.add_run(run_id)
+        home.add_run(run_id)
         files[run_id] = tmp_path / f"{run_id}.jsonl"
-        bench.ingest.open_source(run_id, str(files[run_id]), "jsonl")
-        bench.ingest.begin_attempt(run_id, 1)
-    bench.steps(*range(50_000))
+        home.ingest.open_source(run_id, str(files[run_id]), "jsonl")
+        home.ingest.begin_attempt(run_id, 1)
+    home.steps(*range(50_000))
     for number, file in enumerate(files.values()):
         file.write_text(line(number))
     # The flood of one run does not keep the others waiting.
-    reports = [bench.ingest.pump(0.005) for _ in range(8)]
+    reports = [home.ingest.pump(0.005) for _ in range(8)]
     assert reports[0].more
     assert {run_id for report in reports for run_id, _ in report.progress} == {RUN, *files}
-    bench.pump()
-    counts = bench.connection.execute(
+    home.pump()
+    counts = home.connection.execute(
         "SELECT run_id, count(*) FROM metrics JOIN metric_sources USING (source_id) GROUP BY 1"
     ).fetchall()
     assert dict(counts) == {RUN: 50_000} | dict.fromkeys(files, 1)
 
 
-def test_a_new_agent_finds_the_runs_that_are_not_over(bench: Bench) -> None:
-    bench.begin()
-    bench.restart()
-    bench.steps(1)
-    assert bench.pump().lines == 1
-    bench.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = 1")
-    bench.steps(2)
-    bench.restart()
-    assert bench.pump().lines == 0
-    assert bench.ingest.finish(RUN).lines == 1
+def test_a_new_agent_finds_the_runs_that_are_not_over(home: MetricsHome) -> None:
+    home.begin()
+    home.restart()
+    home.steps(1)
+    assert home.pump().lines == 1
+    home.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = 1")
+    home.steps(2)
+    home.restart()
+    assert home.pump().lines == 0
+    assert home.ingest.finish(RUN).lines == 1
 
 
 def test_sources_that_cannot_be(connection: sqlite3.Connection) -> None:

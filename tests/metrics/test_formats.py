@@ -16,7 +16,7 @@ from gputui.metrics.printed import MAX_TIMEOUTS, OutputPatterns
 from tests.tables import table
 from tests.texts import mentions
 
-from .conftest import RUN, Bench
+from .conftest import RUN, MetricsHome
 
 NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time_ms>\S+)ms"
 EVALUATED = r"step (?P<step>\d+): train loss (?P<train_loss>[\d.]+), val loss (?P<val_loss>[\d.]+)"
@@ -166,21 +166,21 @@ def spec(launcher: str, *patterns: str) -> dict[str, Any]:
 
 @table(("launcher", "name"), [("python", "output.log"), ("torchrun", "ranks/run.1_ab12/attempt_0/0/stdout.log")])
 def test_each_attempt_has_its_own_output(tmp_path: Path, launcher: str, name: str) -> None:
-    bench = Bench(tmp_path, kind="stdout", **spec(launcher, NANOGPT))
+    home = MetricsHome(tmp_path, kind="stdout", **spec(launcher, NANOGPT))
     for attempt in (1, 2):
-        bench.begin(attempt)
-        bench.pump()
-        bench.file = tmp_path / f"attempts/{attempt}" / name
-        bench.file.parent.mkdir(parents=True)
-        bench.append(f"starting\n iter 0: loss {attempt}, time 1ms\n\riter 1: loss 5, time 1ms")
-        bench.pump()
+        home.begin(attempt)
+        home.pump()
+        home.file = tmp_path / f"attempts/{attempt}" / name
+        home.file.parent.mkdir(parents=True)
+        home.append(f"starting\n iter 0: loss {attempt}, time 1ms\n\riter 1: loss 5, time 1ms")
+        home.pump()
         # A new agent knows the patterns from the run's specification.
-        bench.restart()
-        bench.append("\riter 2: loss 6, time 1ms\r\niter 3: loss 7, time 1")
-        bench.ingest.finish(RUN)
-    assert bench.stored() == [(attempt, step) for attempt in (1, 2) for step in (0, 1, 2)]
-    assert [row["loss"] for row in bench.data()] == [1, 5, 6, 2, 5, 6]
-    assert bench.rejected() == []
+        home.restart()
+        home.append("\riter 2: loss 6, time 1ms\r\niter 3: loss 7, time 1")
+        home.ingest.finish(RUN)
+    assert home.stored() == [(attempt, step) for attempt in (1, 2) for step in (0, 1, 2)]
+    assert [row["loss"] for row in home.data()] == [1, 5, 6, 2, 5, 6]
+    assert home.rejected() == []
 
 
 @table(
@@ -199,16 +199,16 @@ def test_each_attempt_has_its_own_output(tmp_path: Path, launcher: str, name: st
 def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list[int]) -> None:
     words = printed.split()
     lines = [f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)]
-    bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
+    home = MetricsHome(tmp_path, kind="stdout", **spec("python", PLACE))
     for attempt, first in ((1, 0), (2, len(lines) - 1)):
         # What the lines of an epoch have shown outlives the reader and the attempt.
-        bench.begin(attempt)
-        bench.restart()
-        bench.file = tmp_path / f"attempts/{attempt}/output.log"
-        bench.file.parent.mkdir(parents=True)
-        bench.append("".join(lines[first:]))
-        bench.ingest.finish(RUN)
-    assert [step for _, step in bench.stored()] == [*steps, steps[-1]]
+        home.begin(attempt)
+        home.restart()
+        home.file = tmp_path / f"attempts/{attempt}/output.log"
+        home.file.parent.mkdir(parents=True)
+        home.append("".join(lines[first:]))
+        home.ingest.finish(RUN)
+    assert [step for _, step in home.stored()] == [*steps, steps[-1]]
 
 
 @table("attempts, steps", [
@@ -220,18 +220,18 @@ def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list
     (["e3 i5/10", "e1 i5/10"], [25, 5]),
 ])  # fmt: skip
 def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[str], steps: list[int]) -> None:
-    bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
+    home = MetricsHome(tmp_path, kind="stdout", **spec("python", PLACE))
     for number, printed in enumerate(attempts, 1):
         words = printed.split()
-        bench.begin(number)
-        bench.restart()
-        bench.file = tmp_path / f"attempts/{number}/output.log"
-        bench.file.parent.mkdir(parents=True)
+        home.begin(number)
+        home.restart()
+        home.file = tmp_path / f"attempts/{number}/output.log"
+        home.file.parent.mkdir(parents=True)
         for epoch, place in zip(words[::2], words[1::2], strict=True):
-            bench.append(f"{epoch} {place}\n")
-            bench.pump()
-        bench.ingest.finish(RUN)
-    assert [step for _, step in bench.stored()] == steps
+            home.append(f"{epoch} {place}\n")
+            home.pump()
+        home.ingest.finish(RUN)
+    assert [step for _, step in home.stored()] == steps
 
 
 @table(("places", "is_said"), [
@@ -239,13 +239,13 @@ def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[s
     ("e1 i50/100 e1 i9/10 e2 i50/100 e2 i9/10 e3 i50/100 e3 i9/10", False),  # a validation
 ])  # fmt: skip
 def test_converted_steps_are_said_once(tmp_path: Path, places: str, is_said: bool) -> None:
-    bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
-    bench.begin(1)
-    bench.file = tmp_path / "attempts/1/output.log"
-    bench.file.parent.mkdir(parents=True)
+    home = MetricsHome(tmp_path, kind="stdout", **spec("python", PLACE))
+    home.begin(1)
+    home.file = tmp_path / "attempts/1/output.log"
+    home.file.parent.mkdir(parents=True)
     words = places.split()
-    bench.append("".join(f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)))
-    assert sum("instead of 100" in note for note in bench.notes()) == is_said
+    home.append("".join(f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)))
+    assert sum("instead of 100" in note for note in home.notes()) == is_said
 
 
 def test_converted_steps_of_learned_lines_are_said() -> None:
@@ -264,98 +264,98 @@ def test_converted_steps_of_learned_lines_are_said() -> None:
 
 
 def test_several_sources(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, kind="csv", name="a.csv", **spec("python", NANOGPT))
-    bench.ingest.open_source(RUN, str(tmp_path), "output", Reading((NANOGPT,)))
-    bench.ingest.open_source(RUN, str(tmp_path / "b.jsonl"), "jsonl", Reading(step="n"))
-    bench.append("step,accuracy\n")
+    home = MetricsHome(tmp_path, kind="csv", name="a.csv", **spec("python", NANOGPT))
+    home.ingest.open_source(RUN, str(tmp_path), "output", Reading((NANOGPT,)))
+    home.ingest.open_source(RUN, str(tmp_path / "b.jsonl"), "jsonl", Reading(step="n"))
+    home.append("step,accuracy\n")
     for attempt in (1, 2):
-        bench.begin(attempt)
+        home.begin(attempt)
         (tmp_path / f"attempts/{attempt}").mkdir(parents=True)
         (tmp_path / f"attempts/{attempt}/output.log").write_text(f"iter {attempt}: loss 0.5, time 1ms\n")
-        bench.append(f"{attempt + 2},0.25\n")
+        home.append(f"{attempt + 2},0.25\n")
         with (tmp_path / "b.jsonl").open("a") as file:
             file.write(f'{{"n": {attempt + 4}, "lr": 0.5}}\n')
-        bench.restart()
-        bench.pump()
-    assert sorted(bench.stored()) == [(1, 1), (1, 3), (1, 5), (2, 2), (2, 4), (2, 6)]
+        home.restart()
+        home.pump()
+    assert sorted(home.stored()) == [(1, 1), (1, 3), (1, 5), (2, 2), (2, 4), (2, 6)]
 
 
 def test_a_progress_bar_without_newlines_is_read_as_it_goes(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, kind="stdout", **spec("python", NANOGPT))
-    bench.begin()
-    bench.file = tmp_path / "attempts/1/output.log"
-    bench.file.parent.mkdir(parents=True)
+    home = MetricsHome(tmp_path, kind="stdout", **spec("python", NANOGPT))
+    home.begin()
+    home.file = tmp_path / "attempts/1/output.log"
+    home.file.parent.mkdir(parents=True)
     for start in range(0, 30_000, 10_000):
-        bench.append("".join(f"\riter {step}: loss 0.5, time 3ms" for step in range(start, start + 10_000)))
-        bench.pump()
-    assert len(bench.stored()) == 30_000 - 1
-    assert bench.ingest.finish(RUN).lines == 1
+        home.append("".join(f"\riter {step}: loss 0.5, time 3ms" for step in range(start, start + 10_000)))
+        home.pump()
+    assert len(home.stored()) == 30_000 - 1
+    assert home.ingest.finish(RUN).lines == 1
 
 
 def test_csv(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, kind="csv", name="metrics.csv")
-    bench.begin()
-    bench.append('epoch,step,train_loss,val/acc,note\n0,0,2.5,,\n0,10,1.5,0.25,"a, b"\n')
-    bench.pump()
-    bench.restart()
-    bench.append("1,20,nan,,\n1,twenty,1,,\n1,30\n\n")
-    bench.begin(2)
-    bench.append("epoch,step,train_loss,val/acc,note\n1,40,1.0,,\n2,50,0.")
-    bench.ingest.finish(RUN)
-    assert bench.data() == [
+    home = MetricsHome(tmp_path, kind="csv", name="metrics.csv")
+    home.begin()
+    home.append('epoch,step,train_loss,val/acc,note\n0,0,2.5,,\n0,10,1.5,0.25,"a, b"\n')
+    home.pump()
+    home.restart()
+    home.append("1,20,nan,,\n1,twenty,1,,\n1,30\n\n")
+    home.begin(2)
+    home.append("epoch,step,train_loss,val/acc,note\n1,40,1.0,,\n2,50,0.")
+    home.ingest.finish(RUN)
+    assert home.data() == [
         {"step": 0, "epoch": 0, "train_loss": 2.5},
         {"step": 10, "epoch": 0, "train_loss": 1.5, "val/acc": 0.25, "note": "a, b"},
         {"step": 20, "epoch": 1, "train_loss": "NaN"},
         {"step": 40, "epoch": 1, "train_loss": 1.0},
     ]
-    assert [attempt for attempt, _ in bench.stored()] == [1, 1, 1, 2]
-    no_step, short, cut = (reason for _, reason in bench.rejected())
+    assert [attempt for attempt, _ in home.stored()] == [1, 1, 1, 2]
+    no_step, short, cut = (reason for _, reason in home.rejected())
     assert "step" in no_step and mentions(short, "2 cells", "5") and mentions(cut, "cut off", "3 cells", "5")
 
 
 @pytest.mark.parametrize("header", ["step,lr,loss", "epoch,step,lr,loss"])
 def test_a_csv_file_continued_under_another_header(tmp_path: Path, header: str) -> None:
-    bench = Bench(tmp_path, kind="csv", name="metrics.csv")
-    bench.begin()
-    bench.append("step,loss,acc\n1,0.5,0.75\n")
-    bench.pump()
-    bench.begin(2)
+    home = MetricsHome(tmp_path, kind="csv", name="metrics.csv")
+    home.begin()
+    home.append("step,loss,acc\n1,0.5,0.75\n")
+    home.pump()
+    home.begin(2)
     row = {"step": "{step}", "lr": "0.25", "loss": "0.125", "epoch": "1"}
     rows = [",".join(row[name] for name in header.split(",")).format(step=step) + "\n" for step in (2, 3, 4)]
-    bench.append(f"{header}\n{rows[0]}")
-    bench.pump()
-    bench.restart()
-    bench.append(rows[1])
-    bench.pump()
-    assert [(data["step"], data["loss"], data.get("lr")) for data in bench.data()] == [
+    home.append(f"{header}\n{rows[0]}")
+    home.pump()
+    home.restart()
+    home.append(rows[1])
+    home.pump()
+    assert [(data["step"], data["loss"], data.get("lr")) for data in home.data()] == [
         (1, 0.5, None), (2, 0.125, 0.25), (3, 0.125, 0.25)
     ]  # fmt: skip
     # The file is written again, with one line more.
-    bench.restart()
-    content = bench.file.read_text()
-    bench.file.unlink()
-    bench.file.write_text(content + rows[2])
-    bench.pump()
-    assert bench.stored() == [(1, 1), (2, 2), (2, 3), (2, 4)]
-    assert bench.counts() == (4, 0)
+    home.restart()
+    content = home.file.read_text()
+    home.file.unlink()
+    home.file.write_text(content + rows[2])
+    home.pump()
+    assert home.stored() == [(1, 1), (2, 2), (2, 3), (2, 4)]
+    assert home.counts() == (4, 0)
 
 
 def test_a_file_of_its_own_for_each_start(tmp_path: Path) -> None:
     """Lightning counts up version_N."""
-    bench = Bench(tmp_path, kind="csv", name="logs/version_*/metrics.csv")
+    home = MetricsHome(tmp_path, kind="csv", name="logs/version_*/metrics.csv")
     # The third repeats what the second computed.
     texts = ("5,0.5\n10,0.25\n15,0.125\n", "15,0.125\n20,0.5\n", "15,0.125\n20,0.5\n25,1\n")
     for attempt, lines in enumerate(texts, 1):
-        bench.begin(attempt)
-        bench.pump()
-        bench.file = tmp_path / f"logs/version_{attempt}" / "metrics.csv"
-        bench.file.parent.mkdir(parents=True)
-        bench.append("step,loss\n")
-        bench.pump()
-        bench.restart()
-        bench.append(lines[:9])
-        bench.pump()
-        bench.append(lines[9:])
-        bench.pump()
-        bench.ingest.finish(RUN)
-    assert bench.stored() == [(1, 5), (1, 10), (1, 15), (2, 15), (2, 20), (3, 15), (3, 20), (3, 25)]
+        home.begin(attempt)
+        home.pump()
+        home.file = tmp_path / f"logs/version_{attempt}" / "metrics.csv"
+        home.file.parent.mkdir(parents=True)
+        home.append("step,loss\n")
+        home.pump()
+        home.restart()
+        home.append(lines[:9])
+        home.pump()
+        home.append(lines[9:])
+        home.pump()
+        home.ingest.finish(RUN)
+    assert home.stored() == [(1, 5), (1, 10), (1, 15), (2, 15), (2, 20), (3, 15), (3, 20), (3, 25)]

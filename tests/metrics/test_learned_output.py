@@ -12,7 +12,7 @@ import pytest
 from gputui.core.redaction import Redactor
 from gputui.metrics.reader import LearnedTexts
 from gputui.metrics.source_report import source_reports
-from tests.metrics.conftest import RUN, Bench
+from tests.metrics.conftest import RUN, MetricsHome
 from tests.metrics.learning.forms import FORMS
 from tests.metrics.learning.watching import output
 
@@ -20,18 +20,17 @@ BEGUN_AT = 1_600_000_000.0
 
 
 @pytest.fixture
-def printed(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, kind="output", name="attempts/1/output.log")
-    bench.file.parent.mkdir(parents=True)
-    begin(bench, 1)
-    yield bench
-    bench.ingest.close()
-    bench.connection.close()
+def printed(tmp_path: Path) -> Iterator[MetricsHome]:
+    home = MetricsHome(tmp_path, kind="output", name="attempts/1/output.log")
+    home.file.parent.mkdir(parents=True)
+    begin(home, 1)
+    yield home
+    home.close()
 
 
-def begin(bench: Bench, attempt: int) -> None:
-    with bench.connection:
-        bench.ingest.begin_attempt(RUN, attempt, "output.log")
+def begin(home: MetricsHome, attempt: int) -> None:
+    with home.connection:
+        home.ingest.begin_attempt(RUN, attempt, "output.log")
 
 
 def epoch(number: int) -> list[str]:
@@ -40,8 +39,8 @@ def epoch(number: int) -> list[str]:
     return [*lines, f"Epoch {number} val loss {1 / number:.3f}\n"]
 
 
-def stored(bench: Bench, name: str) -> list[tuple[int, int]]:
-    rows = bench.connection.execute(
+def stored(home: MetricsHome, name: str) -> list[tuple[int, int]]:
+    rows = home.connection.execute(
         "SELECT attempt, step FROM metrics WHERE data ->> ? IS NOT NULL ORDER BY attempt, step", (f'$."{name}"',)
     )
     return rows.fetchall()
@@ -52,7 +51,7 @@ ENDS = [(1, 20), (1, 40), (1, 60)]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_lines_before_their_form_was_known(printed: Bench, *, restarts: bool) -> None:
+def test_lines_before_their_form_was_known(printed: MetricsHome, *, restarts: bool) -> None:
     for line in ["Loading data\n", *epoch(1), *epoch(2), *epoch(3)]:
         printed.append(line)
         printed.pump()
@@ -64,7 +63,7 @@ def test_lines_before_their_form_was_known(printed: Bench, *, restarts: bool) ->
 
 
 @pytest.mark.parametrize("read_before_the_end", [0, 1, 2])
-def test_few_lines_are_enough_whenever_they_were_read(printed: Bench, read_before_the_end: int) -> None:
+def test_few_lines_are_enough_whenever_they_were_read(printed: MetricsHome, read_before_the_end: int) -> None:
     lines = ["step 1 loss 1.0000\n", "step 2 loss 0.5000\n"]
     printed.append("".join(lines[:read_before_the_end]))
     printed.pump()
@@ -73,9 +72,9 @@ def test_few_lines_are_enough_whenever_they_were_read(printed: Bench, read_befor
     assert stored(printed, "loss") == [(1, 1), (1, 2)]
 
 
-def test_lines_that_came_while_the_database_was_locked_are_read_again(printed: Bench) -> None:
+def test_lines_that_came_while_the_database_was_locked_are_read_again(printed: MetricsHome) -> None:
     lines = epoch(1) + epoch(2) + epoch(3)
-    other = sqlite3.connect(printed.folder / "gputui.db", isolation_level=None)
+    other = sqlite3.connect(printed.workspace.database, isolation_level=None)
     printed.connection.execute("PRAGMA busy_timeout = 1")
     for number, line in enumerate(lines):
         printed.append(line)
@@ -91,7 +90,7 @@ def test_lines_that_came_while_the_database_was_locked_are_read_again(printed: B
     assert stored(printed, "val/loss") == ENDS
 
 
-def test_lines_keep_the_times_at_which_they_came(printed: Bench) -> None:
+def test_lines_keep_the_times_at_which_they_came(printed: MetricsHome) -> None:
     lines = ["Loading data\n", *epoch(1), *epoch(2), *epoch(3)]
     for second, line in enumerate(lines):
         printed.append(line)
@@ -109,21 +108,20 @@ def test_an_output_is_read_as_one_whatever_was_known_when(tmp_path: Path, form: 
 
 def read_in(folder: Path, text: str, *, size: int) -> list[tuple[int, str, float]]:
     """Each step with its metrics, in no order, of an output that is read in pieces of a size."""
-    bench = Bench(folder, kind="output", name="attempts/1/output.log", in_memory=True)
-    bench.file.parent.mkdir(parents=True)
-    begin(bench, 1)
+    home = MetricsHome(folder, kind="output", name="attempts/1/output.log", in_memory=True)
+    home.file.parent.mkdir(parents=True)
+    begin(home, 1)
     for start in range(0, len(text), size):
-        bench.append(text[start : start + size])
-        bench.pump()
-    bench.ingest.finish(RUN)
+        home.append(text[start : start + size])
+        home.pump()
+    home.ingest.finish(RUN)
     query = "SELECT step, pair.key, pair.value FROM metrics, json_each(data) AS pair ORDER BY 1, 2, 3"
-    rows = bench.connection.execute(query).fetchall()
-    bench.ingest.close()
-    bench.connection.close()
+    rows = home.connection.execute(query).fetchall()
+    home.close()
     return rows
 
 
-def test_a_resumed_attempt_counts_as_before_although_its_output_is_read_again(printed: Bench) -> None:
+def test_a_resumed_attempt_counts_as_before_although_its_output_is_read_again(printed: MetricsHome) -> None:
     """Epochs count from 0, which the second attempt does not print; its test lines are new."""
     lines = [
         f"Epoch: [{epoch}][{place}/20] Loss {1 / (epoch * 20 + place):.4f}\n" for epoch in (0, 1) for place in (5, 15)
@@ -141,7 +139,7 @@ def test_a_resumed_attempt_counts_as_before_although_its_output_is_read_again(pr
     assert [step for _, step in stored(printed, "acc@1")] == [30, 50, 70]
 
 
-def test_a_whole_output_at_once(printed: Bench) -> None:
+def test_a_whole_output_at_once(printed: MetricsHome) -> None:
     printed.append("".join([*epoch(1), *epoch(2), *epoch(3)]))
     printed.pump()
     printed.ingest.finish(RUN)
@@ -149,7 +147,7 @@ def test_a_whole_output_at_once(printed: Bench) -> None:
     assert stored(printed, "val/loss") == ENDS
 
 
-def test_the_next_attempt_knows_the_forms(printed: Bench, tmp_path: Path) -> None:
+def test_the_next_attempt_knows_the_forms(printed: MetricsHome, tmp_path: Path) -> None:
     printed.append("".join(epoch(1)))
     printed.append("".join(epoch(2)))
     printed.ingest.finish(RUN)
@@ -161,7 +159,7 @@ def test_the_next_attempt_knows_the_forms(printed: Bench, tmp_path: Path) -> Non
     assert stored(printed, "loss")[-1] == (2, 45)
 
 
-def test_the_report_of_an_output(printed: Bench, tmp_path: Path) -> None:
+def test_the_report_of_an_output(printed: MetricsHome, tmp_path: Path) -> None:
     printed.append("".join([*epoch(1), *epoch(2)]))
     printed.ingest.finish(RUN)
     printed.connection.execute("UPDATE runs SET attempt = 1")
@@ -174,7 +172,7 @@ def test_the_report_of_an_output(printed: Bench, tmp_path: Path) -> None:
     assert (report.names, report.lines, len(report.forms)) == ((), 0, 2)
 
 
-def test_an_output_without_metrics(printed: Bench) -> None:
+def test_an_output_without_metrics(printed: MetricsHome) -> None:
     printed.append("".join(f"Downloading 12.{number}/45.6 MB at 3.2 MB/s\n" for number in range(9)))
     printed.ingest.finish(RUN)
     assert printed.counts() == (0, 0)

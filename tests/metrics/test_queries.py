@@ -12,13 +12,13 @@ import pytest
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 
-from .conftest import NOW, RUN, Bench, line
+from .conftest import NOW, RUN, MetricsHome, line
 
 
 @pytest.fixture
-def reader(bench: Bench) -> Iterator[sqlite3.Connection]:
+def reader(home: MetricsHome) -> Iterator[sqlite3.Connection]:
     """A view's connection, which cannot write."""
-    connection = open_reader(bench.folder / "gputui.db")
+    connection = open_reader(home.workspace.database)
     yield connection
     connection.close()
 
@@ -30,36 +30,36 @@ def test_a_run_without_metrics(reader: sqlite3.Connection) -> None:
     assert list(queries.points_json(reader, RUN)) == []
 
 
-def test_names_in_the_order_of_their_appearance(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append('{"step": 1, "time": 1.6e9, "zeta": 1, "note": "x", "on": true, "deep": {"a": 1}, "alpha": NaN}\n')
-    bench.append('{"step": 2, "rank": 0, "zeta": null, "val/acc": 0.5}\n')
-    bench.pump()
+def test_names_in_the_order_of_their_appearance(home: MetricsHome, reader: sqlite3.Connection) -> None:
+    home.begin()
+    home.append('{"step": 1, "time": 1.6e9, "zeta": 1, "note": "x", "on": true, "deep": {"a": 1}, "alpha": NaN}\n')
+    home.append('{"step": 2, "rank": 0, "zeta": null, "val/acc": 0.5}\n')
+    home.pump()
     assert queries.metric_names(reader, RUN) == ["zeta", "alpha", "val/acc"]
 
 
-def test_the_newest_value_of_every_name(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append(line(1, **{"val/acc": 0.5}))
+def test_the_newest_value_of_every_name(home: MetricsHome, reader: sqlite3.Connection) -> None:
+    home.begin()
+    home.append(line(1, **{"val/acc": 0.5}))
     for step in range(2, 2000):
-        bench.steps(step)
-    bench.append('{"step": 2000, "loss": NaN}\n')
-    bench.pump()
-    bench.begin(2)
-    bench.append('{"step": 5, "rank": 0, "lr": 0.25}\n{"step": 5, "rank": 1, "lr": 0.75}\n')
-    bench.pump()
+        home.steps(step)
+    home.append('{"step": 2000, "loss": NaN}\n')
+    home.pump()
+    home.begin(2)
+    home.append('{"step": 5, "rank": 0, "lr": 0.25}\n{"step": 5, "rank": 1, "lr": 0.75}\n')
+    home.pump()
     found = queries.latest(reader, RUN)
     assert math.isnan(found.pop("loss"))
     assert found == {"val/acc": 0.5, "lr": 0.25}
 
 
-def test_ranks(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append("".join(line(step, rank=rank, time=1.6e9 + step) for step in range(9) for rank in (2, 0, 1)))
-    bench.pump()
-    bench.begin(2)
-    bench.append(line(7, rank=1))
-    bench.pump()
+def test_ranks(home: MetricsHome, reader: sqlite3.Connection) -> None:
+    home.begin()
+    home.append("".join(line(step, rank=rank, time=1.6e9 + step) for step in range(9) for rank in (2, 0, 1)))
+    home.pump()
+    home.begin(2)
+    home.append(line(7, rank=1))
+    home.pump()
     first = queries.ranks(reader, RUN, 1)
     assert [(each.rank, each.step, each.at, dict(each.values)) for each in first] == [
         (rank, 8, 1.6e9 + 8, {"loss": 1 / 9}) for rank in (0, 1, 2)
@@ -69,25 +69,25 @@ def test_ranks(bench: Bench, reader: sqlite3.Connection) -> None:
     assert (late.rank, late.step) == (1, 7) and late.at is not None
 
 
-def test_any_name_can_be_asked_for(bench: Bench, reader: sqlite3.Connection) -> None:
+def test_any_name_can_be_asked_for(home: MetricsHome, reader: sqlite3.Connection) -> None:
     names = ["val/acc", "a.b", "a[0]", "$", "größe", 'say "x"', "back\\slash", "", "new\nline", "''", "$.loss", "🙂"]
-    bench.begin()
+    home.begin()
     for value, name in enumerate(names):
         for step, ascii_only in enumerate((True, False)):
             values = {"step": step, name: value, "a": {"b": 7}, "loss": 9}
-            bench.append(json.dumps(values, ensure_ascii=ascii_only) + "\n")
-    bench.pump()
+            home.append(json.dumps(values, ensure_ascii=ascii_only) + "\n")
+    home.pump()
     for value, name in enumerate(names):
         assert queries.latest(reader, RUN)[name] == value
         assert [row["value"] for row in queries.points_json(reader, RUN, [name])] == [value, value]
 
 
-def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append(
+def test_points_as_json(home: MetricsHome, reader: sqlite3.Connection) -> None:
+    home.begin()
+    home.append(
         '{"step": 1, "time": 1.6e9, "loss": NaN, "lr": 1e-3, "phase": "train"}\n{"step": 2, "rank": 1, "loss": 2}\n'
     )
-    bench.pump()
+    home.pump()
     rows = list(queries.points_json(reader, RUN))
     assert rows == [
         {"attempt": 1, "rank": None, "step": 1, "time": 1.6e9, "arrived": False, "name": "loss", "value": "NaN"},
@@ -98,22 +98,22 @@ def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
     assert [row["value"] for row in queries.points_json(reader, RUN, ["lr", "nothing"])] == [0.001]
 
 
-def test_the_view_for_people_with_other_tools(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append('{"step": 1, "loss": 0.5, "deep": {"a": 1}, "text": "x", "bad": NaN}\n')
-    bench.pump()
+def test_the_view_for_people_with_other_tools(home: MetricsHome, reader: sqlite3.Connection) -> None:
+    home.begin()
+    home.append('{"step": 1, "loss": 0.5, "deep": {"a": 1}, "text": "x", "bad": NaN}\n')
+    home.pump()
     rows = reader.execute("SELECT run_id, attempt, step, name, value FROM metric_points").fetchall()
     assert rows == [(RUN, 1, 1, "loss", 0.5)]
 
 
-def test_two_runs_are_kept_apart(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.add_run("run-2")
-    other = bench.folder / "other.jsonl"
-    bench.ingest.open_source("run-2", str(other), "jsonl")
-    bench.ingest.begin_attempt("run-2", 1)
-    bench.begin()
-    bench.steps(1)
+def test_two_runs_are_kept_apart(home: MetricsHome, reader: sqlite3.Connection) -> None:
+    home.add_run("run-2")
+    other = home.folder / "other.jsonl"
+    home.ingest.open_source("run-2", str(other), "jsonl")
+    home.ingest.begin_attempt("run-2", 1)
+    home.begin()
+    home.steps(1)
     other.write_text('{"step": 2, "lr": 3}\n')
-    bench.pump()
+    home.pump()
     assert queries.metric_names(reader, RUN) == ["loss"]
     assert queries.latest(reader, "run-2") == {"lr": 3.0}

@@ -11,7 +11,7 @@ from typing import Any
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
 
-from .conftest import RUN, Bench, line
+from .conftest import RUN, MetricsHome, line
 
 TABLES = ("metric_stretches", "metric_envelopes")
 
@@ -25,71 +25,71 @@ def reduced(connection: sqlite3.Connection) -> dict[str, list[Any]]:
     }
 
 
-def entries(bench: Bench, name: str, level: int = 0, attempt: int = 1) -> list[Entry]:
-    return list(envelopes.entries(bench.connection, 1, attempt, name, level, 0, 1 << 40))
+def entries(home: MetricsHome, name: str, level: int = 0, attempt: int = 1) -> list[Entry]:
+    return list(envelopes.entries(home.connection, 1, attempt, name, level, 0, 1 << 40))
 
 
-def test_blocks_tell_what_the_lines_tell(bench: Bench) -> None:
-    bench.begin()
+def test_blocks_tell_what_the_lines_tell(home: MetricsHome) -> None:
+    home.begin()
     values = [math.sin(step) * step for step in range(STRETCH_LINES)]
-    bench.append("".join(line(step, wave=value, time=1.6e9 + step) for step, value in enumerate(values)))
-    bench.pump()
-    found = entries(bench, "wave")
+    home.append("".join(line(step, wave=value, time=1.6e9 + step) for step, value in enumerate(values)))
+    home.pump()
+    found = entries(home, "wave")
     assert [entry.place for entry in found] == list(range(FAN))
     block = values[BLOCK_LINES : 2 * BLOCK_LINES]
     assert found[1] == Entry(
         1, BLOCK_LINES, 0, 0, 0, min(block), max(block), block[0], block[-1], 32, 63, 1.6e9 + 32, 1.6e9 + 63
     )
-    (whole,) = entries(bench, "wave", level=1)
+    (whole,) = entries(home, "wave", level=1)
     assert whole == envelopes.join(0, found)
     assert (whole.points, whole.low, whole.high) == (STRETCH_LINES, min(values), max(values))
 
 
-def test_what_is_no_number_is_counted_apart(bench: Bench) -> None:
-    bench.begin()
+def test_what_is_no_number_is_counted_apart(home: MetricsHome) -> None:
+    home.begin()
     odd: dict[int, Any] = {3: math.nan, 40: math.inf, 41: -math.inf, 42: "text", 43: True, 44: None}
-    bench.append("".join(line(step, odd=odd.get(step, step)) for step in range(STRETCH_LINES)))
-    bench.pump()
-    first, second = entries(bench, "odd")[:2]
+    home.append("".join(line(step, odd=odd.get(step, step)) for step in range(STRETCH_LINES)))
+    home.pump()
+    first, second = entries(home, "odd")[:2]
     assert (first.points, first.nan, first.low, first.high) == (32, 1, 0, 31)
     assert (second.points, second.nan, second.positive_infinite, second.negative_infinite) == (30, 1, 1, 1)
 
 
-def test_other_ranks_are_left_out(bench: Bench) -> None:
-    bench.begin()
-    bench.append("".join(line(step, rank=rank) for step in range(STRETCH_LINES) for rank in range(3)))
-    bench.pump()
-    assert sum(entry.points for entry in entries(bench, "loss")) == STRETCH_LINES
-    (stretch,) = envelopes.stretches(bench.connection, RUN)
+def test_other_ranks_are_left_out(home: MetricsHome) -> None:
+    home.begin()
+    home.append("".join(line(step, rank=rank) for step in range(STRETCH_LINES) for rank in range(3)))
+    home.pump()
+    assert sum(entry.points for entry in entries(home, "loss")) == STRETCH_LINES
+    (stretch,) = envelopes.stretches(home.connection, RUN)
     assert (stretch.line_count, stretch.min_step, stretch.max_step) == (STRETCH_LINES, 0, STRETCH_LINES - 1)
 
 
-def test_an_attempt_that_another_follows_is_reduced_to_its_end(bench: Bench) -> None:
-    bench.begin(1)
-    bench.steps(*range(700))
-    bench.pump()
-    bench.begin(2)
-    bench.steps(*range(600, 1300))
-    bench.pump()
-    found = [(each.attempt, each.number, each.line_count) for each in envelopes.stretches(bench.connection, RUN)]
+def test_an_attempt_that_another_follows_is_reduced_to_its_end(home: MetricsHome) -> None:
+    home.begin(1)
+    home.steps(*range(700))
+    home.pump()
+    home.begin(2)
+    home.steps(*range(600, 1300))
+    home.pump()
+    found = [(each.attempt, each.number, each.line_count) for each in envelopes.stretches(home.connection, RUN)]
     assert found == [(1, 0, 512), (1, 1, 188), (2, 0, 512)]
-    assert sum(entry.points for entry in entries(bench, "loss", level=1)) == 700
+    assert sum(entry.points for entry in entries(home, "loss", level=1)) == 700
 
 
-def test_higher_levels_hold_whole_rows(bench: Bench) -> None:
-    bench.begin()
+def test_higher_levels_hold_whole_rows(home: MetricsHome) -> None:
+    home.begin()
     count = 16 * STRETCH_LINES * 2 + 3 * STRETCH_LINES
-    bench.append("".join(f'{{"step": {step}, "loss": {step % 977}}}\n' for step in range(count)))
-    bench.pump()
-    stretches = len(envelopes.stretches(bench.connection, RUN))
+    home.append("".join(f'{{"step": {step}, "loss": {step % 977}}}\n' for step in range(count)))
+    home.pump()
+    stretches = len(envelopes.stretches(home.connection, RUN))
     assert stretches == 35
-    assert [entry.points for entry in entries(bench, "loss", level=2)] == [16 * STRETCH_LINES] * 2
+    assert [entry.points for entry in entries(home, "loss", level=2)] == [16 * STRETCH_LINES] * 2
     for begin, end in ((0, 35), (1, 34), (15, 17), (3, 3), (33, 35)):
         for level in range(4):
             found = [
                 entry
                 for at, first, last in envelopes.pieces(begin, end, level)
-                for entry in envelopes.entries(bench.connection, 1, 1, "loss", at, first, last)
+                for entry in envelopes.entries(home.connection, 1, 1, "loss", at, first, last)
             ]
             assert sum(entry.points for entry in found) == (end - begin) * STRETCH_LINES
             steps = [step for entry in found for step in entry[9:11]]
@@ -101,9 +101,9 @@ def test_higher_levels_hold_whole_rows(bench: Bench) -> None:
 def test_agents_that_die_reduce_nothing_twice(tmp_path: Path) -> None:
     chance = random.Random(5)
     texts = [line(step, noise=chance.random()) for step in range(3000)]
-    calm, hasty = Bench(_made(tmp_path / "calm")), Bench(_made(tmp_path / "hasty"))
-    for bench in (calm, hasty):
-        bench.begin()
+    calm, hasty = MetricsHome(_made(tmp_path / "calm")), MetricsHome(_made(tmp_path / "hasty"))
+    for home in (calm, hasty):
+        home.begin()
     calm.append("".join(texts))
     calm.pump()
     while texts:
@@ -116,23 +116,23 @@ def test_agents_that_die_reduce_nothing_twice(tmp_path: Path) -> None:
     assert reduced(calm.connection) == reduced(hasty.connection)
 
 
-def test_a_store_that_fails_in_between(bench: Bench, tmp_path: Path) -> None:
-    other = Bench(_made(tmp_path / "other"))
-    for each in (bench, other):
+def test_a_store_that_fails_in_between(home: MetricsHome, tmp_path: Path) -> None:
+    other = MetricsHome(_made(tmp_path / "other"))
+    for each in (home, other):
         each.begin()
         each.steps(*range(6000))
     other.pump()
-    pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
+    pages = home.connection.execute("PRAGMA page_count").fetchone()[0]
     failures = 0
     for more in range(0, 500, 7):
-        bench.connection.execute(f"PRAGMA max_page_count = {pages + more}")
+        home.connection.execute(f"PRAGMA max_page_count = {pages + more}")
         try:
-            bench.pump()
+            home.pump()
         except sqlite3.OperationalError:
             failures += 1
     assert failures > 5
-    assert bench.counts()[0] == 6000
-    assert reduced(bench.connection) == reduced(other.connection)
+    assert home.counts()[0] == 6000
+    assert reduced(home.connection) == reduced(other.connection)
 
 
 def _made(path: Path) -> Path:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.tables import table
 
-from .conftest import RUN, Bench, line
+from .conftest import RUN, MetricsHome, line
 
 Row = dict[str, object]
 
@@ -34,21 +34,21 @@ def csv_rows(*steps: int, **values: object) -> list[Row]:
     return [{"step": step, "loss": 1 / (step + 1), **values} for step in steps]
 
 
-def write(bench: Bench, how: str, content: Sequence[int] | str) -> None:
+def write(home: MetricsHome, how: str, content: Sequence[int] | str) -> None:
     """Write the file whole: in place, or as ``to_csv(tmp); os.replace(tmp, path)`` does."""
     if not isinstance(content, str):
         rows = csv_text(csv_rows(*content))
-        content = rows if bench.file.suffix == ".csv" else "".join(map(line, content))
+        content = rows if home.file.suffix == ".csv" else "".join(map(line, content))
     if how == "in place":
-        bench.file.write_text(content)
+        home.file.write_text(content)
     else:
-        new = bench.file.with_suffix(".tmp")
+        new = home.file.with_suffix(".tmp")
         new.write_text(content)
-        new.replace(bench.file)
+        new.replace(home.file)
 
 
-def steps(bench: Bench) -> list[int]:
-    return [step for _, step in bench.stored()]
+def steps(home: MetricsHome) -> list[int]:
+    return [step for _, step in home.stored()]
 
 
 WAYS = list(itertools.product(["csv", "jsonl"], ["replaced", "in place"], [False, True]))
@@ -62,26 +62,26 @@ def test_a_file_written_at_each_epoch(
     tmp_path: Path, kind: str, how: str, restarted: bool, kept: int, ending: str
 ) -> None:
     """Whole, or its last lines."""
-    bench = Bench(tmp_path, kind=kind, name=f"metrics.{kind}")
-    bench.begin()
+    home = MetricsHome(tmp_path, kind=kind, name=f"metrics.{kind}")
+    home.begin()
     for epoch in range(1, 41):
         numbers = range(max(0, epoch - kept), epoch)
         text = csv_text(csv_rows(*numbers)) if kind == "csv" else "".join(map(line, numbers))
-        write(bench, how, text.rstrip("\n") + ending)
-        assert bench.notes() == []
+        write(home, how, text.rstrip("\n") + ending)
+        assert home.notes() == []
         if restarted:
-            bench.restart()
-    bench.ingest.finish(RUN)
+            home.restart()
+    home.ingest.finish(RUN)
     # A number at the end of a CSV file may lack digits.
     count = 40 - (kind == "csv" and not ending)
-    assert steps(bench) == list(range(count))
-    assert bench.counts() == (count, 40 - count)
-    bench.connection.close()
+    assert steps(home) == list(range(count))
+    assert home.counts() == (count, 40 - count)
+    home.connection.close()
 
 
 @pytest.fixture
-def csv_bench(tmp_path: Path) -> Bench:
-    made = Bench(tmp_path, kind="csv", name="metrics.csv")
+def csv_bench(tmp_path: Path) -> MetricsHome:
+    made = MetricsHome(tmp_path, kind="csv", name="metrics.csv")
     made.begin()
     return made
 
@@ -121,17 +121,17 @@ def csv_bench(tmp_path: Path) -> Bench:
     ],
 )  # fmt: skip
 def test_versions_of_a_csv_file(tmp_path: Path, versions: list[str], data: list[Row]) -> None:
-    bench = Bench(tmp_path, kind="csv", name="metrics.csv")
-    bench.begin()
+    home = MetricsHome(tmp_path, kind="csv", name="metrics.csv")
+    home.begin()
     for text in versions:
-        bench.file.write_text(text)
-        bench.pump()
-    assert bench.data() == data
-    assert bench.counts() == (len(data), 0)
-    bench.connection.close()
+        home.file.write_text(text)
+        home.pump()
+    assert home.data() == data
+    assert home.counts() == (len(data), 0)
+    home.connection.close()
 
 
-def test_lines_taken_back_and_others_written(csv_bench: Bench) -> None:
+def test_lines_taken_back_and_others_written(csv_bench: MetricsHome) -> None:
     """A script that goes on from its checkpoint at step 50 drops the lines behind it."""
     write(csv_bench, "in place", range(1500))
     csv_bench.pump()
@@ -144,63 +144,63 @@ def test_lines_taken_back_and_others_written(csv_bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
-def test_a_new_attempt_and_the_lines_of_the_old_one(bench: Bench, restarted: bool) -> None:
+def test_a_new_attempt_and_the_lines_of_the_old_one(home: MetricsHome, restarted: bool) -> None:
     """Lines that it saves again are not its own; those that it appends to a rewritten file are."""
-    bench.begin()
-    bench.steps(*range(10))
-    bench.pump()
-    write(bench, "in place", range(5, 12))
-    bench.pump()
-    bench.begin(2)
-    bench.steps(3, 4, 11)
-    bench.pump()
+    home.begin()
+    home.steps(*range(10))
+    home.pump()
+    write(home, "in place", range(5, 12))
+    home.pump()
+    home.begin(2)
+    home.steps(3, 4, 11)
+    home.pump()
     if restarted:
-        bench.restart()
-    write(bench, "in place", [10, 11, 3, 4, 11, 12])
-    bench.pump()
-    bench.begin(3)
-    write(bench, "replaced", [10, 11, 3, 4, 11, 12, 13])
-    bench.pump()
-    assert bench.stored() == [*((1, step) for step in range(12)), (2, 3), (2, 4), (2, 11), (2, 12), (3, 13)]
+        home.restart()
+    write(home, "in place", [10, 11, 3, 4, 11, 12])
+    home.pump()
+    home.begin(3)
+    write(home, "replaced", [10, 11, 3, 4, 11, 12, 13])
+    home.pump()
+    assert home.stored() == [*((1, step) for step in range(12)), (2, 3), (2, 4), (2, 11), (2, 12), (3, 13)]
 
 
-def test_known_lines_whose_batch_was_not_stored_are_known_again(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(*range(10))
-    bench.pump()
-    write(bench, "in place", range(5, 10))
-    bench.pump()
-    bench.connection.execute("CREATE TRIGGER full BEFORE INSERT ON metrics BEGIN SELECT RAISE(ROLLBACK, 'full'); END")
-    write(bench, "in place", range(6, 12))
+def test_known_lines_whose_batch_was_not_stored_are_known_again(home: MetricsHome) -> None:
+    home.begin()
+    home.steps(*range(10))
+    home.pump()
+    write(home, "in place", range(5, 10))
+    home.pump()
+    home.connection.execute("CREATE TRIGGER full BEFORE INSERT ON metrics BEGIN SELECT RAISE(ROLLBACK, 'full'); END")
+    write(home, "in place", range(6, 12))
     with pytest.raises(sqlite3.IntegrityError):
-        bench.pump()
-    bench.connection.execute("DROP TRIGGER full")
-    bench.pump()
-    assert steps(bench) == list(range(12))
+        home.pump()
+    home.connection.execute("DROP TRIGGER full")
+    home.pump()
+    assert steps(home) == list(range(12))
 
 
-def test_events_and_bad_lines_of_a_rewritten_file_count_once(bench: Bench) -> None:
+def test_events_and_bad_lines_of_a_rewritten_file_count_once(home: MetricsHome) -> None:
     lines = ['{"event": "start", "step": 0, "total_steps": 9}\n', '{"phase": "train"}\n', "junk\n", line(0)]
-    bench.begin()
-    bench.append("".join(lines))
-    bench.pump()
-    bench.file.write_text("".join(lines[::-1]) + line(1))
-    bench.pump()
-    assert bench.counts() == (4, 1)
-    assert len(bench.rejected()) == 1
+    home.begin()
+    home.append("".join(lines))
+    home.pump()
+    home.file.write_text("".join(lines[::-1]) + line(1))
+    home.pump()
+    assert home.counts() == (4, 1)
+    assert len(home.rejected()) == 1
 
 
-def test_an_epoch_that_is_no_number_identifies_no_line(bench: Bench) -> None:
+def test_an_epoch_that_is_no_number_identifies_no_line(home: MetricsHome) -> None:
     lines = ['{"step": 1, "epoch": [1, 2], "loss": 5}\n', '{"step": 2, "epoch": [1, 2], "loss": 4}\n']
-    bench.begin()
-    bench.append(lines[0])
-    bench.pump()
-    bench.file.write_text("".join(lines[::-1]))
-    bench.pump()
-    assert steps(bench) == [1, 2]
+    home.begin()
+    home.append(lines[0])
+    home.pump()
+    home.file.write_text("".join(lines[::-1]))
+    home.pump()
+    assert steps(home) == [1, 2]
 
 
-def test_after_a_restart_amid_a_version_no_line_is_dropped(csv_bench: Bench) -> None:
+def test_after_a_restart_amid_a_version_no_line_is_dropped(csv_bench: MetricsHome) -> None:
     """Steps of each epoch in one file without the epoch: which of them it still has is not known any more."""
     csv_bench.file.write_text("step,loss\n1,5\n1,4\n")
     csv_bench.pump()
@@ -217,27 +217,29 @@ def test_after_a_restart_amid_a_version_no_line_is_dropped(csv_bench: Bench) -> 
 
 @pytest.mark.parametrize("resumed_step", [6, None])
 @pytest.mark.parametrize("how", ["in place", "replaced"])
-def test_lines_that_a_resumed_script_keeps_are_not_its_own(bench: Bench, how: str, resumed_step: int | None) -> None:
+def test_lines_that_a_resumed_script_keeps_are_not_its_own(
+    home: MetricsHome, how: str, resumed_step: int | None
+) -> None:
     """Also if they are all that the file has at first, and even if what follows is as before."""
-    bench.begin()
-    bench.steps(*range(10))
-    bench.pump()
+    home.begin()
+    home.steps(*range(10))
+    home.pump()
     base = None if resumed_step is None else "step_6.pt"
-    bench.connection.execute(
+    home.connection.execute(
         "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
         "VALUES ('run-1', 2, 'running', '{}', '[]', '{}', 0, ?, ?)",
         (base, resumed_step),
     )
-    bench.begin(2)
-    write(bench, how, range(7))
-    bench.pump()
+    home.begin(2)
+    write(home, how, range(7))
+    home.pump()
     kept = [] if resumed_step is not None else [(2, step) for step in range(7)]
-    assert bench.stored() == [*((1, step) for step in range(10)), *kept]
-    bench.steps(7, 8)
-    bench.pump()
-    write(bench, how, range(10))
-    bench.pump()
-    assert bench.stored() == [*((1, step) for step in range(10)), *kept, (2, 7), (2, 8), (2, 9)]
+    assert home.stored() == [*((1, step) for step in range(10)), *kept]
+    home.steps(7, 8)
+    home.pump()
+    write(home, how, range(10))
+    home.pump()
+    assert home.stored() == [*((1, step) for step in range(10)), *kept, (2, 7), (2, 8), (2, 9)]
 
 
 CHANGES = ("append", "replace", "rewrite", "cut", "go back", "keep the last", "edit", "column", "half a line")
@@ -246,8 +248,8 @@ CHANGES = ("append", "replace", "rewrite", "cut", "go back", "keep the last", "e
 class Story:
     """A file that a script writes in many ways, each of its lines another one, and what was seen of it."""
 
-    def __init__(self, bench: Bench, kind: str) -> None:
-        self.bench = bench
+    def __init__(self, home: MetricsHome, kind: str) -> None:
+        self.home = home
         self.kind = kind
         self.numbers = itertools.count()
         self.columns = ["step", "loss"]
@@ -271,19 +273,19 @@ class Story:
 
     def change(self, what: str, count: int, at: float) -> None:
         if what == "append":
-            self.bench.append(self.more(count))
+            self.home.append(self.more(count))
         elif what == "half a line":
             new = self.more(1)
             middle = int(len(new) * at)
-            self.bench.append(new[:middle])
-            self.bench.pump()
-            self.bench.append(new[middle:])
+            self.home.append(new[:middle])
+            self.home.pump()
+            self.home.append(new[middle:])
         elif what == "cut":
             self.more(count)
             text = self.text()
-            self.bench.file.write_text(text[: int(len(text) * at)])
-            self.bench.pump()
-            self.bench.file.write_text(text)
+            self.home.file.write_text(text[: int(len(text) * at)])
+            self.home.pump()
+            self.home.file.write_text(text)
         else:
             if what == "go back":
                 self.rows = self.rows[: int(len(self.rows) * at)]
@@ -299,10 +301,10 @@ class Story:
                 self.columns.insert(int(len(self.columns) * at), f"c{len(self.columns)}")
                 self.columns.append(self.columns.pop(self.columns.index(f"c{len(self.columns) - 1}")))
             self.more(count)
-            write(self.bench, "replaced" if what == "replace" else "in place", self.text())
+            write(self.home, "replaced" if what == "replace" else "in place", self.text())
 
     def look(self) -> None:
-        self.bench.pump()
+        self.home.pump()
         self.seen |= {int(str(row["step"])) for row in self.rows}
 
 
@@ -317,21 +319,20 @@ def test_each_line_that_was_seen_is_stored_once(
     kind: str, story: list[tuple[str, int, float, bool, bool]], restarts: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), kind=kind, name="metrics.txt", in_memory=True)
-        bench.begin()
-        told = Story(bench, kind)
+        home = MetricsHome(Path(folder), kind=kind, name="metrics.txt", in_memory=True)
+        home.begin()
+        told = Story(home, kind)
         for what, count, at, is_seen, is_restarted in story:
             told.change(what, count, at)
             if is_seen:
                 told.look()
             if restarts and is_restarted:
-                bench.restart()
+                home.restart()
         told.look()
-        bench.ingest.finish(RUN)
-        stored = steps(bench)
+        home.ingest.finish(RUN)
+        stored = steps(home)
         assert len(stored) == len(set(stored))
         assert told.seen <= set(stored)
-        assert bench.rejected() == []
-        assert bench.counts() == (len(stored), 0)
-        bench.ingest.close()
-        bench.connection.close()
+        assert home.rejected() == []
+        assert home.counts() == (len(stored), 0)
+        home.close()

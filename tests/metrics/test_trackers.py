@@ -22,11 +22,10 @@ from gputui.metrics.trackers import (
     wandb_frames,
 )
 from gputui.store.attempts import read_attempts
-from gputui.store.metrics.step_lines import StepLines
 from tests.conftest import wait_until
 from tests.tables import table
 
-from .conftest import RUN, Bench
+from .conftest import RUN, MetricsHome
 
 Frames = Callable[[bytes, int], Iterator[tuple[int, bytes]]]
 
@@ -278,8 +277,8 @@ def test_the_declared_step_of_wandb_counts() -> None:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, kind="tensorboard", name="logs/version_*")
+def home(tmp_path: Path) -> MetricsHome:
+    return MetricsHome(tmp_path, kind="tensorboard", name="logs/version_*")
 
 
 def events_of(folder: Path, name: str = "events.out.tfevents.1.host.1.0") -> Path:
@@ -293,72 +292,71 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def test_event_files_of_several_attempts(bench: Bench, tmp_path: Path) -> None:
+def test_event_files_of_several_attempts(home: MetricsHome, tmp_path: Path) -> None:
     first, second = (events_of(tmp_path / f"logs/version_{number}") for number in (0, 1))
     append(first, event(0, loss=9.0))
-    bench.begin()
-    bench.pump()
+    home.begin()
+    home.pump()
     append(first, event(0) + event(1, loss=0.5, rank=0.25) + event(2, loss=0.25)[:-3])
-    bench.pump()
+    home.pump()
     # A value named rank, as that of LoRA, is no process: what is of another one than the first is in no chart.
-    assert bench.data() == [{"loss": 0.5, "rank_": 0.25, "step": 1, "time": 1.6e9 + 1}]
-    bench.restart()
+    assert home.data() == [{"loss": 0.5, "rank_": 0.25, "step": 1, "time": 1.6e9 + 1}]
+    home.restart()
     append(first, event(2, loss=0.25)[-3:] + event(3, loss=0.125)[:-1])
-    bench.pump()
-    bench.begin(2)
+    home.pump()
+    home.begin(2)
     append(second, event(2, loss=0.25))
-    bench.restart()
-    bench.pump()
+    home.restart()
+    home.pump()
     append(second, event(3, loss=0.5))
-    bench.pump()
-    assert bench.stored() == [(1, 1), (1, 2), (2, 2), (2, 3)]
-    assert bench.rejected() == []
-    bounds = bench.connection.execute("SELECT min(at), max(at), max(rank) FROM metrics").fetchone()
+    home.pump()
+    assert home.stored() == [(1, 1), (1, 2), (2, 2), (2, 3)]
+    assert home.rejected() == []
+    bounds = home.connection.execute("SELECT min(at), max(at), max(rank) FROM metrics").fetchone()
     assert bounds == (1.6e9 + 1, 1.6e9 + 3, None)
 
 
-def test_a_record_that_cannot_be_understood_is_set_aside_alone(bench: Bench, tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_understood_is_set_aside_alone(home: MetricsHome, tmp_path: Path) -> None:
     """A large one is read; behind damage, what comes later is."""
     file = events_of(tmp_path / "logs/version_0")
     picture = framed(b"\x2a\x80\x80\x40" + b"\x0a\xfc\xff\x3f" + b"\x22\xf8\xff\x3f" + bytes((1 << 20) - 8))
-    bench.begin()
-    bench.pump()
+    home.begin()
+    home.pump()
     append(
         file,
         event(1, loss=1.0) + framed(b"\x2a\x7f") + picture + event(3, loss=0.5) + b"\xff" * 40,
     )
-    bench.pump()
-    assert bench.stored() == [(1, 1), (1, 3)] and len(bench.rejected()) == 2
+    home.pump()
+    assert home.stored() == [(1, 1), (1, 3)] and len(home.rejected()) == 2
     append(file, event(4, loss=1.0))
-    bench.pump()
-    assert bench.stored()[2:] == [(1, 4)]
+    home.pump()
+    assert home.stored()[2:] == [(1, 4)]
 
 
 def test_an_offline_run_of_wandb(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, kind="wandb", name="wandb")
-    bench.begin()
+    home = MetricsHome(tmp_path, kind="wandb", name="wandb")
+    home.begin()
     content = chunked([b"\x08\x01", *(history(step, 0.5) for step in range(500))])
     path = tmp_path / "wandb/offline-run-1-x/run-x.wandb"
     for start in range(0, len(content), 5000):
         append(path, content[start : start + 5000])
-        bench.pump()
-        bench.restart()
-    assert bench.stored() == [(1, step) for step in range(500)]
-    assert bench.data()[3] == {"loss": 0.5, "step": 3, "time": 1.6e9 + 3}
+        home.pump()
+        home.restart()
+    assert home.stored() == [(1, step) for step in range(500)]
+    assert home.data()[3] == {"loss": 0.5, "step": 3, "time": 1.6e9 + 3}
 
 
-def test_an_attempt_counts_by_the_loss_of_its_board(bench: Bench, tmp_path: Path) -> None:
+def test_an_attempt_counts_by_the_loss_of_its_board(home: MetricsHome, tmp_path: Path) -> None:
     """The accuracy and the learning rate have steps of their own."""
     columns = "run_id, number, state, params, gpus, launch, created_at"
     row = (RUN, 1, "running", "{}", "[]", "{}", 0)
-    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-    bench.begin()
+    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    home.begin()
     board = events_of(tmp_path / "logs/version_0")
     append(board, event(1, **{"loss/train": 0.5}) + event(2, **{"loss/train": 0.5}) + event(90, lr=0.5))
-    bench.pump()
+    home.pump()
     append(board, event(3, **{"loss/train": 0.5}) + event(0, **{"accuracy/valid": 0.5}) + event(91, lr=0.5))
-    bench.pump()
-    (attempt,) = read_attempts(bench.connection, RUN)
+    home.pump()
+    (attempt,) = read_attempts(home.connection, RUN)
     assert (attempt.first_step, attempt.last_step) == (1, 3)
-    line = StepLines(bench.connection, RUN).newest(1)
-    assert line is not None and line.step == 3
+    assert StepTimes(home.connection, RUN).newest_at(1, 4e9, 0.0) == 3

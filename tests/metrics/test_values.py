@@ -6,14 +6,13 @@ import time
 from typing import Any
 
 import pytest
+from gputui.store.metrics.step_times import StepTimes
 
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.printed import OutputPatterns
 from gputui.metrics.values import NullMeanings, number_in_text
-from gputui.store.metrics.losses import last_sound_step, unsound_since
 from gputui.store.metrics.queries import NULL_NAN, latest
-from gputui.store.metrics.step_lines import StepLines
-from tests.metrics.conftest import RUN, Bench
+from tests.metrics.conftest import RUN, MetricsHome
 from tests.tables import table
 
 
@@ -94,35 +93,35 @@ def test_a_line_that_measures_something_else_has_no_nan() -> None:
     assert nulls.read(line) == {**line, "loss": NULL_NAN}
 
 
-def test_a_loss_of_text_is_stored_and_judged_as_a_number(bench: Bench) -> None:
-    bench.begin()
-    bench.append("".join(json.dumps({"step": step, "loss": f"{1 / step:.4f} (avg)"}) + "\n" for step in range(1, 9)))
-    bench.pump()
-    lines = StepLines(bench.connection, RUN)
-    assert latest(bench.connection, RUN)["loss"] == 0.125
-    assert unsound_since(lines, 1) is None and last_sound_step(lines, 1) == 8
+def test_a_loss_of_text_is_stored_and_judged_as_a_number(home: MetricsHome) -> None:
+    home.begin()
+    home.append("".join(json.dumps({"step": step, "loss": f"{1 / step:.4f} (avg)"}) + "\n" for step in range(1, 9)))
+    home.pump()
+    times = StepTimes(home.connection, RUN)
+    assert latest(home.connection, RUN)["loss"] == 0.125
+    assert times.unsound_since(1) is None and times.last_sound(1) == 8
 
 
-def test_a_loss_of_unknown_text_is_neither_sound_nor_unsound(bench: Bench) -> None:
-    bench.begin()
-    bench.append("".join(json.dumps({"step": step, "loss": "high"}) + "\n" for step in range(1, 9)))
-    bench.pump()
-    lines = StepLines(bench.connection, RUN)
-    assert (unsound_since(lines, 1), last_sound_step(lines, 1)) == (None, None)
+def test_a_loss_of_unknown_text_is_neither_sound_nor_unsound(home: MetricsHome) -> None:
+    home.begin()
+    home.append("".join(json.dumps({"step": step, "loss": "high"}) + "\n" for step in range(1, 9)))
+    home.pump()
+    times = StepTimes(home.connection, RUN)
+    assert (times.unsound_since(1), times.last_sound(1)) == (None, None)
 
 
-def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(bench: Bench) -> None:
-    bench.begin()
+def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(home: MetricsHome) -> None:
+    home.begin()
     for step in range(1, 7):
-        bench.append(json.dumps({"step": step, "loss": None if step > 4 else 1 / step, "lr": 0.1}) + "\n")
+        home.append(json.dumps({"step": step, "loss": None if step > 4 else 1 / step, "lr": 0.1}) + "\n")
         if step == 5:
-            bench.pump()
-            bench.restart()
-    bench.pump()
-    lines = StepLines(bench.connection, RUN)
-    unsound = unsound_since(lines, 1)
-    assert unsound is not None and unsound.step == 5 and last_sound_step(lines, 1) == 4
-    assert [row[0] for row in bench.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == [
+            home.pump()
+            home.restart()
+    home.pump()
+    times = StepTimes(home.connection, RUN)
+    unsound = times.unsound_since(1)
+    assert unsound is not None and unsound[0] == 5 and times.last_sound(1) == 4
+    assert [row[0] for row in home.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == [
         NULL_NAN,
         NULL_NAN,
     ]

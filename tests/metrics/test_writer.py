@@ -20,7 +20,7 @@ from gputui.store.metrics.intake import Intake, intake, intake_words, short_of
 from tests.tables import table
 from tests.texts import mentions
 
-from .conftest import NOW, RUN, Bench, line
+from .conftest import NOW, RUN, MetricsHome, line
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
@@ -35,16 +35,16 @@ from .conftest import NOW, RUN, Bench, line
     ],
 )
 def test_a_line_without_a_time(tmp_path: Path, kind: str, text: str, age_seconds: float) -> None:
-    bench = Bench(tmp_path, kind=kind, metrics={"patterns": [r"step (?P<step>\d+): (?P<loss>\S+)"]})
-    bench.begin()
-    file = tmp_path / "attempts/1/output.log" if kind == "stdout" else bench.file
+    home = MetricsHome(tmp_path, kind=kind, metrics={"patterns": [r"step (?P<step>\d+): (?P<loss>\S+)"]})
+    home.begin()
+    file = tmp_path / "attempts/1/output.log" if kind == "stdout" else home.file
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     os.utime(file, (NOW - age_seconds, NOW - age_seconds))
-    bench.pump()
-    (point,) = queries.points_json(bench.connection, RUN, ["loss"])
+    home.pump()
+    (point,) = queries.points_json(home.connection, RUN, ["loss"])
     assert (point["time"], point["arrived"]) == (NOW - max(0.0, age_seconds), True)
-    (seen,), _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    (seen,), _ = watched.newest_lines(home.connection, RUN, {}, 10)
     assert (seen.step, seen.at) == (1, None)
 
 
@@ -56,45 +56,45 @@ def test_a_line_without_a_time(tmp_path: Path, kind: str, text: str, age_seconds
     ],
 )  # fmt: skip
 def test_times_of_lines(tmp_path: Path, time: float | str, is_time: bool) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
+    home = MetricsHome(tmp_path)
+    home.begin()
     notes = []
     for step in (1, 2):
-        bench.append(line(step, time=time))
-        os.utime(bench.file, (NOW, NOW))
-        notes += [note.kind for _, note in bench.ingest.pump().notes]
+        home.append(line(step, time=time))
+        os.utime(home.file, (NOW, NOW))
+        notes += [note.kind for _, note in home.ingest.pump().notes]
     assert notes == ([] if is_time else ["times_unknown"])
-    points = list(queries.points_json(bench.connection, RUN, ["loss"]))
+    points = list(queries.points_json(home.connection, RUN, ["loss"]))
     assert [(point["time"], point["arrived"]) for point in points] == 2 * [(time, False) if is_time else (NOW, True)]
-    assert [data["time" if is_time else "time_"] for data in bench.data()] == [time] * 2
-    seen, _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    assert [data["time" if is_time else "time_"] for data in home.data()] == [time] * 2
+    seen, _ = watched.newest_lines(home.connection, RUN, {}, 10)
     assert [line.at for line in seen] == [time if is_time else None] * 2
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_names_the_attempts_with_new_lines(bench: Bench) -> None:
-    bench.begin()
-    bench.append(line(5) + line(9, rank=0) + line(9, rank=1) + line(7) + "junk\n")
-    report = bench.ingest.pump()
+def test_the_report_names_the_attempts_with_new_lines(home: MetricsHome) -> None:
+    home.begin()
+    home.append(line(5) + line(9, rank=0) + line(9, rank=1) + line(7) + "junk\n")
+    report = home.ingest.pump()
     assert (report.lines, report.rejected, report.progress) == (4, 1, {(RUN, 1)})
-    assert bench.ingest.pump().progress == set()
+    assert home.ingest.pump().progress == set()
 
 
-def test_a_logger_that_names_each_message_event(bench: Bench) -> None:
+def test_a_logger_that_names_each_message_event(home: MetricsHome) -> None:
     """structlog's JSON lines are steps like any other, so that a NaN is seen."""
-    bench.begin()
-    bench.append('{"step": 0, "event": "start", "total_steps": 300}\n')
-    bench.append('{"event": "train", "level": "info", "step": 1, "loss": 0.5}\n')
-    bench.append('{"event": "train", "level": "info", "step": 2, "loss": NaN}\n')
-    bench.append('{"event": "checkpoint", "step": 2, "seconds": 1.5, "bytes": 7}\n')
-    bench.append('{"event": "validation", "step": 2, "val/loss": 0.5}\n')
-    bench.append('{"event": "epoch_end", "step": 2, "epoch": 1, "seconds": 60}\n')
-    bench.pump()
-    seen, _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    home.begin()
+    home.append('{"step": 0, "event": "start", "total_steps": 300}\n')
+    home.append('{"event": "train", "level": "info", "step": 1, "loss": 0.5}\n')
+    home.append('{"event": "train", "level": "info", "step": 2, "loss": NaN}\n')
+    home.append('{"event": "checkpoint", "step": 2, "seconds": 1.5, "bytes": 7}\n')
+    home.append('{"event": "validation", "step": 2, "val/loss": 0.5}\n')
+    home.append('{"event": "epoch_end", "step": 2, "epoch": 1, "seconds": 60}\n')
+    home.pump()
+    seen, _ = watched.newest_lines(home.connection, RUN, {}, 10)
     assert [line.step for line in seen if line.event is None and "loss" in line.values] == [1, 2]
-    assert bench.data()[1] == {"event_": "train", "level": "info", "step": 1, "loss": 0.5}
+    assert home.data()[1] == {"event_": "train", "level": "info", "step": 1, "loss": 0.5}
 
 
 def test_the_trainers_events_are_no_steps() -> None:
@@ -122,12 +122,12 @@ def test_steps_that_start_again_in_each_epoch(steps: list[int], attempts: list[i
     assert [place for place, one in enumerate(lines) if order.add([one])] == places
 
 
-def test_the_report_tells_of_them_once(bench: Bench) -> None:
-    bench.begin()
+def test_the_report_tells_of_them_once(home: MetricsHome) -> None:
+    home.begin()
     notes = []
     for step in [*range(4)] * 5:
-        bench.append(line(step))
-        notes += bench.ingest.pump().notes
+        home.append(line(step))
+        notes += home.ingest.pump().notes
     assert [note.kind for _, note in notes] == ["steps_restarted"]
 
 
@@ -143,32 +143,32 @@ def test_the_report_tells_of_them_once(bench: Bench) -> None:
     ],
 )
 def test_what_a_person_is_told_of_bad_lines(tmp_path: Path, text: str, said: tuple[str, ...]) -> None:
-    bench = Bench(tmp_path)
-    assert intake(bench.connection, RUN) == Intake() and intake_words(Intake()) is None
-    bench.begin()
-    bench.append(text)
-    bench.pump()
-    words = intake_words(intake(bench.connection, RUN))
+    home = MetricsHome(tmp_path)
+    assert intake(home.connection, RUN) == Intake() and intake_words(Intake()) is None
+    home.begin()
+    home.append(text)
+    home.pump()
+    words = intake_words(intake(home.connection, RUN))
     assert mentions(words, *said) and len(words or "") < 140
 
 
 def test_patterns_that_match_nothing(tmp_path: Path) -> None:
     patterns = [r"step (?P<step>\d+) loss (?P<loss>\S+)"]
-    bench = Bench(tmp_path, kind="stdout", name="attempts/1/output.log", metrics={"patterns": patterns})
-    bench.file.parent.mkdir(parents=True)
-    bench.begin()
+    home = MetricsHome(tmp_path, kind="stdout", name="attempts/1/output.log", metrics={"patterns": patterns})
+    home.file.parent.mkdir(parents=True)
+    home.begin()
     said = []
     states = (
         ("", "running"), ("iter 1 loss 2.5\n", "running"), ("", "failed"), ("", "stopped"), ("", "succeeded"),
         ("step 2 loss 2.5\n", "succeeded"),
     )  # fmt: skip
     for text, state in states:
-        bench.connection.execute("UPDATE runs SET state = 'running'")
-        bench.append(text)
-        bench.pump()
+        home.connection.execute("UPDATE runs SET state = 'running'")
+        home.append(text)
+        home.pump()
         # A script that begins prints something else first, and one that fails then comes to nothing else.
-        bench.connection.execute("UPDATE runs SET state = ?", (state,))
-        said.append(intake_words(intake(bench.connection, RUN)) is not None)
+        home.connection.execute("UPDATE runs SET state = ?", (state,))
+        said.append(intake_words(intake(home.connection, RUN)) is not None)
     assert said == [False, False, False, False, True, False]
 
 
@@ -185,109 +185,109 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
 def test_an_attempt_that_ended_far_below_its_steps(
     tmp_path: Path, last: dict[str, object], step: int | None, known: tuple[int, int] | None
 ) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
-    bench.append('{"step": 0, "event": "start", "total_steps": 100}\n' + json.dumps(last) + "\n")
-    bench.pump()
+    home = MetricsHome(tmp_path)
+    home.begin()
+    home.append('{"step": 0, "event": "start", "total_steps": 100}\n' + json.dumps(last) + "\n")
+    home.pump()
     columns = "run_id, number, state, params, gpus, launch, created_at, last_step"
-    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, ?)", (RUN, step))
-    assert short_of(bench.connection, RUN, 1) == known
+    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, ?)", (RUN, step))
+    assert short_of(home.connection, RUN, 1) == known
 
 
 def test_learned_steps_do_not_say_that_an_attempt_ended_early(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
-    bench.append('{"step": 4, "loss": 1.0, "total_steps": 100}\n')
-    bench.pump()
+    home = MetricsHome(tmp_path)
+    home.begin()
+    home.append('{"step": 4, "loss": 1.0, "total_steps": 100}\n')
+    home.pump()
     columns = "run_id, number, state, params, gpus, launch, created_at, last_step"
-    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, 4)", (RUN,))
-    assert short_of(bench.connection, RUN, 1) == (4, 100)
-    bench.ingest.open_source(RUN, str(tmp_path), "stdout")
-    assert short_of(bench.connection, RUN, 1) is None
+    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, 4)", (RUN,))
+    assert short_of(home.connection, RUN, 1) == (4, 100)
+    home.ingest.open_source(RUN, str(tmp_path), "stdout")
+    assert short_of(home.connection, RUN, 1) is None
 
 
-def test_what_a_person_is_told_of_an_early_end(bench: Bench) -> None:
+def test_what_a_person_is_told_of_an_early_end(home: MetricsHome) -> None:
     columns = "run_id, number, state, params, gpus, launch, created_at, exit"
     values = "(?, 1, 'stopped', '', '', '', 0, '{\"short_of\": [4, 100]}')"
-    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES {values}", (RUN,))
-    bench.connection.execute("UPDATE runs SET attempt = 1")
-    assert intake(bench.connection, RUN).short_of == (4, 100)
-    assert mentions(intake_words(intake(bench.connection, RUN)), "step 4 of 100")
+    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES {values}", (RUN,))
+    home.connection.execute("UPDATE runs SET attempt = 1")
+    assert intake(home.connection, RUN).short_of == (4, 100)
+    assert mentions(intake_words(intake(home.connection, RUN)), "step 4 of 100")
 
 
-def test_a_million_broken_lines_fill_no_disk(bench: Bench) -> None:
-    bench.begin()
-    bench.append("broken\n" * 30_000 + line(1))
-    bench.pump()
-    assert bench.counts() == (1, 30_000)
-    assert len(bench.rejected()) == MAX_REJECTED
+def test_a_million_broken_lines_fill_no_disk(home: MetricsHome) -> None:
+    home.begin()
+    home.append("broken\n" * 30_000 + line(1))
+    home.pump()
+    assert home.counts() == (1, 30_000)
+    assert len(home.rejected()) == MAX_REJECTED
 
 
-def test_secrets_in_texts_are_not_stored(bench: Bench) -> None:
+def test_secrets_in_texts_are_not_stored(home: MetricsHome) -> None:
     known = Redactor(["plain-secret"])
-    bench.ingest = MetricsIngest(bench.connection, redactor_of=lambda run: known if run == RUN else BY_LOOK)
-    bench.begin()
-    bench.append(line(1, note="with plain-secret and ghp_" + "a1B2" * 9))
-    bench.append('{"event": "login", "detail": [{"api_key": "abc-def"}, 1.5, "NaN"]}\n')
-    bench.append(line(2, note="nothing  of the kind", loss_scale=float("nan")))
-    bench.append("broken " * 28 + "plain-secret\n")
-    bench.pump()
-    assert bench.data() == [
+    home.ingest = MetricsIngest(home.connection, redactor_of=lambda run: known if run == RUN else BY_LOOK)
+    home.begin()
+    home.append(line(1, note="with plain-secret and ghp_" + "a1B2" * 9))
+    home.append('{"event": "login", "detail": [{"api_key": "abc-def"}, 1.5, "NaN"]}\n')
+    home.append(line(2, note="nothing  of the kind", loss_scale=float("nan")))
+    home.append("broken " * 28 + "plain-secret\n")
+    home.pump()
+    assert home.data() == [
         {"step": 1, "loss": 0.5, "note": f"with {REDACTED} and {REDACTED}"},
         {"event": "login", "detail": [{"api_key": REDACTED}, 1.5, "NaN"]},
         {"step": 2, "loss": 1 / 3, "note": "nothing  of the kind", "loss_scale": "NaN"},
     ]
-    (excerpt,) = bench.connection.execute("SELECT excerpt FROM rejected_lines").fetchone()
+    (excerpt,) = home.connection.execute("SELECT excerpt FROM rejected_lines").fetchone()
     assert excerpt == ("broken " * 28 + REDACTED)[:200]
 
 
 # --- a store that cannot take lines -----------------------------------------------------------------------------------
 
 
-def test_a_locked_database(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(1, 2)
-    other = sqlite3.connect(bench.folder / "gputui.db", isolation_level=None)
+def test_a_locked_database(home: MetricsHome) -> None:
+    home.begin()
+    home.steps(1, 2)
+    other = sqlite3.connect(home.workspace.database, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    bench.connection.execute("PRAGMA busy_timeout = 1")
+    home.connection.execute("PRAGMA busy_timeout = 1")
     with pytest.raises(sqlite3.OperationalError):
-        bench.ingest.pump()
-    assert not bench.connection.in_transaction
+        home.ingest.pump()
+    assert not home.connection.in_transaction
     other.execute("ROLLBACK")
     other.close()
-    assert bench.pump().lines == 2
-    assert bench.stored() == [(1, 1), (1, 2)]
+    assert home.pump().lines == 2
+    assert home.stored() == [(1, 1), (1, 2)]
 
 
-def test_a_full_disk(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(*range(20_000))
-    pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
-    bench.connection.execute(f"PRAGMA max_page_count = {pages + 200}")
+def test_a_full_disk(home: MetricsHome) -> None:
+    home.begin()
+    home.steps(*range(20_000))
+    pages = home.connection.execute("PRAGMA page_count").fetchone()[0]
+    home.connection.execute(f"PRAGMA max_page_count = {pages + 200}")
     stored = 0
     with pytest.raises(sqlite3.OperationalError, match="full"):
         while True:
-            stored += bench.ingest.pump(0.0001).lines
-    before = bench.stored()
+            stored += home.ingest.pump(0.0001).lines
+    before = home.stored()
     assert 0 < len(before) < 20_000
-    assert bench.counts()[0] == len(before)
+    assert home.counts()[0] == len(before)
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        bench.ingest.pump()
-    assert bench.stored() == before
-    bench.connection.execute("PRAGMA max_page_count = 1000000")
+        home.ingest.pump()
+    assert home.stored() == before
+    home.connection.execute("PRAGMA max_page_count = 1000000")
     # What was stored before the disk was full is told with the first report after it.
-    while (report := bench.ingest.pump()).more or report.lines:
+    while (report := home.ingest.pump()).more or report.lines:
         stored += report.lines
     assert stored == 20_000
-    assert [step for _, step in bench.stored()] == list(range(20_000))
+    assert [step for _, step in home.stored()] == list(range(20_000))
 
 
-def test_nothing_new_costs_no_transaction(bench: Bench) -> None:
-    bench.begin()
-    bench.append(line(1) + '{"half')
-    bench.pump()
-    changes = bench.connection.total_changes
-    bench.connection.execute("PRAGMA query_only = ON")
+def test_nothing_new_costs_no_transaction(home: MetricsHome) -> None:
+    home.begin()
+    home.append(line(1) + '{"half')
+    home.pump()
+    changes = home.connection.total_changes
+    home.connection.execute("PRAGMA query_only = ON")
     for _ in range(3):
-        assert bench.ingest.pump().lines == 0
-    assert bench.connection.total_changes == changes
+        assert home.ingest.pump().lines == 0
+    assert home.connection.total_changes == changes

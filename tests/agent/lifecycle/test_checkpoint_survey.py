@@ -36,7 +36,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.agent.lifecycle.checkpoint_home import CheckpointHome
 from tests.conftest import wait_until
-from tests.homes import SPEC, add_attempt, add_run, add_source, attempt_of
+from tests.homes import NOW, SPEC, add_attempt, add_run, add_source, attempt_of, open_store
 from tests.tables import table
 from tests.texts import mentions
 

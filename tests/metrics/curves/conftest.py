@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +13,41 @@ import pytest
 
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import ChartData, ChartRequest
-from gputui.metrics.ingest import MetricsIngest
+from gputui.runs.repository import transaction
 from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
-from tests.homes import open_store
+from gputui.store.rows import update
+from tests.homes import add_attempt
+from tests.metrics.conftest import NOW, RUN, MetricsHome
 
-RUN = "run-1"
-BEGAN_AT = 1_700_000_000.0
+BEGAN_AT = NOW
 
 
-class Story:
-    """A run with attempts one after the other. ``unreduced`` stands for a database from before there were envelopes."""
+class CurvesHome(MetricsHome):
+    """A home with a run of attempts one after the other, whose lines went through the ingest."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "gputui.db"
-        self.connection = open_store(self.path)
-        self.connection.execute(
-            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-            "VALUES (?, 1, 'run', 'p', 'running', '{}', '{}', 0)",
-            (RUN,),
-        )
-        self.file = folder / "metrics.jsonl"
-        self.ingest = MetricsIngest(self.connection, clock=lambda: BEGAN_AT)
-        self.ingest.open_source(RUN, str(self.file), "jsonl")
+        super().__init__(folder)
         self._reader: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self._reader is not None:
+            self._reader.close()
 
     @property
     def reader(self) -> sqlite3.Connection:
         if self._reader is None:
-            self._reader = open_reader(self.path)
+            self._reader = open_reader(self.workspace.database)
         return self._reader
 
-    def attempt(self, number: int, at: float, *, first_step: int | None = 0, gpus: tuple[str, ...] = ()) -> None:
+    def begin_at(self, number: int, at: float, *, first_step: int | None = 0, gpus: tuple[str, ...] = ()) -> None:
         """Begin an attempt, ``at`` seconds after the run began; the one before ended five seconds earlier."""
-        self.connection.execute(
-            "UPDATE attempts SET ended_at = ? WHERE run_id = ? AND number = ?", (BEGAN_AT + at - 5, RUN, number - 1)
-        )
-        self.connection.execute(
-            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, first_step) "
-            "VALUES (?, ?, 'running', '{}', ?, '{}', ?, ?, ?)",
-            (RUN, number, json.dumps(gpus), BEGAN_AT + at, BEGAN_AT + at, first_step),
-        )
-        self.connection.execute("UPDATE runs SET attempt = ? WHERE run_id = ?", (number, RUN))
-        self.connection.execute("BEGIN IMMEDIATE")
-        self.ingest.begin_attempt(RUN, number)
-        self.connection.execute("COMMIT")
+        update(self.connection, "attempts", {"run_id": RUN, "number": number - 1}, ended_at=BEGAN_AT + at - 5)
+        add_attempt(self.connection, RUN, number, BEGAN_AT + at, gpus=json.dumps(gpus), first_step=first_step)
+        update(self.connection, "runs", {"run_id": RUN}, attempt=number)
+        with transaction(self.connection):
+            self.ingest.begin_attempt(RUN, number)
 
     def write(self, *lines: dict[str, Any]) -> None:
         with self.file.open("a") as file:
@@ -64,7 +55,7 @@ class Story:
         while self.ingest.pump().more:
             pass
 
-    def steps(self, first: int, last: int, at: float, **more: Any) -> None:
+    def steps_at(self, first: int, last: int, at: float, **more: Any) -> None:
         """A line a second from ``at`` on, the loss as high as the step."""
         self.write(
             *(
@@ -87,10 +78,6 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    made = Story(tmp_path)
-    yield made
-    made.ingest.close()
-    made.connection.close()
-    if made._reader is not None:
-        made._reader.close()
+def home(tmp_path: Path) -> Iterator[CurvesHome]:
+    with closing(CurvesHome(tmp_path)) as made:
+        yield made

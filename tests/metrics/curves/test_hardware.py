@@ -7,28 +7,28 @@ from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve
 
-from .conftest import BEGAN_AT, Story
+from .conftest import BEGAN_AT, CurvesHome
 
 GPUS = ("GPU-a", "GPU-b")
 REQUEST = ChartRequest(axis="time", hardware=("utilization", "host_cpu", "power"))
 
 
 @pytest.fixture
-def busy(story: Story) -> Story:
+def busy(home: CurvesHome) -> CurvesHome:
     """An hour before the run the GPUs are idle; over it the utilisation is the second of the run, of 1000."""
     for number, uuid in enumerate(GPUS):
-        story.connection.execute(
+        home.connection.execute(
             "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",
             (uuid, number),
         )
-    sample(story, -60, 1000)
-    story.attempt(1, 0, gpus=GPUS)
-    story.steps(0, 900, 50.0)
-    return story
+    sample(home, -60, 1000)
+    home.begin_at(1, 0, gpus=GPUS)
+    home.steps_at(0, 900, 50.0)
+    return home
 
 
-def sample(story: Story, first: int, last: int) -> None:
-    story.connection.executemany(
+def sample(home: CurvesHome, first: int, last: int) -> None:
+    home.connection.executemany(
         "INSERT INTO gpu_samples (at, gpu_id, state, utilization_percent, power_watts) VALUES (?, ?, 'ok', ?, ?)",
         [
             (BEGAN_AT + second, gpu_id, max(0.0, second / 10), None if second < 500 else 300.0 + gpu_id)
@@ -36,7 +36,7 @@ def sample(story: Story, first: int, last: int) -> None:
             for gpu_id in (1, 2)
         ],
     )
-    story.connection.executemany(
+    home.connection.executemany(
         "INSERT INTO host_samples (at, cpu_percent) VALUES (?, 25.0)", [(BEGAN_AT + s,) for s in range(first, last)]
     )
 
@@ -45,7 +45,7 @@ def by_name(curves: tuple[HardwareCurve, ...]) -> dict[tuple[str, str | None], H
     return {(curve.field, curve.uuid): curve for curve in curves}
 
 
-def test_over_time(busy: Story) -> None:
+def test_over_time(busy: CurvesHome) -> None:
     curves = busy.ask(REQUEST).hardware
     assert [(curve.field, curve.uuid) for curve in curves] == [
         ("utilization", "GPU-a"), ("utilization", "GPU-b"), ("host_cpu", None), ("power", "GPU-a"), ("power", "GPU-b"),
@@ -63,7 +63,7 @@ def test_over_time(busy: Story) -> None:
     assert {each.last for each in found["host_cpu", None].bins} == {25.0}
 
 
-def test_over_other_axes(busy: Story) -> None:
+def test_over_other_axes(busy: CurvesHome) -> None:
     for axis in ["step", "epoch", "trained"]:
         if axis == "epoch":
             busy.write(*({"step": 900 + n, "time": BEGAN_AT + 950 + n, "epoch": n / 10} for n in range(20)))
@@ -79,14 +79,14 @@ def test_over_other_axes(busy: Story) -> None:
             assert (begin.first_x, end.last_x) == (0.0, 999.0), axis
 
 
-def test_a_window(busy: Story) -> None:
+def test_a_window(busy: CurvesHome) -> None:
     load = by_name(busy.ask(replace(REQUEST, window=(100.0, 120.0), bins=100)).hardware)["utilization", "GPU-a"]
     assert [each.last for each in load.bins] == pytest.approx([second / 10 for second in range(100, 121)])
     by_step = by_name(busy.ask(replace(REQUEST, axis="step", window=(100.0, 120.0), bins=100)).hardware)
     assert by_step["utilization", "GPU-a"].bins[0].low == pytest.approx(15.0, abs=0.2)
 
 
-def test_the_value_at_the_crosshair_is_a_sample_whatever_the_window(busy: Story) -> None:
+def test_the_value_at_the_crosshair_is_a_sample_whatever_the_window(busy: CurvesHome) -> None:
     for window in (None, (0.0, 900.0), (590.0, 620.0)):
         over_time = by_name(busy.ask(replace(REQUEST, cursor=600.5, window=window)).hardware)
         values = {(name, uuid): curve.at_cursor for (name, uuid), curve in over_time.items()}
@@ -104,10 +104,10 @@ def test_the_value_at_the_crosshair_is_a_sample_whatever_the_window(busy: Story)
     assert old["utilization", "GPU-a"].at_cursor == 63.0
 
 
-def test_steps_that_were_done_again_show_the_newest_attempt(busy: Story) -> None:
-    busy.attempt(2, 1200, first_step=500, gpus=("GPU-b",))
+def test_steps_that_were_done_again_show_the_newest_attempt(busy: CurvesHome) -> None:
+    busy.begin_at(2, 1200, first_step=500, gpus=("GPU-b",))
     sample(busy, 1200, 1500)
-    busy.steps(500, 700, 1250.0)
+    busy.steps_at(500, 700, 1250.0)
     found = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
     assert found["utilization", "GPU-a"].bins[-1].last_x <= 500
     again = [each for each in found["utilization", "GPU-b"].bins if each.first_x >= 510]

@@ -6,34 +6,34 @@ import pytest
 
 from gputui.metrics.curves.model import ChartRequest
 
-from .conftest import BEGAN_AT, RUN, Story
+from .conftest import BEGAN_AT, RUN, CurvesHome
 
 
 @pytest.fixture
-def eventful(story: Story) -> Story:
-    story.attempt(1, 0)
-    story.write({"step": 0, "time": BEGAN_AT, "event": "start"})
-    story.steps(0, 100, 10.0, epoch=0)
-    story.write({"step": 80, "time": BEGAN_AT + 95, "rank": 0, "event": "checkpoint", "path": "c/step_80.pt"})
-    story.write({"step": 90, "time": BEGAN_AT + 96, "rank": 1, "event": "sample_skipped"})
-    story.connection.execute(
+def eventful(home: CurvesHome) -> CurvesHome:
+    home.begin_at(1, 0)
+    home.write({"step": 0, "time": BEGAN_AT, "event": "start"})
+    home.steps_at(0, 100, 10.0, epoch=0)
+    home.write({"step": 80, "time": BEGAN_AT + 95, "rank": 0, "event": "checkpoint", "path": "c/step_80.pt"})
+    home.write({"step": 90, "time": BEGAN_AT + 96, "rank": 1, "event": "sample_skipped"})
+    home.connection.execute(
         "INSERT INTO incidents (run_id, attempt, at, kind, step, summary, fingerprint, evidence) "
         "VALUES (?, 1, ?, 'cuda_oom', 99, 'out of \x1b[31mmemory', 'f', '[]')",
         (RUN, BEGAN_AT + 110),
     )
-    story.connection.execute("UPDATE attempts SET last_step = 99, ended_at = ?", (BEGAN_AT + 112,))
-    story.attempt(2, 120, first_step=81)
-    story.connection.execute("UPDATE attempts SET resumed_step = 80 WHERE number = 2")
-    story.steps(81, 200, 130.0, epoch=1)
-    story.connection.execute(
+    home.connection.execute("UPDATE attempts SET last_step = 99, ended_at = ?", (BEGAN_AT + 112,))
+    home.begin_at(2, 120, first_step=81)
+    home.connection.execute("UPDATE attempts SET resumed_step = 80 WHERE number = 2")
+    home.steps_at(81, 200, 130.0, epoch=1)
+    home.connection.execute(
         "INSERT INTO alerts (rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, unit, "
         "sentence, remedy) VALUES ('gpu_hot', 'warning', 'gpu', 'GPU-a', 'GPU 0', ?, ?, '', 'It is hot.', 'Cool it.')",
         (RUN, BEGAN_AT + 140),
     )
-    return story
+    return home
 
 
-def test_places(eventful: Story) -> None:
+def test_places(eventful: CurvesHome) -> None:
     for axis, expected in [
         ("step", [("start", 0), ("checkpoint", 80), ("restart", 80), ("alert", 91), ("incident", 99)]),
         ("time", [("start", 0), ("checkpoint", 95), ("incident", 110), ("restart", 120), ("alert", 140)]),
@@ -45,7 +45,7 @@ def test_places(eventful: Story) -> None:
         ], (axis, expected)
 
 
-def test_words(eventful: Story) -> None:
+def test_words(eventful: CurvesHome) -> None:
     words = {marker.kind: (marker.word, marker.text, marker.attempt) for marker in eventful.ask(ChartRequest()).markers}
     assert words["restart"] == ("↻1", "attempt 2 from step 80", 2)
     assert words["checkpoint"] == ("ckpt", "checkpoint step_80.pt", 1)

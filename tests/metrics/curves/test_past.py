@@ -9,29 +9,29 @@ from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.curves.past import RunExtent, cut
 from gputui.store.attempts import read_attempts
 
-from .conftest import BEGAN_AT, RUN, Story
+from .conftest import BEGAN_AT, RUN, CurvesHome
 
 LOSS = ChartRequest(("loss",), bins=4000)
 
 
-def extent_of(story: Story, at: float, step: int | None) -> RunExtent:
-    return RunExtent(at, tuple(read_attempts(story.reader, RUN, at)), step)
+def extent_of(home: CurvesHome, at: float, step: int | None) -> RunExtent:
+    return RunExtent(at, tuple(read_attempts(home.reader, RUN, at)), step)
 
 
 @pytest.fixture
-def resumed(story: Story) -> Story:
+def resumed(home: CurvesHome) -> CurvesHome:
     """Steps 0 to 999 in as many seconds, then steps 800 to 1499 again and on from second 2000, an epoch in 100 steps,
     of which whole ones are written."""
-    story.attempt(1, 0)
+    home.begin_at(1, 0)
     for first in range(0, 1000, 100):
-        story.steps(first, first + 100, float(first), epoch=first // 100)
-    story.attempt(2, 2000, first_step=800)
+        home.steps_at(first, first + 100, float(first), epoch=first // 100)
+    home.begin_at(2, 2000, first_step=800)
     for first in range(800, 1500, 100):
-        story.steps(first, first + 100, 1200.0 + first, epoch=first // 100)
-    return story
+        home.steps_at(first, first + 100, 1200.0 + first, epoch=first // 100)
+    return home
 
 
-def test_a_curve_ends_at_the_moment(resumed: Story) -> None:
+def test_a_curve_ends_at_the_moment(resumed: CurvesHome) -> None:
     for axis, end, within in [("step", 450.0, 0), ("time", 450.5, 1), ("trained", 450.5, 1), ("epoch", 4.5, 0.2)]:
         whole = resumed.ask(replace(LOSS, axis=axis))
         then = cut(whole, extent_of(resumed, BEGAN_AT + 450.5, 450))
@@ -47,7 +47,7 @@ def test_a_curve_ends_at_the_moment(resumed: Story) -> None:
         )  # the whole is as it was
 
 
-def test_what_was_redone_later_had_not_been_then(resumed: Story) -> None:
+def test_what_was_redone_later_had_not_been_then(resumed: CurvesHome) -> None:
     whole = resumed.ask(LOSS)
     assert len(whole.curves["loss"].redone) > 0
     before = cut(whole, extent_of(resumed, BEGAN_AT + 1500, 999)).curves["loss"]

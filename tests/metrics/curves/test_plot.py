@@ -9,20 +9,20 @@ from gputui.metrics.curves.plot import drawing, value_at
 from gputui.metrics.draw.envelope import reduce
 from gputui.metrics.draw.export import csv_text, export
 
-from .conftest import BEGAN_AT, Story
+from .conftest import BEGAN_AT, CurvesHome
 
 
-def asked(story: Story, request: ChartRequest) -> ChartData:
-    story.attempt(1, 0)
-    story.steps(0, 300, 0.0, lr=0.1)
-    story.write({"step": 100, "time": BEGAN_AT + 100, "event": "checkpoint"})
-    story.attempt(2, 400, first_step=200)
-    story.steps(200, 400, 400.0, lr=0.1)
-    return story.ask(request)
+def asked(home: CurvesHome, request: ChartRequest) -> ChartData:
+    home.begin_at(1, 0)
+    home.steps_at(0, 300, 0.0, lr=0.1)
+    home.write({"step": 100, "time": BEGAN_AT + 100, "event": "checkpoint"})
+    home.begin_at(2, 400, first_step=200)
+    home.steps_at(200, 400, 400.0, lr=0.1)
+    return home.ask(request)
 
 
-def test_a_curve_stands_before_its_shadows(story: Story) -> None:
-    data = asked(story, ChartRequest(("loss", "lr"), smoothing=0.9))
+def test_a_curve_stands_before_its_shadows(home: CurvesHome) -> None:
+    data = asked(home, ChartRequest(("loss", "lr"), smoothing=0.9))
     made = drawing(data, "run-1")
     shown = [(curve.label, curve.style, curve.is_shadow) for curve in made.curves]
     assert shown == [

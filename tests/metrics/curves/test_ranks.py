@@ -8,7 +8,7 @@ from typing import Any
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import ChartRequest, RankCurves
 
-from .conftest import BEGAN_AT, Story
+from .conftest import BEGAN_AT, CurvesHome
 
 TIMES = ChartRequest(("loss",), ranked=("step_time",), bins=100)
 
@@ -24,28 +24,28 @@ def lines(first: int, last: int, *, count: int = 3, slow: int = 2, at: float = 0
     ]  # fmt: skip
 
 
-def times(story: Story, request: ChartRequest = TIMES, curves: RunCurves | None = None) -> RankCurves:
-    return story.ask(request, curves).ranked["step_time"]
+def times(home: CurvesHome, request: ChartRequest = TIMES, curves: RunCurves | None = None) -> RankCurves:
+    return home.ask(request, curves).ranked["step_time"]
 
 
-def test_each_rank_has_its_own_curve(story: Story) -> None:
-    story.attempt(1, 0)
-    story.write(*lines(0, 700))  # some reduced, some not
-    found = times(story)
+def test_each_rank_has_its_own_curve(home: CurvesHome) -> None:
+    home.begin_at(1, 0)
+    home.write(*lines(0, 700))  # some reduced, some not
+    found = times(home)
     assert [each.rank for each in found.curves] == [0, 1, 2] and not found.is_sampled
     assert [each.last for each in found.curves] == [1.0, 1.0, 2.0]
     assert all(sum(one.points for one in each.bins) == 700 for each in found.curves)
     assert {one.high for one in found.curves[2].bins} == {2.0}
 
 
-def test_steps_that_were_done_again_are_those_of_the_newest_attempt(story: Story) -> None:
-    story.attempt(1, 0)
-    story.write(*lines(0, 100, slow=0))
-    story.attempt(2, 200, first_step=50)
-    story.write(*lines(50, 80, at=200.0))
-    own = times(story).curves[0]
+def test_steps_that_were_done_again_are_those_of_the_newest_attempt(home: CurvesHome) -> None:
+    home.begin_at(1, 0)
+    home.write(*lines(0, 100, slow=0))
+    home.begin_at(2, 200, first_step=50)
+    home.write(*lines(50, 80, at=200.0))
+    own = times(home).curves[0]
     assert sum(each.points for each in own.bins) == 80
     assert {each.high for each in own.bins if each.first_x >= 50} == {1.0}
     assert [each.first_x for each in own.bins if each.gap_before] == [50.0]
-    over_time = times(story, ChartRequest(ranked=("step_time",), axis="time")).curves[0]
+    over_time = times(home, ChartRequest(ranked=("step_time",), axis="time")).curves[0]
     assert sum(each.points for each in over_time.bins) == 130
