@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import zipfile
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from gputui.core.config import Workspace
 from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase
@@ -24,96 +20,92 @@ from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
 from gputui.studies.process import WITHOUT_DONOR_SECONDS
 from gputui.studies.rows import PINS
-from tests.homes import open_store
-from tests.studies.desk import POPULATION, STUDY, Desk
+from tests.studies.conftest import Begin
+from tests.studies.study_home import POPULATION, STUDY, StudyHome
 from tests.texts import mentions
 
 
 @pytest.fixture
-def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    with closing(open_store(workspace.database)) as made:
-        yield made
-
-
-@pytest.fixture
-def desk(workspace: Workspace, connection: sqlite3.Connection) -> Desk:
+def home(begin: Begin) -> StudyHome:
     """Four members that train; trial 0 is the best by far, and trial 3 the worst."""
-    made = Desk(workspace, connection, POPULATION)
+    made = begin(POPULATION)
     made.work()
     assert made.states() == ["running"] * 4
     return made
 
 
-def pass_milestone(desk: Desk, milestone: int, **saved: Any) -> None:
+def pass_milestone(home: StudyHome, milestone: int, **saved: Any) -> None:
     """All members train up to a milestone, and save a checkpoint there."""
-    for trial in desk.trials:
+    for trial in home.trials:
         if trial.state is TrialState.RUNNING:
             for step in ((milestone - 1) * 10 + 5, milestone * 10 - 1, milestone * 10):
-                desk.report(trial.number, step, 0.1 * (trial.number + 1) / milestone)
-            desk.save(trial.number, milestone * 10, **saved)
+                home.report(trial.number, step, 0.1 * (trial.number + 1) / milestone)
+            home.save(trial.number, milestone * 10, **saved)
 
 
-def exploit(desk: Desk, milestone: int = 1) -> None:
+def exploit(home: StudyHome, milestone: int = 1) -> None:
     """The worst member is asked to stop, to go on from the best."""
-    pass_milestone(desk, milestone)
-    desk.process.turn()
-    assert desk.trial(3).state is TrialState.STOPPING
+    pass_milestone(home, milestone)
+    home.process.turn()
+    assert home.trial(3).state is TrialState.STOPPING
 
 
-def test_the_worst_member_goes_on_from_a_pin_of_the_best_one(desk: Desk) -> None:
-    exploit(desk)
-    desk.work()
-    worst = desk.trial(3)
+def test_the_worst_member_goes_on_from_a_pin_of_the_best_one(home: StudyHome) -> None:
+    exploit(home)
+    home.work()
+    worst = home.trial(3)
     assert (worst.state, worst.parent, worst.generation) == (TrialState.RUNNING, 0, 1)
-    newest = desk.attempts(3)[-1]
+    newest = home.attempts(3)[-1]
     assert newest["params"]["rate"] == worst.params["rate"]
-    assert Path(newest["from"]).parent.parent == desk.workspace.studies / STUDY / PINS
+    assert Path(newest["from"]).parent.parent == home.workspace.studies / STUDY / PINS
 
 
-def test_what_recovery_would_resume_from_is_given_though_its_format_cannot_be_checked(desk: Desk) -> None:
-    pass_milestone(desk, 1, is_known=False)
-    desk.process.turn()
-    desk.work()
-    assert desk.trial(3).parent == 0 and Path(desk.attempts(3)[-1]["from"]).read_text()
+def test_what_recovery_would_resume_from_is_given_though_its_format_cannot_be_checked(home: StudyHome) -> None:
+    pass_milestone(home, 1, is_known=False)
+    home.process.turn()
+    home.work()
+    assert home.trial(3).parent == 0 and Path(home.attempts(3)[-1]["from"]).read_text()
 
 
 @pytest.mark.parametrize(
     "saved", [{"is_known": False, "is_settled": False}, {"verdict": "struck", "why": "came after the trouble"}]
 )
-def test_a_population_without_a_checkpoint_to_give_pauses_with_the_reason(desk: Desk, saved: dict[str, Any]) -> None:
-    pass_milestone(desk, 1, **saved)
-    desk.process.turn()
-    assert desk.study.state is StudyState.RUNNING
-    desk.wall += WITHOUT_DONOR_SECONDS
-    desk.process.turn()
-    assert desk.study.state is StudyState.PAUSED and mentions(desk.study.reason or "", "milestone 1", "step_10.pt")
-    assert desk.states() == ["running"] * 4
+def test_a_population_without_a_checkpoint_to_give_pauses_with_the_reason(
+    home: StudyHome, saved: dict[str, Any]
+) -> None:
+    pass_milestone(home, 1, **saved)
+    home.process.turn()
+    assert home.study.state is StudyState.RUNNING
+    home.now += WITHOUT_DONOR_SECONDS
+    home.process.turn()
+    assert home.study.state is StudyState.PAUSED and mentions(home.study.reason or "", "milestone 1", "step_10.pt")
+    assert home.states() == ["running"] * 4
 
 
-def test_a_population_that_never_exchanged_anything_says_so_at_its_end(desk: Desk) -> None:
-    for trial in desk.trials:
-        desk.report(trial.number, 5, 0.1)
-        desk.end(trial.number, RunState.SUCCEEDED)
-    desk.work()
-    assert desk.study.state is StudyState.FINISHED and mentions(desk.study.reason or "", "no member has continued")
+def test_a_population_that_never_exchanged_anything_says_so_at_its_end(home: StudyHome) -> None:
+    for trial in home.trials:
+        home.report(trial.number, 5, 0.1)
+        home.end(trial.number, RunState.SUCCEEDED)
+    home.work()
+    assert home.study.state is StudyState.FINISHED and mentions(home.study.reason or "", "no member has continued")
 
 
-def test_what_a_member_reached_before_it_left_its_training_counts_no_more(desk: Desk) -> None:
-    pass_milestone(desk, 1)
+def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: StudyHome) -> None:
+    pass_milestone(home, 1)
     # It is ahead of the others when the milestone is decided.
     for step in (20, 30):
-        desk.report(3, step, 0.9)
-    desk.process.turn()
-    assert desk.trial(3).state is TrialState.STOPPING
-    assert {one.rung for one in read_rungs(desk.connection, STUDY) if one.number == 3} == {1}
-    desk.work()
+        home.report(3, step, 0.9)
+    home.process.turn()
+    assert home.trial(3).state is TrialState.STOPPING
+    assert {one.rung for one in read_rungs(home.connection, STUDY) if one.number == 3} == {1}
+    home.work()
     # Its next attempt begins from the donor's step 10.
-    desk.report(3, 15, 0.05)
-    desk.process.turn()
-    assert desk.trial(3).rung == 1
-    desk.report(3, 19, 0.04)
-    desk.process.turn()
-    found = [one for one in read_rungs(desk.connection, STUDY) if one.number == 3]
+    home.report(3, 15, 0.05)
+    home.process.turn()
+    assert home.trial(3).rung == 1
+    home.report(3, 19, 0.04)
+    home.process.turn()
+    found = [one for one in read_rungs(home.connection, STUDY) if one.number == 3]
     assert [(one.rung, one.value, one.attempt) for one in found] == [(1, 0.4, 1), (2, 0.04, 2)]
 
 
@@ -148,47 +140,47 @@ def test_a_checkpoint_that_is_not_whole_is_no_pin(tmp_path: Path) -> None:
     assert pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source) is None
 
 
-def test_pins_go_with_the_study_and_stay_while_it_may_go_on(desk: Desk) -> None:
-    exploit(desk)
-    pins = desk.workspace.studies / STUDY / PINS
-    desk.work()
-    for trial in desk.trials:
-        desk.end(trial.number, RunState.SUCCEEDED)
+def test_pins_go_with_the_study_and_stay_while_it_may_go_on(home: StudyHome) -> None:
+    exploit(home)
+    pins = home.workspace.studies / STUDY / PINS
+    home.work()
+    for trial in home.trials:
+        home.end(trial.number, RunState.SUCCEEDED)
     assert list(pins.iterdir())
-    desk.work()
-    assert desk.study.state is StudyState.FINISHED and not pins.exists()
+    home.work()
+    assert home.study.state is StudyState.FINISHED and not pins.exists()
 
 
 # --- who is compared --------------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_has_ended_is_compared_and_gives(desk: Desk) -> None:
-    pass_milestone(desk, 1)
-    desk.save(0, 100)
-    desk.end(0, RunState.SUCCEEDED)
-    desk.process.turn()
-    assert desk.states() == ["complete", "running", "running", "stopping"]
-    assert desk.trial(3).population["exploit"]["donor"] == 0
+def test_a_member_that_has_ended_is_compared_and_gives(home: StudyHome) -> None:
+    pass_milestone(home, 1)
+    home.save(0, 100)
+    home.end(0, RunState.SUCCEEDED)
+    home.process.turn()
+    assert home.states() == ["complete", "running", "running", "stopping"]
+    assert home.trial(3).population["exploit"]["donor"] == 0
     # What it saved at its very end leaves nothing to train.
-    assert "step_10.pt" in desk.trial(3).population["exploit"]["from"]
+    assert "step_10.pt" in home.trial(3).population["exploit"]["from"]
 
 
-def test_a_member_that_has_ended_goes_on_from_nobody(desk: Desk) -> None:
-    pass_milestone(desk, 1)
-    desk.end(3, RunState.SUCCEEDED)
-    desk.process.turn()
-    assert desk.states() == ["running"] * 3 + ["complete"]
+def test_a_member_that_has_ended_goes_on_from_nobody(home: StudyHome) -> None:
+    pass_milestone(home, 1)
+    home.end(3, RunState.SUCCEEDED)
+    home.process.turn()
+    assert home.states() == ["running"] * 3 + ["complete"]
 
 
-def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_one(desk: Desk) -> None:
+def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_one(home: StudyHome) -> None:
     for milestone in (1, 2, 3):
-        pass_milestone(desk, milestone)
-    desk.end(1, RunState.SUCCEEDED)
-    desk.restart()
-    desk.process.turn()
-    assert desk.states() == ["running", "complete", "running", "stopping"]
-    assert desk.trial(3).population["exploit"]["milestone"] == 3 and desk.trial(3).population["exploit"]["donor"] == 0
-    found = {(one.number, one.rung): one.value for one in read_rungs(desk.connection, STUDY)}
+        pass_milestone(home, milestone)
+    home.end(1, RunState.SUCCEEDED)
+    home.restart()
+    home.process.turn()
+    assert home.states() == ["running", "complete", "running", "stopping"]
+    assert home.trial(3).population["exploit"]["milestone"] == 3 and home.trial(3).population["exploit"]["donor"] == 0
+    found = {(one.number, one.rung): one.value for one in read_rungs(home.connection, STUDY)}
     assert found == {
         (number, rung): pytest.approx(0.1 * (number + 1) / rung) for number in range(4) for rung in (1, 2, 3)
     }
@@ -197,28 +189,28 @@ def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_on
 # --- lineage ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lineage_goes_through_the_runs_of_the_donors(desk: Desk) -> None:
-    first = [one.params for one in desk.trials]
-    exploit(desk)
-    desk.work()
-    second = desk.trial(3).params
+def test_a_lineage_goes_through_the_runs_of_the_donors(home: StudyHome) -> None:
+    first = [one.params for one in home.trials]
+    exploit(home)
+    home.work()
+    second = home.trial(3).params
     # Trial 3 becomes the best, and gives to trial 2.
     for number in range(4):
         for step in (15, 19, 20):
-            desk.report(number, step, 0.01 if number == 3 else 0.1 * (number + 1))
-        desk.save(number, 20, attempt=2 if number == 3 else 1)
-    desk.work()
-    third = desk.trial(2).params
-    assert (desk.trial(2).parent, desk.trial(2).generation) == (3, 2)
-    assert lineage(desk.connection, desk.trials, 2) == [Phase(10, first[0]), Phase(20, second), Phase(None, third)]
-    assert lineage(desk.connection, desk.trials, 3) == [Phase(10, first[0]), Phase(None, second)]
-    assert lineage(desk.connection, desk.trials, 1) == [Phase(None, first[1])]
-    for trial in desk.trials:
-        desk.end(trial.number, RunState.SUCCEEDED)
-    desk.work()
-    desk.ask("rm", desk.trial(0).run_id)
+            home.report(number, step, 0.01 if number == 3 else 0.1 * (number + 1))
+        home.save(number, 20, attempt=2 if number == 3 else 1)
+    home.work()
+    third = home.trial(2).params
+    assert (home.trial(2).parent, home.trial(2).generation) == (3, 2)
+    assert lineage(home.connection, home.trials, 2) == [Phase(10, first[0]), Phase(20, second), Phase(None, third)]
+    assert lineage(home.connection, home.trials, 3) == [Phase(10, first[0]), Phase(None, second)]
+    assert lineage(home.connection, home.trials, 1) == [Phase(None, first[1])]
+    for trial in home.trials:
+        home.end(trial.number, RunState.SUCCEEDED)
+    home.work()
+    home.ask("rm", home.trial(0).run_id)
     with pytest.raises(LineageError):
-        lineage(desk.connection, desk.trials, 2)
+        lineage(home.connection, home.trials, 2)
 
 
 def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import create_trial
 
 from gputui.agent.commands.request import RefusedError
-from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store.run_states import RunState
@@ -26,43 +23,35 @@ from gputui.store.runs import get_run
 from gputui.store.studies import StudyState
 from gputui.studies import rows
 from gputui.studies.export import StudyExportError, export_storage
-from gputui.studies.spec import Budget, Dimension, SamplerSpec, StudySpec
-from tests.homes import open_store
-from tests.studies.desk import BASE, GRID, POPULATION, STUDY, Desk
+from gputui.studies.spec import Budget, Dimension, SamplerSpec
+from tests.studies.conftest import Begin
+from tests.studies.study_home import BASE, GRID, POPULATION, STUDY, StudyHome
 
 SPACE = (Dimension("rate", "float", 0.0, 1.0), Dimension("act", "choice", choices=("relu", "gelu")))
 RANDOM = replace(GRID, space=SPACE[:1], sampler=SamplerSpec("random"), budget=Budget(trials=3), parallel=1)
 
-Begin = Callable[[StudySpec], Desk]
+
+def file_of(home: StudyHome) -> Path:
+    return home.workspace.studies / STUDY / rows.JOURNAL_FILE
 
 
-@pytest.fixture
-def begin(workspace: Workspace) -> Iterator[Begin]:
-    with closing(open_store(workspace.database)) as connection:
-        yield lambda spec: Desk(workspace, connection, spec)
-
-
-def file_of(desk: Desk) -> Path:
-    return desk.workspace.studies / STUDY / rows.JOURNAL_FILE
-
-
-def outside(desk: Desk) -> optuna.Study:
+def outside(home: StudyHome) -> optuna.Study:
     """The study as another process has it."""
-    return optuna.load_study(study_name=STUDY, storage=JournalStorage(JournalFileBackend(str(file_of(desk)))))
+    return optuna.load_study(study_name=STUDY, storage=JournalStorage(JournalFileBackend(str(file_of(home)))))
 
 
-def finish(desk: Desk, number: int, loss: float = 0.5) -> None:
-    desk.report(number, 99, loss)
-    desk.end(number, RunState.SUCCEEDED)
-    desk.work()
+def finish(home: StudyHome, number: int, loss: float = 0.5) -> None:
+    home.report(number, 99, loss)
+    home.end(number, RunState.SUCCEEDED)
+    home.work()
 
 
-def finish_all(desk: Desk) -> None:
-    while desk.study.state is StudyState.RUNNING:
-        desk.work()
-        for trial in desk.trials:
+def finish_all(home: StudyHome) -> None:
+    while home.study.state is StudyState.RUNNING:
+        home.work()
+        for trial in home.trials:
             if trial.run_id is not None and not trial.state.is_over:
-                finish(desk, trial.number)
+                finish(home, trial.number)
 
 
 CHOICE = CategoricalDistribution(("tanh", "elu"))
@@ -81,15 +70,15 @@ def test_values_that_the_space_has_not_are_left_out_by_the_sampler(
     params: dict[str, Any], distributions: dict[str, Any], sampler: Any, begin: Begin
 ) -> None:
     startup = 2 if sampler in ("tpe", "cmaes") else None
-    desk = begin(replace(RANDOM, space=SPACE, sampler=SamplerSpec(sampler, startup), budget=Budget(trials=30)))
-    desk.work()
+    home = begin(replace(RANDOM, space=SPACE, sampler=SamplerSpec(sampler, startup), budget=Budget(trials=30)))
+    home.work()
     for value in range(5):
-        outside(desk).add_trial(create_trial(params=params, distributions=distributions, value=float(value)))
+        outside(home).add_trial(create_trial(params=params, distributions=distributions, value=float(value)))
     for number in (0, 6, 7):
-        finish(desk, number)
-    found = [trial for trial in desk.trials if trial.origin != "outside"]
+        finish(home, number)
+    found = [trial for trial in home.trials if trial.origin != "outside"]
     assert len(found) == 4 and all(SPACE[0].holds(trial.params["rate"]) for trial in found)
-    assert desk.trial(1).params == params
+    assert home.trial(1).params == params
 
 
 @pytest.mark.parametrize("sampler", ["gp", "cmaes", "qmc"])
@@ -97,123 +86,123 @@ def test_samplers_learn_from_a_trial_of_another_process_only_with_a_point_of_the
     sampler: Any, begin: Begin
 ) -> None:
     numbers = (SPACE[0], replace(SPACE[0], name="other"))
-    desk = begin(replace(RANDOM, space=numbers, sampler=SamplerSpec(sampler, 1 if sampler != "qmc" else None)))
+    home = begin(replace(RANDOM, space=numbers, sampler=SamplerSpec(sampler, 1 if sampler != "qmc" else None)))
     whole: dict[str, Any] = {"rate": RATE, "other": FloatDistribution(0.0, 1.0)}
     for params in ({"rate": 0.5}, {"rate": 0.5, "other": 0.5}, {"rate": 40.0, "other": 0.5}):
         distributions = {name: whole[name] for name in params}
-        desk.process.turn()
-        outside(desk).add_trial(create_trial(params=params, distributions=distributions, value=0.5))
-    found = desk.process.journal.trials()
-    seen = [trial.number for trial in desk.process.journal._learned_from()]
+        home.process.turn()
+        outside(home).add_trial(create_trial(params=params, distributions=distributions, value=0.5))
+    found = home.process.journal.trials()
+    seen = [trial.number for trial in home.process.journal._learned_from()]
     assert [number for number in range(len(found)) if number not in seen] == [
         trial.number for trial in found if trial.params.get("rate") == 40.0 or len(trial.params) == 1
     ]
-    desk.process.view.update(desk.process.journal)
-    best = [trial.params for trial in desk.trials if trial.state == "complete"]
+    home.process.view.update(home.process.journal)
+    best = [trial.params for trial in home.trials if trial.state == "complete"]
     assert best == [{"rate": 0.5, "other": 0.5}]
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_a_value_that_is_not_finite_fails_the_trial(value: float, begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    other = outside(desk)
+    home = begin(RANDOM)
+    home.work()
+    other = outside(home)
     asked = other.ask()
     asked.suggest_categorical("place", [math.nan, "x"])
     other.tell(asked, value)
-    desk.work()
-    assert (desk.trial(1).state, desk.trial(1).values) == ("failed", ())
-    (stored,) = desk.connection.execute("SELECT params FROM trials WHERE number = 1").fetchone()
+    home.work()
+    assert (home.trial(1).state, home.trial(1).values) == ("failed", ())
+    (stored,) = home.connection.execute("SELECT params FROM trials WHERE number = 1").fetchone()
     json.loads(stored, parse_constant=lambda name: pytest.fail(name))
 
 
 def test_a_run_whose_trial_another_process_has_ended_is_stopped(begin: Begin) -> None:
-    desk = begin(replace(RANDOM, budget=Budget(trials=1)))
-    desk.work()
-    outside(desk).tell(0, 0.125)
-    desk.process.turn()
-    assert desk.trial(0).state == "stopping" and [asked.verb for asked in desk.pending()] == ["stop"]
-    desk.work()
-    run = get_run(desk.connection, desk.trial(0).run_id or "")
+    home = begin(replace(RANDOM, budget=Budget(trials=1)))
+    home.work()
+    outside(home).tell(0, 0.125)
+    home.process.turn()
+    assert home.trial(0).state == "stopping" and [asked.verb for asked in home.pending()] == ["stop"]
+    home.work()
+    run = get_run(home.connection, home.trial(0).run_id or "")
     assert run is not None and run.state is RunState.STOPPED
-    assert (desk.trial(0).state, desk.trial(0).value, desk.study.state) == ("complete", 0.125, "finished")
+    assert (home.trial(0).state, home.trial(0).value, home.study.state) == ("complete", 0.125, "finished")
 
 
 def test_a_launch_whose_trial_another_process_has_ended_is_withdrawn(begin: Begin) -> None:
-    desk = begin(replace(RANDOM, budget=Budget(trials=1)))
-    desk.process.turn()
-    desk.process.turn()
-    assert desk.trial(0).state == "launching"
-    outside(desk).tell(0, 0.125)
-    desk.process.turn()
-    assert not desk.pending() and (desk.trial(0).state, desk.trial(0).run_id) == ("complete", None)
+    home = begin(replace(RANDOM, budget=Budget(trials=1)))
+    home.process.turn()
+    home.process.turn()
+    assert home.trial(0).state == "launching"
+    outside(home).tell(0, 0.125)
+    home.process.turn()
+    assert not home.pending() and (home.trial(0).state, home.trial(0).run_id) == ("complete", None)
 
 
 def test_a_member_whose_trial_another_process_has_ended_is_stopped(begin: Begin) -> None:
-    desk = begin(POPULATION)
-    desk.work()
+    home = begin(POPULATION)
+    home.work()
     for number in range(4):
-        desk.report(number, 9, float(number))
-        desk.save(number, 10)
-    desk.process.turn()
-    assert desk.trial(3).state == "stopping"  # it is to continue from the best
+        home.report(number, 9, float(number))
+        home.save(number, 10)
+    home.process.turn()
+    assert home.trial(3).state == "stopping"  # it is to continue from the best
     for number in (0, 3):
-        outside(desk).tell(number, 0.125)
-    desk.report(0, 19, 0.0)
-    desk.work(30)
-    assert [desk.trial(number).state for number in (0, 3)] == ["complete"] * 2
+        outside(home).tell(number, 0.125)
+    home.report(0, 19, 0.0)
+    home.work(30)
+    assert [home.trial(number).state for number in (0, 3)] == ["complete"] * 2
 
 
 def test_trials_that_were_copied_from_any_study_are_not_gputuis(begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    own = outside(desk).trials[0].user_attrs["gputui"]
+    home = begin(RANDOM)
+    home.work()
+    own = outside(home).trials[0].user_attrs["gputui"]
     for noted in ({"origin": "sampled", "study": "s-2"}, {"origin": "sampled"}, 5, own):
         distributions: dict[str, Any] = {"rate": FloatDistribution(0.0, 1.0)}
         copied = create_trial(
             params={"rate": 0.1}, distributions=distributions, value=0.3, user_attrs={"gputui": noted}
         )
-        outside(desk).add_trial(copied)
-    finish_all(desk)
-    origins = [trial.origin for trial in desk.trials]
+        outside(home).add_trial(copied)
+    finish_all(home)
+    origins = [trial.origin for trial in home.trials]
     assert (origins.count("outside"), origins.count("sampled")) == (4, 3)
-    assert len({trial.run_id for trial in desk.trials}) == 4  # None is one
+    assert len({trial.run_id for trial in home.trials}) == 4  # None is one
 
 
 def test_what_another_process_told_of_a_stopped_trial_is_its_value(begin: Begin) -> None:
-    desk = begin(replace(RANDOM, budget=Budget(trials=1)))
-    desk.work()
-    desk.ask("study_stop")
-    desk.work()
-    outside(desk).tell(0, 0.125)
-    desk.ask("study_extend", trials=1)
-    desk.restart()
-    desk.work()
-    assert (desk.trial(0).state, desk.trial(0).value) == ("complete", 0.125)
+    home = begin(replace(RANDOM, budget=Budget(trials=1)))
+    home.work()
+    home.ask("study_stop")
+    home.work()
+    outside(home).tell(0, 0.125)
+    home.ask("study_extend", trials=1)
+    home.restart()
+    home.work()
+    assert (home.trial(0).state, home.trial(0).value) == ("complete", 0.125)
 
 
 def test_a_trial_of_another_process_cannot_be_cut_short_or_kept(begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    outside(desk).ask()
-    desk.work()
+    home = begin(RANDOM)
+    home.work()
+    outside(home).ask()
+    home.work()
     for verb in ("study_prune", "study_keep"):
         with pytest.raises(RefusedError, match="another process"):
-            desk.ask(verb, trial=1)
+            home.ask(verb, trial=1)
 
 
 def test_a_journal_that_is_emptied_ends_the_process_and_is_made_again(begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    finish(desk, 0)
-    before = [dict(trial.params) for trial in desk.trials]
-    file_of(desk).write_bytes(b"")
+    home = begin(RANDOM)
+    home.work()
+    finish(home, 0)
+    before = [dict(trial.params) for trial in home.trials]
+    file_of(home).write_bytes(b"")
     with pytest.raises(OSError, match="cut"):
-        desk.work()
-    desk.restart()
-    finish_all(desk)
-    assert [trial.params for trial in outside(desk).trials] == [dict(trial.params) for trial in desk.trials]
-    assert [dict(trial.params) for trial in desk.trials][:2] == before and len(desk.trials) == 3
+        home.work()
+    home.restart()
+    finish_all(home)
+    assert [trial.params for trial in outside(home).trials] == [dict(trial.params) for trial in home.trials]
+    assert [dict(trial.params) for trial in home.trials][:2] == before and len(home.trials) == 3
 
 
 @pytest.mark.parametrize("content", [
@@ -224,120 +213,120 @@ def test_a_journal_that_is_emptied_ends_the_process_and_is_made_again(begin: Beg
 ])  # fmt: skip
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_study_can_be_stopped_whatever_its_journal_holds(content: bytes | None, restarts: bool, begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
+    home = begin(RANDOM)
+    home.work()
     if content is None:
-        file_of(desk).unlink()
-        file_of(desk).mkdir()
+        file_of(home).unlink()
+        file_of(home).mkdir()
     else:
-        with file_of(desk).open("ab") as file:
+        with file_of(home).open("ab") as file:
             file.write(content)
-    desk.ask("study_stop")
+    home.ask("study_stop")
     if restarts:
-        desk.restart()
-    desk.work()
-    run = get_run(desk.connection, desk.trial(0).run_id or "")
+        home.restart()
+    home.work()
+    run = get_run(home.connection, home.trial(0).run_id or "")
     assert run is not None and run.state is RunState.STOPPED
-    assert (desk.study.state, desk.trial(0).state) == ("stopped", "stopped")
-    target = desk.workspace.state / "out.db"
+    assert (home.study.state, home.trial(0).state) == ("stopped", "stopped")
+    target = home.workspace.state / "out.db"
     try:
-        assert export_storage(desk.connection, file_of(desk).parent, desk.study, target) == 1
+        assert export_storage(home.connection, file_of(home).parent, home.study, target) == 1
     except StudyExportError:
         assert content is None or b"gputui" in content
         assert not target.exists()
 
 
 def test_a_trial_that_ends_well_while_its_study_stops_is_complete_in_the_journal_too(begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    desk.ask("study_stop")
-    desk.report(0, 99, 0.5)
-    desk.end(0, RunState.SUCCEEDED)
-    desk.work()
-    assert (desk.study.state, desk.trial(0).state, desk.trial(0).values) == ("stopped", "complete", (0.5,))
-    assert [(trial.state.name, trial.value) for trial in outside(desk).trials] == [("COMPLETE", 0.5)]
+    home = begin(RANDOM)
+    home.work()
+    home.ask("study_stop")
+    home.report(0, 99, 0.5)
+    home.end(0, RunState.SUCCEEDED)
+    home.work()
+    assert (home.study.state, home.trial(0).state, home.trial(0).values) == ("stopped", "complete", (0.5,))
+    assert [(trial.state.name, trial.value) for trial in outside(home).trials] == [("COMPLETE", 0.5)]
 
 
 # --- warm starts ------------------------------------------------------------------------------------------------------
 
 
-def warm_desk(begin: Begin) -> Desk:
+def warm_desk(begin: Begin) -> StudyHome:
     """A study that learns from three earlier runs."""
-    desk = begin(replace(RANDOM, warm_start=3))
+    home = begin(replace(RANDOM, warm_start=3))
     for number in range(3):
         run_id = f"earlier-{number}"
-        with transaction(desk.connection):
+        with transaction(home.connection):
             repository.insert_run(
-                desk.connection, run_id=run_id, sequence=100 + number, name=run_id, spec=BASE,
-                params={"rate": 0.1 * (number + 1)}, now=desk.wall, actor="me",
+                home.connection, run_id=run_id, sequence=100 + number, name=run_id, spec=BASE,
+                params={"rate": 0.1 * (number + 1)}, now=home.now, actor="me",
             )  # fmt: skip
-        desk.attempt(run_id)
-        desk.line(run_id, 99, 0.1 + number)
-        desk.move(run_id, RunState.SUCCEEDED)
-    return desk
+        home.begin_attempt(run_id)
+        home.line(run_id, 99, 0.1 + number)
+        home.move(run_id, RunState.SUCCEEDED)
+    return home
 
 
 @pytest.mark.parametrize("first", ["nothing", "a point by hand", "another process"])
 def test_earlier_runs_are_learned_from_once_whatever_came_first(first: str, begin: Begin) -> None:
-    desk = warm_desk(begin)
+    home = warm_desk(begin)
     if first != "nothing":
-        desk.ask("study_pause")
+        home.ask("study_pause")
         if first == "a point by hand":
-            desk.ask("study_enqueue", set={"rate": 0.5})
-        desk.process.turn()
+            home.ask("study_enqueue", set={"rate": 0.5})
+        home.process.turn()
         if first == "another process":
-            outside(desk).ask()
-        desk.ask("study_resume")
-        desk.restart()
-    finish_all(desk)
-    assert [trial.origin for trial in desk.trials].count("warm") == 3
+            outside(home).ask()
+        home.ask("study_resume")
+        home.restart()
+    finish_all(home)
+    assert [trial.origin for trial in home.trials].count("warm") == 3
 
 
 def test_earlier_runs_are_not_learned_from_twice_where_the_journal_was_lost(begin: Begin) -> None:
-    desk = warm_desk(begin)
+    home = warm_desk(begin)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(desk.process, "_advance", lambda *_: True)
-        desk.process.turn()
-    assert [trial.origin for trial in desk.trials] == ["warm"] * 3
-    file_of(desk).unlink()
-    desk.restart()
-    finish_all(desk)
-    assert [trial.origin for trial in desk.trials] == ["warm"] * 3 + ["sampled"] * 3
+        patched.setattr(home.process, "_advance", lambda *_: True)
+        home.process.turn()
+    assert [trial.origin for trial in home.trials] == ["warm"] * 3
+    file_of(home).unlink()
+    home.restart()
+    finish_all(home)
+    assert [trial.origin for trial in home.trials] == ["warm"] * 3 + ["sampled"] * 3
 
 
 # --- what another process reads ---------------------------------------------------------------------------------------
 
 
 def test_a_trial_that_was_stopped_ends_once_its_study_goes_on_without_it(begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    desk.ask("study_stop")
-    desk.work()
-    assert outside(desk).trials[0].state.name == "RUNNING"  # it may continue
-    desk.ask("study_extend", trials=1)
-    desk.restart()
-    desk.work()
-    assert [trial.state.name for trial in outside(desk).trials] == ["FAIL", "RUNNING"]
+    home = begin(RANDOM)
+    home.work()
+    home.ask("study_stop")
+    home.work()
+    assert outside(home).trials[0].state.name == "RUNNING"  # it may continue
+    home.ask("study_extend", trials=1)
+    home.restart()
+    home.work()
+    assert [trial.state.name for trial in outside(home).trials] == ["FAIL", "RUNNING"]
 
 
 def test_an_export_leaves_the_journal_as_it_is(begin: Begin, tmp_path: Path) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    desk.ask("study_stop")
-    desk.work()
-    before, target = file_of(desk).read_bytes(), tmp_path / "out.db"
-    assert export_storage(desk.connection, file_of(desk).parent, desk.study, target) == 1
+    home = begin(RANDOM)
+    home.work()
+    home.ask("study_stop")
+    home.work()
+    before, target = file_of(home).read_bytes(), tmp_path / "out.db"
+    assert export_storage(home.connection, file_of(home).parent, home.study, target) == 1
     exported = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{target}")
     assert [trial.state.name for trial in exported.trials] == ["FAIL"]
-    assert file_of(desk).read_bytes() == before
+    assert file_of(home).read_bytes() == before
 
 
 def test_the_journal_has_the_parameters_that_a_member_trains_with(begin: Begin) -> None:
-    desk = begin(POPULATION)
-    desk.work()
+    home = begin(POPULATION)
+    home.work()
     for number in range(4):
-        desk.report(number, 9, float(number))
-        desk.save(number, 10)
-    desk.work(30)
-    assert any(trial.generation is not None for trial in desk.trials)
-    assert [trial.params for trial in outside(desk).trials] == [dict(trial.params) for trial in desk.trials]
+        home.report(number, 9, float(number))
+        home.save(number, 10)
+    home.work(30)
+    assert any(trial.generation is not None for trial in home.trials)
+    assert [trial.params for trial in outside(home).trials] == [dict(trial.params) for trial in home.trials]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext
 from gputui.agent.notify.news import News
 from gputui.agent.notify.outbox import Outbox
 from gputui.core.config import Workspace, locate
@@ -23,7 +23,7 @@ from gputui.store.events import read_events
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, get_study
 from gputui.studies.rows import move_study
-from tests.homes import NOW, SPEC, Home, add_run, open_store, run_of
+from tests.homes import NOW, SPEC, Home, add_run, run_of
 from tests.stories import search
 
 LIVES = (RunState.STARTING, RunState.RUNNING)
@@ -35,17 +35,16 @@ ALERT = {
 }  # fmt: skip
 
 
-class Desk:
-    """The news of a store whose messages are not sent, since the recipients' file names a command
-    that nobody starts."""
+class NewsHome(Home):
+    """A home whose messages are not sent, since the recipients' file names a command that nobody starts."""
 
-    def __init__(self, connection: sqlite3.Connection, workspace: Workspace) -> None:
-        self.connection, self.workspace, self.now = connection, workspace, NOW - 10
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace, NOW - 10)
         self.news = self.another()
 
     def another(self) -> News:
         """The news of the next agent."""
-        context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, now=lambda: self.now)
+        context = self.context()
         news = News(context, _NoOutbox(context), host="ws1")
         news.begin()
         return news
@@ -56,13 +55,13 @@ class Desk:
 
     def turn(self) -> list[str]:
         """The events of the messages that are new after a turn."""
-        (before,) = self.connection.execute("SELECT coalesce(max(notice_id), 0) FROM notices").fetchone()
+        before = self.value("SELECT coalesce(max(notice_id), 0) FROM notices")
         self.now += 1
         self.news.turn()
         return [message.event for notice_id, message in self.messages() if notice_id > before]
 
     def messages(self) -> list[tuple[int, Message]]:
-        rows = self.connection.execute("SELECT notice_id, message FROM notices ORDER BY notice_id")
+        rows = self.rows("SELECT notice_id, message FROM notices ORDER BY notice_id")
         return [(notice_id, msgspec.json.decode(text, type=Message)) for notice_id, text in rows]
 
     def move(self, run_id: str, *states: RunState, cause: str = "test") -> None:
@@ -77,10 +76,10 @@ class _NoOutbox(Outbox):
 
 
 @pytest.fixture
-def desk(connection: sqlite3.Connection, workspace: Workspace) -> Desk:
-    desk = Desk(connection, workspace)
-    desk.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
-    return desk
+def home(workspace: Workspace) -> Iterator[NewsHome]:
+    with closing(NewsHome(workspace)) as made:
+        made.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -96,19 +95,19 @@ def desk(connection: sqlite3.Connection, workspace: Workspace) -> Desk:
         (LIVES, []),
     ],
 )
-def test_the_end_of_a_run(desk: Desk, states: Sequence[RunState], events: list[str]) -> None:
-    add_run(desk.connection, "a-1", *states)
-    assert desk.turn() == events and desk.turn() == []
+def test_the_end_of_a_run(home: NewsHome, states: Sequence[RunState], events: list[str]) -> None:
+    add_run(home.connection, "a-1", *states)
+    assert home.turn() == events and home.turn() == []
 
 
-def test_a_recovery_is_told_when_the_run_is_running_again(desk: Desk) -> None:
-    add_run(desk.connection, "a-1", *RECOVERS[:-1])
-    _fail(desk.connection)
-    assert desk.turn() == []
-    desk.move("a-1", RunState.RUNNING)
-    assert desk.turn() == ["run_recovered"]
-    desk.move("a-1", RunState.FAILED, RunState.QUEUED, *LIVES)
-    assert desk.turn() == [], "a person has started it again"
+def test_a_recovery_is_told_when_the_run_is_running_again(home: NewsHome) -> None:
+    add_run(home.connection, "a-1", *RECOVERS[:-1])
+    _fail(home.connection)
+    assert home.turn() == []
+    home.move("a-1", RunState.RUNNING)
+    assert home.turn() == ["run_recovered"]
+    home.move("a-1", RunState.FAILED, RunState.QUEUED, *LIVES)
+    assert home.turn() == [], "a person has started it again"
 
 
 @pytest.mark.parametrize(
@@ -119,146 +118,141 @@ def test_a_recovery_is_told_when_the_run_is_running_again(desk: Desk) -> None:
     ],
 )
 def test_a_recovery_counts_if_its_run_did_not_fail_again_at_once(
-    desk: Desk, state: RunState, events: list[str]
+    home: NewsHome, state: RunState, events: list[str]
 ) -> None:
-    add_run(desk.connection, "a-1", *RECOVERS, state)
-    _fail(desk.connection)
-    assert desk.turn() == events
+    add_run(home.connection, "a-1", *RECOVERS, state)
+    _fail(home.connection)
+    assert home.turn() == events
 
 
-def test_an_agent_that_died_is_followed_by_one_that_tells(desk: Desk) -> None:
-    add_run(desk.connection, "a-1", *FAILS)
-    desk.news = desk.another()
-    assert desk.turn() == ["run_failed", "queue_empty"]
-    desk.news = desk.another()
-    assert desk.turn() == []
+def test_an_agent_that_died_is_followed_by_one_that_tells(home: NewsHome) -> None:
+    add_run(home.connection, "a-1", *FAILS)
+    home.news = home.another()
+    assert home.turn() == ["run_failed", "queue_empty"]
+    home.news = home.another()
+    assert home.turn() == []
 
 
-def test_what_was_there_before_the_first_agent_is_not_told(
-    workspace: Workspace, connection: sqlite3.Connection
-) -> None:
-    add_run(connection, "old-1", *FAILS)
-    desk = Desk(connection, workspace)
-    desk.tells("to: tell")
-    assert desk.turn() == []
+def test_what_was_there_before_the_first_agent_is_not_told(workspace: Workspace) -> None:
+    with closing(Home(workspace)) as former:
+        add_run(former.connection, "old-1", *FAILS)
+    home = NewsHome(workspace)
+    home.tells("to: tell")
+    assert home.turn() == []
 
 
-def test_a_removed_run_hides_no_other(desk: Desk) -> None:
-    add_run(desk.connection, "a-1", *FAILS)
-    desk.turn()
-    with transaction(desk.connection):
-        repository.delete_run(desk.connection, "a-1")
-    add_run(desk.connection, "b-1", *FAILS)
-    assert desk.turn() == ["run_failed", "queue_empty"]
+def test_a_removed_run_hides_no_other(home: NewsHome) -> None:
+    add_run(home.connection, "a-1", *FAILS)
+    home.turn()
+    with transaction(home.connection):
+        repository.delete_run(home.connection, "a-1")
+    add_run(home.connection, "b-1", *FAILS)
+    assert home.turn() == ["run_failed", "queue_empty"]
 
 
-def test_each_gets_what_it_wants(desk: Desk) -> None:
-    desk.tells("{to: ends, events: [run_succeeded]}", "to: standard")
-    add_run(desk.connection, "a-1", *LIVES, RunState.SUCCEEDED)
-    add_run(desk.connection, "b-1", *FAILS)
-    desk.turn()
-    told = [(pending.label, pending.content.event) for pending in notices.pending(desk.connection)]
+def test_each_gets_what_it_wants(home: NewsHome) -> None:
+    home.tells("{to: ends, events: [run_succeeded]}", "to: standard")
+    add_run(home.connection, "a-1", *LIVES, RunState.SUCCEEDED)
+    add_run(home.connection, "b-1", *FAILS)
+    home.turn()
+    told = [(owed.label, owed.content.event) for owed in notices.pending(home.connection)]
     assert told == [("ends", "run_succeeded"), ("standard", "run_failed"), ("standard", "queue_empty")]
 
 
-def test_two_entries_of_one_address_are_told_once(desk: Desk) -> None:
-    desk.tells("{to: tell, events: [run_failed]}", "{to: tell, events: [run_failed, run_succeeded]}")
-    add_run(desk.connection, "a-1", *FAILS)
-    assert desk.turn() == ["run_failed"]
+def test_two_entries_of_one_address_are_told_once(home: NewsHome) -> None:
+    home.tells("{to: tell, events: [run_failed]}", "{to: tell, events: [run_failed, run_succeeded]}")
+    add_run(home.connection, "a-1", *FAILS)
+    assert home.turn() == ["run_failed"]
 
 
-def test_a_run_that_asks_for_it_is_told_to_all(desk: Desk) -> None:
-    desk.tells("{to: alerts, events: [alert]}")
-    add_run(desk.connection, "a-1", *RECOVERS, spec=replace(SPEC, notify=True))
-    _fail(desk.connection)
-    assert desk.turn() == ["run_recovered"]
-    desk.move("a-1", RunState.SUCCEEDED)
-    assert desk.turn() == ["run_succeeded"]
+def test_a_run_that_asks_for_it_is_told_to_all(home: NewsHome) -> None:
+    home.tells("{to: alerts, events: [alert]}")
+    add_run(home.connection, "a-1", *RECOVERS, spec=replace(SPEC, notify=True))
+    _fail(home.connection)
+    assert home.turn() == ["run_recovered"]
+    home.move("a-1", RunState.SUCCEEDED)
+    assert home.turn() == ["run_succeeded"]
 
 
-def test_a_queue_is_empty_when_nothing_is_left(desk: Desk) -> None:
-    add_run(desk.connection, "a-1", *FAILS, now=desk.now + 0.5)
-    add_run(desk.connection, "b-1", *LIVES, now=desk.now + 0.5)
-    assert desk.turn() == ["run_failed"]
-    desk.move("b-1", RunState.SUCCEEDED)
-    assert desk.turn() == ["run_succeeded", "queue_empty"]
-    title = desk.messages()[-1][1].title
+def test_a_queue_is_empty_when_nothing_is_left(home: NewsHome) -> None:
+    add_run(home.connection, "a-1", *FAILS, now=home.now + 0.5)
+    add_run(home.connection, "b-1", *LIVES, now=home.now + 0.5)
+    assert home.turn() == ["run_failed"]
+    home.move("b-1", RunState.SUCCEEDED)
+    assert home.turn() == ["run_succeeded", "queue_empty"]
+    title = home.messages()[-1][1].title
     assert "1 succeeded" in title and "1 failed" in title
-    add_run(desk.connection, "c-1", *LIVES, RunState.SUCCEEDED, now=desk.now + 0.5)
-    desk.turn()
-    assert "1 succeeded" in desk.messages()[-1][1].title and "failed" not in desk.messages()[-1][1].title
+    add_run(home.connection, "c-1", *LIVES, RunState.SUCCEEDED, now=home.now + 0.5)
+    home.turn()
+    assert "1 succeeded" in home.messages()[-1][1].title and "failed" not in home.messages()[-1][1].title
 
 
-def test_a_study_is_told_and_not_its_trials(connection: sqlite3.Connection, workspace: Workspace) -> None:
-    home = Home(workspace)
-    desk = Desk(connection, workspace)
-    desk.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
+def test_a_study_is_told_and_not_its_trials(home: NewsHome, connection: sqlite3.Connection) -> None:
     search(home)
     study_id = connection.execute("SELECT study_id FROM studies").fetchone()[0]
     spec = replace(SPEC, study_id=study_id, trial=0)
     add_run(connection, "t-1", *FAILS, spec=spec)
-    assert "run_failed" not in desk.turn()
+    assert "run_failed" not in home.turn()
     for (run_id,) in connection.execute("SELECT run_id FROM runs WHERE ended_at IS NULL").fetchall():
         connection.execute("UPDATE runs SET state = 'stopped', ended_at = ? WHERE run_id = ?", (NOW, run_id))
     study = get_study(connection, study_id)
     assert study is not None
-    move_study(connection, study, StudyState.FINISHED, cause="all trials done", actor="agent", now=desk.now)
-    assert desk.turn() == ["study_finished", "queue_empty"]
-    assert any("trial" in line and "Best" in line for line in desk.messages()[-2][1].lines)
-    home.close()
+    move_study(connection, study, StudyState.FINISHED, cause="all trials done", actor="agent", now=home.now)
+    assert home.turn() == ["study_finished", "queue_empty"]
+    assert any("trial" in line and "Best" in line for line in home.messages()[-2][1].lines)
 
 
-def test_an_alert_and_its_end_are_told_to_the_same(desk: Desk) -> None:
-    desk.tells("to: standard", "{to: all, min_severity: info}")
-    error = alerts.raise_alert(desk.connection, ALERT)
-    warning = alerts.raise_alert(desk.connection, {**ALERT, "rule": "shm", "severity": "warning"})
-    assert desk.turn() == ["alert"] * 3
-    desk.tells("to: standard", "{to: all, min_severity: info}", "{to: later, min_severity: info}")
+def test_an_alert_and_its_end_are_told_to_the_same(home: NewsHome) -> None:
+    home.tells("to: standard", "{to: all, min_severity: info}")
+    error = alerts.raise_alert(home.connection, ALERT)
+    warning = alerts.raise_alert(home.connection, {**ALERT, "rule": "shm", "severity": "warning"})
+    assert home.turn() == ["alert"] * 3
+    home.tells("to: standard", "{to: all, min_severity: info}", "{to: later, min_severity: info}")
     for alert_id in (error, warning):
-        alerts.clear_alert(desk.connection, alert_id, now=desk.now, why="it is back")
-    assert desk.turn() == ["alert"] * 3 and desk.turn() == []
-    labels = [pending.label for pending in notices.pending(desk.connection)]
+        alerts.clear_alert(home.connection, alert_id, now=home.now, why="it is back")
+    assert home.turn() == ["alert"] * 3 and home.turn() == []
+    labels = [owed.label for owed in notices.pending(home.connection)]
     assert labels == ["standard", "all", "all"] * 2
 
 
-def test_a_silenced_alert_is_not_told(desk: Desk) -> None:
-    alerts.silence(desk.connection, "disk", "host", "*", until=NOW + 1000, actor="me")
-    alert_id = alerts.raise_alert(desk.connection, ALERT)
-    assert desk.turn() == []
-    alerts.clear_alert(desk.connection, alert_id, now=desk.now, why="it is back")
-    assert desk.turn() == []
+def test_a_silenced_alert_is_not_told(home: NewsHome) -> None:
+    alerts.silence(home.connection, "disk", "host", "*", until=NOW + 1000, actor="me")
+    alert_id = alerts.raise_alert(home.connection, ALERT)
+    assert home.turn() == []
+    alerts.clear_alert(home.connection, alert_id, now=home.now, why="it is back")
+    assert home.turn() == []
 
 
-def test_a_lost_gpu_is_an_event_of_its_own(desk: Desk) -> None:
-    desk.tells("{to: tell, events: [gpu_lost]}")
-    alerts.raise_alert(desk.connection, {**ALERT, "rule": "gpu_lost", "subject_kind": "gpu", "subject_id": "GPU-a"})
-    alerts.raise_alert(desk.connection, ALERT)
-    assert desk.turn() == ["gpu_lost"]
+def test_a_lost_gpu_is_an_event_of_its_own(home: NewsHome) -> None:
+    home.tells("{to: tell, events: [gpu_lost]}")
+    alerts.raise_alert(home.connection, {**ALERT, "rule": "gpu_lost", "subject_kind": "gpu", "subject_id": "GPU-a"})
+    alerts.raise_alert(home.connection, ALERT)
+    assert home.turn() == ["gpu_lost"]
 
 
-def test_a_file_with_a_mistake_changes_nothing(desk: Desk) -> None:
-    desk.turn()
-    desk.tells("{to: tell, event: [alert]}")
-    add_run(desk.connection, "a-1", *FAILS)
-    assert desk.turn() == ["run_failed", "queue_empty"]
-    (event,) = [event for event in read_events(desk.connection) if event.kind == "notify_unusable"]
+def test_a_file_with_a_mistake_changes_nothing(home: NewsHome) -> None:
+    home.turn()
+    home.tells("{to: tell, event: [alert]}")
+    add_run(home.connection, "a-1", *FAILS)
+    assert home.turn() == ["run_failed", "queue_empty"]
+    (event,) = [event for event in read_events(home.connection) if event.kind == "notify_unusable"]
     assert "notify.yaml:1" in event.message
 
 
-def test_news_wait_for_a_file_that_was_never_valid(desk: Desk) -> None:
-    desk.tells("{to: tell, event: [alert]}")
-    desk.news = desk.another()
-    add_run(desk.connection, "a-1", *FAILS)
-    assert desk.turn() == []
-    desk.tells("to: tell")
-    assert desk.turn() == ["run_failed", "queue_empty"]
+def test_news_wait_for_a_file_that_was_never_valid(home: NewsHome) -> None:
+    home.tells("{to: tell, event: [alert]}")
+    home.news = home.another()
+    add_run(home.connection, "a-1", *FAILS)
+    assert home.turn() == []
+    home.tells("to: tell")
+    assert home.turn() == ["run_failed", "queue_empty"]
 
 
-def test_a_missing_library_is_said_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_said_at_once(home: NewsHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputui.agent.notify.news.find_spec", lambda _: None)
-    desk.tells("to: ntfy://topic")
-    desk.turn()
-    assert [event.kind for event in read_events(desk.connection)] == ["notify_unusable"]
+    home.tells("to: ntfy://topic")
+    home.turn()
+    assert [event.kind for event in read_events(home.connection)] == ["notify_unusable"]
 
 
 def _fail(connection: sqlite3.Connection) -> None:
@@ -272,32 +266,30 @@ def _fail(connection: sqlite3.Connection) -> None:
 # --- any history ------------------------------------------------------------------------------------------------------
 
 ENDS = (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
-Step = Callable[[Desk], None]
+Step = Callable[[NewsHome], None]
 
 
 @given(st.lists(st.sampled_from(["begin", "end", "turn", "die", "remove"]), max_size=40), st.randoms())
 def test_each_end_is_told_once_in_any_history(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], rng: object
 ) -> None:
-    workspace = locate(tmp_path_factory.mktemp("home"), {})
-    workspace.create()
-    connection = open_store(workspace.database)
-    desk = Desk(connection, workspace)
-    desk.tells("{to: tell, events: [run_succeeded, run_failed, run_stopped]}")
+    home = NewsHome(locate(tmp_path_factory.mktemp("home"), {}))
+    connection = home.connection
+    home.tells("{to: tell, events: [run_succeeded, run_failed, run_stopped]}")
     living: list[str] = []
     ended: list[str] = []
     for number, step in enumerate([*steps, "turn"]):
         if step == "begin":
             living.append(add_run(connection, f"r-{number}", *LIVES).run_id)
         elif step == "end" and living:
-            desk.move(living[0], ENDS[number % 3])
+            home.move(living[0], ENDS[number % 3])
             ended.append(living.pop(0))
         elif step == "turn":
-            desk.turn()
+            home.turn()
         elif step == "die":
-            desk.news = desk.another()
+            home.news = home.another()
         elif step == "remove" and ended:
-            desk.turn()
+            home.turn()
             repository.delete_run(connection, ended[-1])
-    assert [message.run_id for _, message in desk.messages()] == ended
+    assert [message.run_id for _, message in home.messages()] == ended
     connection.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sqlite3
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from gputui.agent.context import AgentContext
 from gputui.agent.notify.outbox import AGAIN_SECONDS, TOO_OLD_SECONDS, Outbox
 from gputui.core.config import Workspace
 from gputui.runs import notices
@@ -19,6 +19,7 @@ from gputui.runs.identity import is_held
 from gputui.runs.notices import Message, Recipient
 from gputui.store.events import read_events
 from tests.conftest import wait_until
+from tests.homes import Home
 from tests.texts import mentions
 
 # Appends the title to a file; fails while there is a file that says so, waits while there is one that says that.
@@ -35,20 +36,19 @@ sys.exit("mailbox full" if (folder / "broken").exists() else 0)
 STARTED = 1000.0
 
 
-class Office:
-    """An outbox, a store and a folder in which what was told is written."""
+class OutboxHome(Home):
+    """A home with an outbox, and a folder in which what was told is written."""
 
-    def __init__(self, connection: sqlite3.Connection, workspace: Workspace, folder: Path) -> None:
-        self.connection, self.workspace, self.folder = connection, workspace, folder
-        self.now = STARTED
+    def __init__(self, workspace: Workspace, folder: Path) -> None:
+        super().__init__(workspace, STARTED)
+        self.folder = folder
         self.recipient = Recipient((sys.executable, "-c", SCRIPT, str(folder)))
         self.recipients = {self.recipient.digest: self.recipient}
         self.outbox = self.another()
 
     def another(self) -> Outbox:
         """The outbox of the next agent."""
-        context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, now=lambda: self.now)
-        outbox = Outbox(context)
+        outbox = Outbox(self.context())
         outbox.begin()
         return outbox
 
@@ -77,100 +77,102 @@ class Office:
 
 
 @pytest.fixture
-def office(workspace: Workspace, connection: sqlite3.Connection, tmp_path: Path) -> Office:
-    made = Office(connection, workspace, tmp_path)
-    made.put("vit-3 failed")
-    return made
+def home(workspace: Workspace, tmp_path: Path) -> Iterator[OutboxHome]:
+    with closing(OutboxHome(workspace, tmp_path)) as made:
+        made.put("vit-3 failed")
+        yield made
 
 
-def test_a_message_is_sent_once_and_that_is_an_event(office: Office) -> None:
-    office.turn(sends=True)
-    office.turn(sends=False)
-    assert office.told() == ["vit-3 failed"] and office.events() == [("notice_sent", "info")]
-    assert not notices.is_owing(office.connection) and not list(office.workspace.notices.iterdir())
+def test_a_message_is_sent_once_and_that_is_an_event(home: OutboxHome) -> None:
+    home.turn(sends=True)
+    home.turn(sends=False)
+    assert home.told() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
+    assert not notices.is_owing(home.connection) and not list(home.workspace.notices.iterdir())
 
 
-def test_messages_to_one_recipient_are_sent_in_order(office: Office) -> None:
-    office.put("queue empty")
-    (office.folder / "broken").touch()
-    office.turn(sends=True)
-    office.turn(sends=False)
-    assert office.told() == ["vit-3 failed"], "the second waits for the first"
-    (office.folder / "broken").unlink()
-    office.now += AGAIN_SECONDS[0]
-    office.turn(sends=True)
-    office.turn(sends=True)
-    assert office.told() == ["vit-3 failed", "vit-3 failed", "queue empty"]
+def test_messages_to_one_recipient_are_sent_in_order(home: OutboxHome) -> None:
+    home.put("queue empty")
+    (home.folder / "broken").touch()
+    home.turn(sends=True)
+    home.turn(sends=False)
+    assert home.told() == ["vit-3 failed"], "the second waits for the first"
+    (home.folder / "broken").unlink()
+    home.now += AGAIN_SECONDS[0]
+    home.turn(sends=True)
+    home.turn(sends=True)
+    assert home.told() == ["vit-3 failed", "vit-3 failed", "queue empty"]
 
 
-def test_what_fails_is_tried_later_and_later_and_given_up_after_a_day(office: Office) -> None:
-    (office.folder / "broken").touch()
-    office.turn(sends=True)
+def test_what_fails_is_tried_later_and_later_and_given_up_after_a_day(home: OutboxHome) -> None:
+    (home.folder / "broken").touch()
+    home.turn(sends=True)
     for seconds in AGAIN_SECONDS:
-        office.now += seconds - 1
-        office.turn(sends=False)
-        office.now += 1
-        office.turn(sends=True)
-    office.now = STARTED + TOO_OLD_SECONDS
-    office.turn(sends=True)
-    assert not notices.is_owing(office.connection)
-    assert office.events() == [("notice_delayed", "warning"), ("notice_failed", "error")], "a problem is told once"
-    assert all("mailbox full" in event.message for event in read_events(office.connection))
+        home.now += seconds - 1
+        home.turn(sends=False)
+        home.now += 1
+        home.turn(sends=True)
+    home.now = STARTED + TOO_OLD_SECONDS
+    home.turn(sends=True)
+    assert not notices.is_owing(home.connection)
+    assert home.events() == [("notice_delayed", "warning"), ("notice_failed", "error")], "a problem is told once"
+    assert all("mailbox full" in event.message for event in read_events(home.connection))
 
 
-def test_what_a_dead_agent_was_sending_is_sent_once(office: Office) -> None:
-    (office.folder / "wait").touch()
-    office.outbox.turn(office.recipients)
-    wait_until((office.folder / "begun").exists, what="the sender")
-    office.outbox.close()
+def test_what_a_dead_agent_was_sending_is_sent_once(home: OutboxHome) -> None:
+    (home.folder / "wait").touch()
+    home.outbox.turn(home.recipients)
+    wait_until((home.folder / "begun").exists, what="the sender")
+    home.outbox.close()
     for _ in range(3):
-        office.outbox = office.another()
-        office.outbox.turn(office.recipients)
-    (office.folder / "wait").unlink()
-    office.settle()
-    office.turn(sends=False)
-    assert office.told() == ["vit-3 failed"] and office.events() == [("notice_sent", "info")]
+        home.outbox = home.another()
+        home.outbox.turn(home.recipients)
+    (home.folder / "wait").unlink()
+    home.settle()
+    home.turn(sends=False)
+    assert home.told() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
 
 
-def test_what_a_killed_sender_did_not_send_is_sent_again(office: Office) -> None:
-    (office.folder / "wait").touch()
-    office.outbox.turn(office.recipients)
-    wait_until((office.folder / "begun").exists, what="the command")
-    (sender,) = office.outbox.senders.values()
+def test_what_a_killed_sender_did_not_send_is_sent_again(home: OutboxHome) -> None:
+    (home.folder / "wait").touch()
+    home.outbox.turn(home.recipients)
+    wait_until((home.folder / "begun").exists, what="the command")
+    (sender,) = home.outbox.senders.values()
     assert sender is not None
     os.kill(sender.pid, signal.SIGKILL)
-    office.settle()
-    (office.folder / "wait").unlink()
-    assert office.events() == [("notice_delayed", "warning")]
-    office.now += AGAIN_SECONDS[0]
-    office.turn(sends=True)
-    assert office.events()[-1] == ("notice_sent", "info")
+    home.settle()
+    (home.folder / "wait").unlink()
+    assert home.events() == [("notice_delayed", "warning")]
+    home.now += AGAIN_SECONDS[0]
+    home.turn(sends=True)
+    assert home.events()[-1] == ("notice_sent", "info")
 
 
-def test_a_sender_that_dies_before_it_reads_is_one_that_failed(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_dies_before_it_reads_is_one_that_failed(
+    home: OutboxHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Longer than a pipe holds, so that the end of the process is met in the middle of it.
-    office.put("x" * 200_000)
+    home.put("x" * 200_000)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
-        office.turn(sends=True)
-        assert office.events() == [("notice_delayed", "warning")] and not office.outbox.senders
-    office.now += AGAIN_SECONDS[0]
-    office.turn(sends=True)
-    assert office.told() == ["vit-3 failed"]
+        home.turn(sends=True)
+        assert home.events() == [("notice_delayed", "warning")] and not home.outbox.senders
+    home.now += AGAIN_SECONDS[0]
+    home.turn(sends=True)
+    assert home.told() == ["vit-3 failed"]
 
 
-def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace, connection: sqlite3.Connection) -> None:
-    office = Office(connection, workspace, workspace.state)
+def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace) -> None:
+    home = OutboxHome(workspace, workspace.state)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        office.recipient = Recipient(f"json://127.0.0.1:{server.getsockname()[1]}/x?rto=0.2")
-        office.recipients = {office.recipient.digest: office.recipient}
-        office.put("vit-3 failed")
-        office.turn(sends=True)
-    assert office.events() == [("notice_sent", "warning")] and not notices.is_owing(connection)
+        home.recipient = Recipient(f"json://127.0.0.1:{server.getsockname()[1]}/x?rto=0.2")
+        home.recipients = {home.recipient.digest: home.recipient}
+        home.put("vit-3 failed")
+        home.turn(sends=True)
+    assert home.events() == [("notice_sent", "warning")] and not notices.is_owing(home.connection)
 
 
-def test_a_recipient_that_is_no_longer_named_is_not_told(office: Office) -> None:
-    office.outbox.turn({})
-    assert office.told() == [] and office.events() == [("notice_failed", "error")]
-    assert mentions(read_events(office.connection)[0].message, "notify.yaml")
-    assert not notices.is_owing(office.connection)
+def test_a_recipient_that_is_no_longer_named_is_not_told(home: OutboxHome) -> None:
+    home.outbox.turn({})
+    assert home.told() == [] and home.events() == [("notice_failed", "error")]
+    assert mentions(read_events(home.connection)[0].message, "notify.yaml")
+    assert not notices.is_owing(home.connection)

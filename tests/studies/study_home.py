@@ -1,12 +1,12 @@
-"""A study's process on a real store, with the agent's part done by hand: what only chance would show with processes."""
+"""A home with a study, its process in this one, and the agent's part done by hand: what only chance would show with
+processes."""
 
 from __future__ import annotations
 
 import json
 import selectors
-import sqlite3
 import zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import msgspec
 
 from gputui.agent.commands import dispatch
 from gputui.agent.commands.request import RefusedError
-from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
 from gputui.recovery.checkpoints.content import content_of
@@ -25,12 +24,13 @@ from gputui.runs.submission import read_ticket, write_spec
 from gputui.store import checkpoints, commands
 from gputui.store.commands import PendingCommand
 from gputui.store.json_shapes import number_or_word
+from gputui.store.rows import insert, update
 from gputui.store.run_states import RunState
-from gputui.store.runs import get_run
 from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.process import StudyProcess
 from gputui.studies.spec import Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
+from tests.homes import Home, add_attempt
 from tests.ledgers import ledger_row
 
 STUDY = "s-1"
@@ -46,28 +46,21 @@ RATE = Dimension("rate", "float", 0.01, 1.0, log=True)
 POPULATION = replace(GRID, space=(RATE,), sampler=SamplerSpec("tpe"), pbt=PbtSpec(4, every=10), parallel=4)
 
 
-@dataclass(slots=True)
-class Desk:
-    """``wall`` is the time, in UTC unix seconds."""
+class StudyHome(Home):
+    """A home with the study ``s-1``."""
 
-    workspace: Workspace
-    connection: sqlite3.Connection
-    spec: StudySpec
-    base: RunSpec = BASE
-    wall: float = 1_790_000_000.0
-    process: StudyProcess = field(init=False)
-
-    def __post_init__(self) -> None:
-        folder = self.workspace.studies / STUDY
+    def __init__(self, workspace: Workspace, spec: StudySpec, base: RunSpec = BASE) -> None:
+        super().__init__(workspace)
+        folder = workspace.studies / STUDY
         folder.mkdir(parents=True)
-        write_spec(folder / rows.SPEC_FILE, self.base)
+        write_spec(folder / rows.SPEC_FILE, base)
         with transaction(self.connection):
-            rows.begin_study(self.connection, STUDY, self.spec, source="", now=self.wall, actor="me")
+            rows.begin_study(self.connection, STUDY, spec, source="", now=self.now, actor="me")
         self.restart()
 
     def restart(self) -> None:
-        """Another process in place of the one that was."""
-        self.process = StudyProcess(self.workspace, self.connection, STUDY, lambda: self.wall)
+        """Put another process in place of the one that was."""
+        self.process = StudyProcess(self.workspace, self.connection, STUDY, lambda: self.now)
 
     # --- what the agent does --------------------------------------------------------------------------------------
 
@@ -93,31 +86,27 @@ class Desk:
             elif one.verb == "stop":
                 self.move(one.run_id or "", RunState.STOPPING, RunState.STOPPED, cause=one.args["reason"])
             else:
-                run = get_run(self.connection, one.run_id or "")
-                assert run is not None
+                run = self.run_of(one.run_id or "")
                 params = {**run.params, **one.args.get("set", {})}
                 with transaction(self.connection):
                     repository.set_next_attempt(
                         self.connection, run.run_id, params=params, resume_from=one.args.get("from"), not_before=None
                     )
                 self.move(run.run_id, RunState.QUEUED)
-                self.attempt(run.run_id)
+                self.begin_attempt(run.run_id)
             with transaction(self.connection):
-                commands.give_answer(self.connection, one.command_id, "done", now=self.wall, result={})
+                commands.give_answer(self.connection, one.command_id, "done", now=self.now, result={})
         return len(found)
 
     def ask(self, verb: str, run_id: str | None = None, **args: Any) -> None:
         """Send a person's command to the agent's own handler. Raises RefusedError."""
-        command_id = commands.submit(self.connection, verb, run_id, {"study": STUDY, **args}, "me", now=self.wall)
+        command_id = commands.submit(self.connection, verb, run_id, {"study": STUDY, **args}, "me", now=self.now)
         (command,) = [one for one in self.pending(verb) if one.command_id == command_id]
         with selectors.DefaultSelector() as selector:
-            context = AgentContext.of(
-                self.connection, self.workspace, wake=lambda: None, now=lambda: self.wall, monotonic=lambda: self.wall
-            )
             try:
-                dispatch.carry_out(Supervisor(context, selector), command)
+                dispatch.carry_out(Supervisor(self.context(), selector), command)
             except RefusedError:
-                commands.give_answer(self.connection, command_id, "refused", now=self.wall)
+                commands.give_answer(self.connection, command_id, "refused", now=self.now)
                 raise
 
     def refuse(self, *verbs: str, kind: str | None = None) -> int:
@@ -125,49 +114,41 @@ class Desk:
         for one in found:
             result = None if kind is None else {"refusal": kind}
             commands.give_answer(
-                self.connection, one.command_id, "refused", now=self.wall, reason="refused", result=result
+                self.connection, one.command_id, "refused", now=self.now, reason="refused", result=result
             )
         return len(found)
 
     def _make_run(self, command: PendingCommand) -> None:
         ticket, spec = read_ticket(self.workspace, command.args["ticket"])
         run_id = f"{command.args['name']}-1"
-        sequence = self.connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
+        sequence = self.value("SELECT coalesce(max(sequence), 0) + 1 FROM runs")
         with transaction(self.connection):
             repository.insert_run(
                 self.connection, run_id=run_id, sequence=sequence, name=command.args["name"], spec=spec,
-                params=spec.params, now=self.wall, actor=command.actor,
+                params=spec.params, now=self.now, actor=command.actor,
             )  # fmt: skip
             assert rows.adopt_run(self.connection, STUDY, spec.trial or 0, command.command_id, run_id)
         ticket.unlink()
-        self.attempt(run_id)
+        self.begin_attempt(run_id)
 
-    def attempt(self, run_id: str) -> None:
-        """The next attempt of a queued run begins."""
-        run = get_run(self.connection, run_id)
-        assert run is not None
-        number = run.attempt + 1
+    def begin_attempt(self, run_id: str) -> None:
+        """Begin the next attempt of a queued run."""
+        run = self.run_of(run_id)
         with transaction(self.connection):
-            self.connection.execute(
-                "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, "
-                "resumed_from) SELECT run_id, ?, 'running', params, '[]', '{}', ?, ?, resume_from FROM runs "
-                "WHERE run_id = ?",
-                (number, self.wall, self.wall, run_id),
-            )
-            self.connection.execute("UPDATE runs SET attempt = ? WHERE run_id = ?", (number, run_id))
+            add_attempt(
+                self.connection, run_id, run.attempt + 1, self.now, params=json.dumps(dict(run.params)),
+                resumed_from=run.resume_from,
+            )  # fmt: skip
+            update(self.connection, "runs", {"run_id": run_id}, attempt=run.attempt + 1)
         self.move(run_id, RunState.STARTING, RunState.RUNNING)
 
     def move(self, run_id: str, *states: RunState, cause: str = "test") -> None:
         for state in states:
-            run = get_run(self.connection, run_id)
-            assert run is not None
             with transaction(self.connection):
-                repository.move(self.connection, run, state, cause=cause, now=self.wall)
+                repository.move(self.connection, self.run_of(run_id), state, cause=cause, now=self.now)
         if states[-1].is_over:
-            self.connection.execute(
-                "UPDATE attempts SET state = ?, ended_at = ? WHERE run_id = ? AND ended_at IS NULL",
-                (states[-1], self.wall, run_id),
-            )
+            attempt = {"run_id": run_id, "number": self.run_of(run_id).attempt}
+            update(self.connection, "attempts", attempt, state=states[-1], ended_at=self.now)
 
     # --- what runs do ---------------------------------------------------------------------------------------------
 
@@ -177,27 +158,7 @@ class Desk:
 
     def line(self, run_id: str, step: int, loss: float) -> None:
         """A line of a run, in its newest attempt."""
-        run = get_run(self.connection, run_id)
-        assert run is not None
-        with transaction(self.connection):
-            self.connection.execute(
-                "INSERT OR IGNORE INTO metric_sources (run_id, path, format) VALUES (?, 'm', 'jsonl')", (run_id,)
-            )
-            source, offset = self.connection.execute(
-                "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
-            ).fetchone()
-            data = json.dumps({"step": step, "loss": number_or_word(loss)})
-            self.connection.execute(
-                "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
-                "VALUES (?, 0, ?, ?, ?, ?, ?)",
-                (source, offset, run.attempt, step, self.wall, data),
-            )
-            self.connection.execute(
-                "UPDATE metric_sources SET byte_offset = ? WHERE source_id = ?", (offset + 1, source)
-            )
-            self.connection.execute(
-                "UPDATE attempts SET last_step = ? WHERE run_id = ? AND number = ?", (step, run_id, run.attempt)
-            )
+        self.metrics(run_id, self.run_of(run_id).attempt, [{"step": step, "loss": number_or_word(loss)}])
 
     def save(self, number: int, step: int, attempt: int = 1, *, is_known: bool = True, **more: Any) -> Path:
         """A whole checkpoint of a trial's run, in the ledger, of a format that can be checked or not."""
@@ -209,7 +170,7 @@ class Desk:
                 archive.writestr("state", f"{run_id} {step}")
         else:
             path.write_text(json.dumps({"run": run_id, "step": step}))
-        (seen,) = self.connection.execute("SELECT 1 + count(*) FROM checkpoints").fetchone()
+        seen = self.value("SELECT 1 + count(*) FROM checkpoints")
         row = ledger_row(
             str(path), seen, attempt, step, content=content_of(path), verdict="valid" if is_known else "unexamined"
         )
@@ -221,11 +182,10 @@ class Desk:
         """A trial's run ends."""
         run_id = self.trial(number).run_id or ""
         if incident is not None:
-            self.connection.execute(
-                "INSERT INTO incidents (run_id, attempt, at, kind, summary, fingerprint, evidence) "
-                "SELECT run_id, attempt, ?, ?, ?, ?, '[]' FROM runs WHERE run_id = ?",
-                (self.wall, incident, incident, incident, run_id),
-            )
+            insert(
+                self.connection, "incidents", run_id=run_id, attempt=self.run_of(run_id).attempt, at=self.now,
+                kind=incident, summary=incident, fingerprint=incident, evidence="[]",
+            )  # fmt: skip
         self.move(run_id, state, cause=incident or state)
 
     # --- what there is --------------------------------------------------------------------------------------------
@@ -247,7 +207,6 @@ class Desk:
         return [one.state.value for one in self.trials]
 
     def attempts(self, number: int) -> list[dict[str, Any]]:
-        found = self.connection.execute(
-            "SELECT params, resumed_from FROM attempts WHERE run_id = ? ORDER BY number", (self.trial(number).run_id,)
-        ).fetchall()
-        return [{"params": json.loads(params), "from": resumed} for params, resumed in found]
+        query = "SELECT params, resumed_from FROM attempts WHERE run_id = ? ORDER BY number"
+        attempts = self.rows(query, self.trial(number).run_id)
+        return [{"params": json.loads(params), "from": resumed} for params, resumed in attempts]
