@@ -290,8 +290,9 @@ def add_lines(connection: sqlite3.Connection, run_id: str, lines: int) -> None:
     """So many stored lines of attempt 1, about 220 bytes each in the database."""
     for first in range(0, lines, 200_000):
         connection.execute(
-            "INSERT INTO metrics WITH RECURSIVE n (i) AS (SELECT ?1 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?2) "
-            "SELECT (SELECT source_id FROM metric_sources WHERE run_id = ?3), 0, i * 180, 1, NULL, i, 1.79e9 + i, "
+            "WITH RECURSIVE n (i) AS (SELECT ?1 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?2) "
+            "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
+            "SELECT (SELECT source_id FROM metric_sources WHERE run_id = ?3), 0, i * 180, 1, i, 1.79e9 + i, "
             """printf('{"step": %d, "time": %d, "loss": 0.%d, "lr": 0.001, "gradient_norm": 1.%d, "tokens": %d, """
             """"samples_per_second": 812.5, "epoch": 0.5}', i, 1790000000 + i, i, i, i * 4096) FROM n""",
             (first, min(lines, first + 200_000), run_id),

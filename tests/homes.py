@@ -189,6 +189,17 @@ def add_line(
     )  # fmt: skip
 
 
+def add_many_lines(connection: sqlite3.Connection, source: int, count: int, *, filling: int = 0) -> None:
+    """Add lines of 200 bytes, of steps from 0 on, whose text has twice the ``filling`` in bytes."""
+    connection.execute(
+        "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?) "
+        "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
+        "SELECT ?, 0, i * 200, 1, i, i, "
+        'printf(\'{"step": %d, "loss": 0.5, "text": "%s"}\', i, hex(zeroblob(?))) FROM n',
+        (count, source, filling),
+    )
+
+
 # --- a home -----------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from gputui.store.database import pragma, room
 from gputui.store.rows import insert
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from tests.conftest import wait_until
-from tests.homes import Home, add_run, add_source
+from tests.homes import Home, add_many_lines, add_run, add_source
 
 START = 1_790_035_200.0
 """A full hour."""
@@ -200,15 +200,11 @@ def test_lines_of_removed_runs_go_in_small_transactions(home: RecordedHome) -> N
     for run_id, lines in (("gone-1", LINES), ("there-1", 500)):
         add_run(connection, run_id)
         source = add_source(connection, run_id)
-        numbers = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?) "
+        add_many_lines(connection, source, lines)
         connection.execute(
-            "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
-            f"{numbers} SELECT ?, 0, i * 200, 1, i, i, '{{}}' FROM n",
-            (lines, source),
-        )
-        connection.execute(
+            "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?) "
             "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) "
-            f"{numbers} SELECT ?, 1, 'loss', 0, i, zeroblob(1000) FROM n",
+            "SELECT ?, 1, 'loss', 0, i, zeroblob(1000) FROM n",
             (lines // 200, source),
         )
     connection.execute("DELETE FROM runs WHERE run_id = 'gone-1'")

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shutil
-import sqlite3
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from typing import Any
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.start_conditions import start_check
-from gputui.core.config import Workspace, locate
+from gputui.core.config import locate
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, for_person
@@ -39,8 +38,9 @@ from gputui.runs.command import Launch
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
+from gputui.store.rows import insert, named_rows
 from gputui.store.runs import Run, get_run
-from tests.homes import open_store
+from tests.homes import Home, add_boundary, add_line, add_run, add_source
 
 WANTED = 3
 # Of so many steps one is told, or their lines come at once.
@@ -110,14 +110,14 @@ class LostError(AssertionError):
 
 
 class History:
-    """One random history in a folder of its own."""
+    """One random history of runs in a home, which saves in a folder of its own."""
 
-    def __init__(self, seed: int, folder: Path, workspace: Workspace, connection: sqlite3.Connection) -> None:
+    def __init__(self, seed: int, folder: Path, home: Home) -> None:
         self.seed = seed
         self.random = chance = random.Random(seed)
         self.folder = folder / "out"
-        self.workspace, self.connection = workspace, connection
-        self.context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: self.now)
+        self.workspace, self.connection = home.workspace, home.connection
+        self.context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, now=lambda: self.now)
         self.now = BEGIN
         self.contents: dict[str, Content] = {}
         self.told: list[str] = []
@@ -145,16 +145,8 @@ class History:
             checkpoints=CheckpointSpec(str(self.folder), "*", ("--resume", "{checkpoint}")),
         )  # fmt: skip
         run_id = f"job{self.seed}-{place}"
-        with transaction(self.connection) as connection:
-            sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
-            repository.insert_run(
-                connection, run_id=run_id, sequence=sequence, name="job", spec=spec, params={}, now=self.now, actor="me"
-            )
-            source = connection.execute(
-                "INSERT INTO metric_sources (run_id, path, format) VALUES (?, '/m', 'jsonl')", (run_id,)
-            ).lastrowid
-        record = get_run(self.connection, run_id)
-        assert record is not None and source is not None
+        record = add_run(self.connection, run_id, spec=spec, now=self.now)
+        source = add_source(self.connection, run_id)
         lines = "each" if self.counts_anew else self.random.choice(["each", "each", "every", "blocks"])
         return ModelRun(record, self.folder, has_metrics, lines, source)
 
@@ -335,10 +327,7 @@ class History:
             repository.insert_attempt(connection, record, number=number, gpus=(), launch=LAUNCH, now=self.now)
             checkpoint_survey.attempt_begins(connection, record, number, run.folder, self.own_folder(run))
             repository.set_attempt_started(connection, run.run_id, number, self.now)
-            connection.execute(
-                "INSERT INTO metric_boundaries SELECT ?1, 0, count(*), ?2 FROM metrics WHERE source_id = ?1",
-                (run.source_id, number),
-            )
+            add_boundary(connection, number, run.source_id)
         run.is_alive, run.scanned_at = True, self.now
         run.lives.append([self.now, float("inf")])
         run.base = base
@@ -358,10 +347,7 @@ class History:
         for line_step, line_is_sound in run.unwritten:
             told.append((self.now, line_step, line_is_sound))
             data = {"loss": 1.0 if line_is_sound else "NaN"} | ({} if run.lines == "blocks" else {"time": self.now})
-            self.connection.execute(
-                "INSERT INTO metrics SELECT ?1, 0, count(*), ?2, 0, ?3, ?4, ?5 FROM metrics WHERE source_id = ?1",
-                (run.source_id, run.attempts, line_step, self.now, json.dumps(data)),
-            )
+            add_line(self.connection, line_step, self.now, data, source=run.source_id, attempt=run.attempts, rank=0)
             self.connection.execute(
                 "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = ? "
                 "WHERE run_id = ? AND number = ?",
@@ -608,34 +594,28 @@ class History:
 
     # --- a database from a backup -------------------------------------------------------------------------------------
 
-    def backup(self, run: ModelRun) -> dict[str, list[tuple[Any, ...]]]:
-        query = "SELECT * FROM {} WHERE run_id = ?"
-        return {
-            table: self.connection.execute(query.format(table), (run.run_id,)).fetchall()
-            for table in ("attempts", "checkpoints")
-        }
+    def backup(self, run: ModelRun) -> list[dict[str, Any]]:
+        return named_rows(self.connection, "SELECT * FROM checkpoints WHERE run_id = ?", (run.run_id,))
 
-    def restore(self, run: ModelRun, backup: dict[str, list[tuple[Any, ...]]]) -> None:
+    def restore(self, run: ModelRun, backup: list[dict[str, Any]]) -> None:
         """The rows are as they were, but for the attempts that are read back from the disk, as is the ledger."""
         self.tell(f"the rows of {run.run_id} come from a backup")
         with transaction(self.connection) as connection:
             connection.execute("DELETE FROM checkpoints WHERE run_id = ?", (run.run_id,))
-            for row in backup["checkpoints"]:
-                connection.execute(f"INSERT INTO checkpoints VALUES ({', '.join('?' * len(row))})", row)
+            for row in backup:
+                insert(connection, "checkpoints", **row)
             checkpoint_survey.restore(connection, run.run_id, self.workspace.run_dir(run.run_id))
 
 
 def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lambda _: None) -> int:
     """So many histories; how many choices were checked. Raises LostError."""
-    workspace = locate(folder / "home", {})
-    workspace.create()
-    connection = open_store(workspace.database)
-    connection.execute("PRAGMA synchronous = OFF")
+    home = Home(locate(folder / "home", {}))
+    home.connection.execute("PRAGMA synchronous = OFF")
     choices = 0
     for place in range(rounds):
         place_of_history = folder / f"history-{place}"
         place_of_history.mkdir()
-        history = History(seed + place, place_of_history, workspace, connection)
+        history = History(seed + place, place_of_history, home)
         try:
             history.play()
         except Exception as error:
@@ -643,10 +623,10 @@ def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lam
             raise
         choices += history.choices
         shutil.rmtree(place_of_history)
-        connection.execute("DELETE FROM runs")
+        home.connection.execute("DELETE FROM runs")
         if place % 1000 == 999:
             tell(json.dumps({"histories": place + 1, "choices": choices}))
-    connection.close()
+    home.close()
     return choices
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
+from tests.homes import add_many_lines, add_source
 from tests.machines import Machine, on_small_disk
 
 LINES = 150_000
@@ -35,12 +36,8 @@ def test_a_long_run_is_removed_beside_one_that_trains(small: Machine) -> None:
     small.gputui("run", profile, "--set", "steps=12", "--wait")
     small.gputui("agent", "stop")
     with closing(sqlite3.connect(small.workspace.database)) as connection, connection:
-        connection.execute(
-            "INSERT INTO metrics WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?) "
-            "SELECT (SELECT source_id FROM metric_sources), 1, i * 200, 1, NULL, i, i, "
-            'printf(\'{"step": %d, "text": "%s"}\', i, hex(zeroblob(70))) FROM n',
-            (LINES,),
-        )
+        source = add_source(connection, "steps-1", "more.jsonl")
+        add_many_lines(connection, source, LINES, filling=70)
     small.gputui("run", profile, "--set", "steps=100000")
     wait_until(lambda: len(small.steps("steps-2")) > 5, what="some steps")
     with (small.folder / "ballast").open("wb") as file:

@@ -15,6 +15,7 @@ import pytest
 from gputui.core.config import locate
 from gputui.store import api, rollups
 from gputui.store.database import StoreMissingError
+from gputui.store.rows import insert, update
 from gputui.store.runs import RunLookupError
 from tests.homes import NOW, Home
 from tests.stories import overnight
@@ -98,11 +99,8 @@ def test_what_is_too_old_for_samples_comes_as_means(tmp_path: Path) -> None:
     home.gpus(1)
     home.sample(0, at=NOW, utilization=70.0)
     for table, at, utilization in (("gpu_hours", 3600.0, 10.0), ("gpu_minutes", 7200.0, 20.0)):
-        home.connection.execute(
-            f"INSERT INTO {table} (gpu_id, at, sample_count, utilization_percent_mean) VALUES (1, ?, 1, ?)",
-            (at, utilization),
-        )
-    home.connection.execute("INSERT OR REPLACE INTO record_bounds VALUES (1, ?, ?)", (9000.0, 7000.0))
+        insert(home.connection, table, gpu_id=1, at=at, sample_count=1, utilization_percent_mean=utilization)
+    update(home.connection, "record_bounds", {"id": 1}, raw_since=9000.0, minutes_since=7000.0)
     assert rollups.bounds(home.connection) == (9000.0, 7000.0)
     home.close()
     assert [point.utilization_percent for point in api.gpus(timedelta(days=36500), home=tmp_path)] == [10.0, 20.0, 70.0]

@@ -11,10 +11,11 @@ from gputui.runs.gpu_conditions import condition_of
 from gputui.store.attempts import read_attempts
 from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
+from gputui.store.rows import update
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import RunLookupError, find_run, holders, read_runs
 from gputui.ui.tui.data.reader import in_order
-from tests.homes import GIB, NOW, Home, uuid
+from tests.homes import GIB, NOW, Home, add_line, add_source, uuid
 
 # --- hardware
 
@@ -218,13 +219,10 @@ def test_a_line_without_a_time_lies_where_its_neighbours_do(home: Home, reader: 
 def test_of_two_sources_the_same_one_counts_as_does_now(home: Home, reader: sqlite3.Connection) -> None:
     home.run("a-1")
     home.metrics("a-1", 1, [{"step": 1, "time": NOW - 100, "loss": 9.0, "lr": 0.1}])
-    home.connection.execute(
-        "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) "
-        "VALUES (7, 'a-1', '/m', 'jsonl', 500)"
-    )
+    source = add_source(home.connection, "a-1")
     for step in range(50):
-        row = (7, 0, step * 10, 1, None, step, NOW - 90 + step, f'{{"step": {step}, "loss": 1.0}}')
-        home.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        add_line(home.connection, step, NOW - 90 + step, {"step": step, "loss": 1.0}, source=source)
+    update(home.connection, "metric_sources", {"source_id": source}, byte_offset=500)
     assert queries.latest(reader, "a-1", NOW - 10) == {"loss": 1.0, "lr": 0.1}
 
 
@@ -241,10 +239,11 @@ def test_generations_of_a_file_that_was_begun_again(home: Home, reader: sqlite3.
     home.run("a-1")
     lines(home, 100)
     home.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = 500")
-    home.connection.executemany(
-        "INSERT INTO metrics VALUES (1, 1, ?, 2, 0, ?, ?, '{\"loss\": 7.0}')",
-        [(number * 50, number, NOW - 500 + number) for number in range(10)],
-    )
+    for number in range(10):
+        add_line(
+            home.connection, number, NOW - 500 + number, {"loss": 7.0}, attempt=2, rank=0, offset=number * 50,
+            generation=1,
+        )  # fmt: skip
     [(generation, _)] = past.positions_at(reader, "a-1", NOW - 950).values()
     assert generation == 0
     [place] = past.positions_at(reader, "a-1", NOW - 495.5).values()
@@ -258,7 +257,8 @@ def test_a_curve_is_sampled_over_all_generations_of_its_file(home: Home, reader:
     size = reader.execute("SELECT max(byte_offset) + 1 FROM metrics WHERE generation = 0").fetchone()[0]
     home.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = ?", (size,))
     home.connection.executemany(
-        "INSERT INTO metrics SELECT source_id, 1, byte_offset, attempt, rank, step + 100, at + 100, data "
+        "INSERT INTO metrics (source_id, generation, byte_offset, attempt, rank, step, at, data) "
+        "SELECT source_id, 1, byte_offset, attempt, rank, step + 100, at + 100, data "
         "FROM metrics WHERE source_id = ? AND generation = 0",
         reader.execute("SELECT source_id FROM metric_sources").fetchall(),
     )
@@ -269,12 +269,10 @@ def test_a_curve_is_sampled_over_all_generations_of_its_file(home: Home, reader:
 
 def test_the_pace_is_that_of_the_source_with_the_newest_lines(home: Home, reader: sqlite3.Connection) -> None:
     home.run("a-1")
-    home.connection.executemany(
-        "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) VALUES (?, 'a-1', ?, 'jsonl', 1000)",
-        [(1, "eval.jsonl"), (2, "metrics.jsonl")],
-    )
-    row = "INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{\"loss\": 1.0}')"
     # One counts epochs once in 100 s, the other steps twice a second.
-    home.connection.executemany(row, [(1, number * 10, number, NOW - 300 + 100 * number) for number in range(3)])
-    home.connection.executemany(row, [(2, number * 5, number, NOW - 100 + number / 2) for number in range(200)])
+    for path, begin, count, seconds in (("eval.jsonl", NOW - 300, 3, 100.0), ("metrics.jsonl", NOW - 100, 200, 0.5)):
+        source = add_source(home.connection, "a-1", path)
+        for number in range(count):
+            add_line(home.connection, number, begin + number * seconds, {"loss": 1.0}, source=source, rank=0)
+        update(home.connection, "metric_sources", {"source_id": source}, byte_offset=1000)
     assert past.pace(reader, "a-1", 1, NOW, 60.0) == pytest.approx(2.0)

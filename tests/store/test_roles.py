@@ -15,7 +15,7 @@ from gputui.store.metrics.roles import (
     validation_loss,
     without_loss_words,
 )
-from tests.metrics.conftest import RUN, Bench, line
+from tests.metrics.conftest import RUN, MetricsHome, line
 from tests.tables import table
 
 
@@ -55,81 +55,81 @@ def test_losses_by_their_names(names: str, training: str | None, validation: str
     assert (training_loss(listed[::-1]), validation_loss(listed[::-1])) == (training, validation)
 
 
-def named(bench: Bench) -> tuple[str | None, str | None]:
+def named(home: MetricsHome) -> tuple[str | None, str | None]:
     """The stored names after all lines are read."""
-    bench.pump()
-    roles = metric_roles(bench.connection, RUN)
+    home.pump()
+    roles = metric_roles(home.connection, RUN)
     return roles.training, roles.validation
 
 
-def write(bench: Bench, steps: range, **values: float) -> None:
-    bench.append("".join(line(step, **values).replace('"loss"', '"other"') for step in steps))
+def write(home: MetricsHome, steps: range, **values: float) -> None:
+    home.append("".join(line(step, **values).replace('"loss"', '"other"') for step in steps))
 
 
 def test_a_better_name_counts_among_the_first_lines_only(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, in_memory=True)
-    bench.begin()
-    write(bench, range(3), L=0.5)
-    assert named(bench) == ("L", None)
-    write(bench, range(3, 6), train_loss=0.5)
-    assert named(bench) == ("train_loss", None)
-    write(bench, range(6, FIRST_LINES), L=0.5)
-    assert named(bench) == ("train_loss", None)
-    bench.restart()
-    bench.steps(*range(FIRST_LINES, FIRST_LINES + 3))
-    write(bench, range(60, 62), eval_loss=0.5)
-    assert named(bench) == ("train_loss", "eval_loss"), "only what was unknown is added"
+    home = MetricsHome(tmp_path, in_memory=True)
+    home.begin()
+    write(home, range(3), L=0.5)
+    assert named(home) == ("L", None)
+    write(home, range(3, 6), train_loss=0.5)
+    assert named(home) == ("train_loss", None)
+    write(home, range(6, FIRST_LINES), L=0.5)
+    assert named(home) == ("train_loss", None)
+    home.restart()
+    home.steps(*range(FIRST_LINES, FIRST_LINES + 3))
+    write(home, range(60, 62), eval_loss=0.5)
+    assert named(home) == ("train_loss", "eval_loss"), "only what was unknown is added"
 
 
 def test_a_validation_loss_stands_in_until_there_is_another(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, in_memory=True)
-    bench.begin()
-    write(bench, range(FIRST_LINES + 1), val_loss=0.5)
-    assert named(bench) == (None, "val_loss")
-    assert metric_roles(bench.connection, RUN).loss == "val_loss"
-    write(bench, range(60, 62), loss_ce=0.5)
-    bench.steps(62)
-    assert named(bench) == ("loss", "val_loss")
+    home = MetricsHome(tmp_path, in_memory=True)
+    home.begin()
+    write(home, range(FIRST_LINES + 1), val_loss=0.5)
+    assert named(home) == (None, "val_loss")
+    assert metric_roles(home.connection, RUN).loss == "val_loss"
+    write(home, range(60, 62), loss_ce=0.5)
+    home.steps(62)
+    assert named(home) == ("loss", "val_loss")
 
 
 def test_a_name_that_a_person_gave_stays(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, in_memory=True)
-    set_roles(bench.connection, RUN, "d/real", "val/acc", "max")
-    bench.begin()
-    bench.steps(*range(FIRST_LINES))
-    assert named(bench) == ("d/real", None)
-    assert metric_roles(bench.connection, RUN) == MetricRoles("d/real", None, "val/acc", "max")
+    home = MetricsHome(tmp_path, in_memory=True)
+    set_roles(home.connection, RUN, "d/real", "val/acc", "max")
+    home.begin()
+    home.steps(*range(FIRST_LINES))
+    assert named(home) == ("d/real", None)
+    assert metric_roles(home.connection, RUN) == MetricRoles("d/real", None, "val/acc", "max")
 
 
 def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, in_memory=True)
-    bench.begin()
-    write(bench, range(FIRST_LINES - 1), accuracy=0.5)
-    assert bench.notes() == []
-    write(bench, range(FIRST_LINES, FIRST_LINES + 100), accuracy=0.5)
-    (note,) = bench.notes()
+    home = MetricsHome(tmp_path, in_memory=True)
+    home.begin()
+    write(home, range(FIRST_LINES - 1), accuracy=0.5)
+    assert home.notes() == []
+    write(home, range(FIRST_LINES, FIRST_LINES + 100), accuracy=0.5)
+    (note,) = home.notes()
     assert "other, accuracy" in note and f"metrics {RUN} --loss" in note
-    write(bench, range(200, 300), accuracy=0.5)
-    assert bench.notes() == []
-    names = stored_names(bench.connection, RUN)
-    assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) == note
-    set_roles(bench.connection, RUN, "accuracy", None, None)
-    assert without_loss_words(RUN, metric_roles(bench.connection, RUN), names) is None
+    write(home, range(200, 300), accuracy=0.5)
+    assert home.notes() == []
+    names = stored_names(home.connection, RUN)
+    assert without_loss_words(RUN, metric_roles(home.connection, RUN), names) == note
+    set_roles(home.connection, RUN, "accuracy", None, None)
+    assert without_loss_words(RUN, metric_roles(home.connection, RUN), names) is None
 
 
 def test_studies_ask_for_the_loss_whatever_it_is_called(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, in_memory=True)
-    bench.begin()
-    bench.append('{"step": 1, "train/loss": 0.5, "val_loss": 0.75}\n')
-    bench.pump()
-    values, _ = reported_values(bench.connection, RUN, ["loss", "val/loss", "train/loss"], "step", {})
+    home = MetricsHome(tmp_path, in_memory=True)
+    home.begin()
+    home.append('{"step": 1, "train/loss": 0.5, "val_loss": 0.75}\n')
+    home.pump()
+    values, _ = reported_values(home.connection, RUN, ["loss", "val/loss", "train/loss"], "step", {})
     assert [(value.metric, value.value) for value in values] == [("loss", 0.5), ("val/loss", 0.75), ("train/loss", 0.5)]
 
 
 def test_a_given_name_that_no_metric_has_is_told(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, in_memory=True)
-    set_roles(bench.connection, RUN, "trian/loss", None, None)
-    bench.begin()
-    bench.steps(*range(FIRST_LINES))
-    (note,) = bench.notes()
+    home = MetricsHome(tmp_path, in_memory=True)
+    set_roles(home.connection, RUN, "trian/loss", None, None)
+    home.begin()
+    home.steps(*range(FIRST_LINES))
+    (note,) = home.notes()
     assert "trian/loss is not among its metrics" in note

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from gputui.core.config import Workspace
 from gputui.store.metrics.losses import finite_losses, last_sound_step, unsound_since
 from gputui.store.metrics.reached_steps import latest_step
 from gputui.store.metrics.roles import set_roles
 from gputui.store.metrics.step_lines import StepLines, up_to_step
-from tests.homes import open_store
-from tests.stores import open_store
+from tests.homes import Home, add_boundary, add_line, add_source
 
 
 @pytest.fixture
-def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    connection = open_store(workspace.database)
-    connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-        "VALUES ('a-1', 1, 'a', 'a', 'running', '{}', '{}', 0)"
-    )
-    connection.execute("INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'a-1', '/m', 'jsonl')")
-    set_roles(connection, "a-1", "loss", None, None)
-    yield connection
-    connection.close()
+def store(home: Home) -> sqlite3.Connection:
+    home.run("a-1")
+    add_source(home.connection)
+    set_roles(home.connection, "a-1", "loss", None, None)
+    return home.connection
 
 
 def boundary(store: sqlite3.Connection, attempt: int, offset: int, generation: int = 0) -> None:
-    store.execute("INSERT INTO metric_boundaries VALUES (1, ?, ?, ?)", (generation, offset, attempt))
+    add_boundary(store, attempt, offset=offset, generation=generation)
 
 
 def line(store: sqlite3.Connection, attempt: int, offset: int, step: int | None, at: float | None, **more: Any) -> None:
-    store.execute(
-        "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
-        "VALUES (1, 0, ?, ?, ?, ?, ?)",
-        (offset, attempt, step, at, json.dumps({"step": step, "loss": 1.0, **more})),
-    )
+    add_line(store, step, at, {"step": step, "loss": 1.0, **more}, attempt=attempt, offset=offset)
 
 
 def first_at(lines: StepLines, attempt: int) -> float | None:

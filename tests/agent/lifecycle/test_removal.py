@@ -19,7 +19,7 @@ from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from tests.conftest import wait_until
-from tests.homes import NOW, add_run
+from tests.homes import NOW, add_many_lines, add_run, add_source
 from tests.texts import mentions
 
 LINES = 4000
@@ -40,15 +40,7 @@ def long_run(supervisor: Supervisor, run_id: str = "a-1", lines: int = LINES) ->
     connection = supervisor.context.connection
     add_run(connection, run_id, RunState.STOPPED, workspace=supervisor.context.workspace)
     with transaction(connection):
-        source = connection.execute(
-            "INSERT INTO metric_sources (run_id, path, format) VALUES (?, 'x', 'jsonl')", (run_id,)
-        ).lastrowid
-        lines_of = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?) "
-        connection.execute(
-            "INSERT INTO metrics " + lines_of + "SELECT ?, 0, i * 200, 1, NULL, i, i, "
-            'printf(\'{"step": %d, "loss": 0.5, "text": "%s"}\', i, hex(zeroblob(60))) FROM n',
-            (lines, source),
-        )
+        add_many_lines(connection, add_source(connection, run_id), lines, filling=60)
     (supervisor.context.workspace.run_dir(run_id) / "model.pt").write_bytes(b"weights")
 
 

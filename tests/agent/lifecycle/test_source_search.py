@@ -9,7 +9,7 @@ import pytest
 
 from gputui.agent.lifecycle import source_search
 from gputui.agent.lifecycle.source_search import FileSearch
-from tests.metrics.conftest import RUN, Bench
+from tests.metrics.conftest import RUN, MetricsHome
 
 BEGUN_AT = 1_000_000.0
 LINES = '{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n'
@@ -67,8 +67,8 @@ def test_copies_that_gputui_writes_are_no_sources(tmp_path: Path) -> None:
 
 
 def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.begin()
+    home = MetricsHome(tmp_path)
+    home.begin()
     looks, file = search(tmp_path), tmp_path / "work/log.jsonl"
     write(file, LINES, BEGUN_AT - 9)
     looks.look([])
@@ -76,12 +76,11 @@ def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path:
     file.write_text(again)
     os.utime(file, (BEGUN_AT + 9, BEGUN_AT + 9))
     ((source, begin),) = looks.look([])
-    assert bench.ingest.add_source(RUN, 1, source, begin)
-    assert not bench.ingest.add_source(RUN, 1, source, begin)
-    bench.pump()
-    assert [step for _, step in bench.stored()] == [1, 2, 3]
-    bench.ingest.close()
-    bench.connection.close()
+    assert home.ingest.add_source(RUN, 1, source, begin)
+    assert not home.ingest.add_source(RUN, 1, source, begin)
+    home.pump()
+    assert [step for _, step in home.stored()] == [1, 2, 3]
+    home.close()
 
 
 def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> None:

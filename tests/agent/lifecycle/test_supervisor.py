@@ -31,11 +31,12 @@ from gputui.runs.spec import CheckpointSpec
 from gputui.runs.submission import SPEC_FILE
 from gputui.store.attempts import Attempt
 from gputui.store.events import read_events, read_news
+from gputui.store.rows import insert
 from gputui.store.run_history import read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.conftest import wait_until
-from tests.homes import NOW, SPEC, add_run, attempt_of, run_of
+from tests.homes import NOW, SPEC, add_line, add_run, add_source, attempt_of, run_of
 from tests.texts import mentions
 
 RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
@@ -216,14 +217,12 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
     if sign == "log":
         os.utime(output, (seen_at, seen_at))
     elif sign == "line":
-        connection.execute(
-            "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (9, 'a-1', 'p', 'jsonl')"
-        )
-        connection.execute("INSERT INTO metrics VALUES (9, 0, 0, 1, NULL, 5, ?, '{}')", (seen_at,))
+        add_line(connection, 5, seen_at, {}, source=add_source(connection))
     elif sign == "sample":
-        values = (1, 1, "boot", "0", NOW - 10, NOW, 0, 1.0)
-        names = "pid, start_ticks, boot_id, version, started_at, heartbeat_at, recording, interval_seconds"
-        connection.execute(f"INSERT INTO agent (id, {names}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        insert(
+            connection, "agent", id=1, pid=1, start_ticks=1, boot_id="boot", version="0", started_at=NOW - 10,
+            heartbeat_at=NOW, recording=0, interval_seconds=1.0,
+        )  # fmt: skip
         connection.executemany("INSERT INTO host_samples (at) VALUES (?)", [(seen_at,), (NOW - 5,)])
     else:
         live.seen_at = seen_at

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
+from gputui.store.rows import insert
 from tests.homes import NOW, Home, uuid
 from tests.stories import overnight
 from tests.texts import mentions
@@ -39,8 +40,10 @@ def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -
             }
             for step in range(4)
         ])  # fmt: skip
-    energy = "INSERT INTO attempt_energy VALUES ('net-1', 1, ?, ?, NULL, 7.2e6, 1)"
-    home.connection.execute(energy, (uuid(0), NOW - 100))
+    insert(
+        home.connection, "attempt_energy", run_id="net-1", attempt=1, gpu_uuid=uuid(0), until=NOW - 100,
+        energy_joules=7.2e6, settled=1,
+    )  # fmt: skip
     home.connection.commit()
     yield workspace
     home.close()

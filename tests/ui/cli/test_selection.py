@@ -135,7 +135,7 @@ def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machi
 def test_sizes_are_in_wide_lists(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {run["id"]: run["size_bytes"] for run in shape(home.workspace, "ps")}
     assert sizes["old-1"] >= 100_000 and shape(home.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
-    home.connection.execute("INSERT INTO run_sizes VALUES ('old-1', 5)")
+    home.connection.execute("INSERT INTO run_sizes (run_id, size_bytes) VALUES ('old-1', 5)")
     assert {run["id"]: run["size_bytes"] for run in shape(home.workspace, "ps")} == {**sizes, "old-1": 5}
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: False)
     assert "SIZE" not in said(home.workspace, "ps")

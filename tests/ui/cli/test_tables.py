@@ -10,7 +10,7 @@ from gputui.recovery.watch.engine import in_unit
 from gputui.recovery.watch.rules import RULES
 from gputui.ui.cli import context, explain
 from gputui.ui.cli.context import table_lines
-from tests.homes import Home
+from tests.homes import Home, add_boundary
 from tests.ui.cli.program import said
 
 HEADER = ("RUN", "SIZE", "STATE", "")
@@ -74,7 +74,7 @@ def test_a_metric_with_a_long_name(workspace: Workspace, narrow: int) -> None:
     home.run("long-1", "succeeded")
     home.attempt("long-1", 1)
     home.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
-    home.connection.execute("INSERT INTO metric_boundaries SELECT source_id, 0, 0, 1 FROM metric_sources")
+    add_boundary(home.connection, 1, offset=0)
     home.close()
     _, row = said(workspace, "metrics", "long-1").splitlines()
     assert "…" in row and "-loss  2.5" in row and cell_width(row) <= narrow

@@ -49,7 +49,7 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
 ) -> None:
     home.run("old-1", "failed", ended_ago=5.0)
     home.run("old-2", "succeeded", ended_ago=6.0)
-    home.connection.execute("INSERT INTO run_sizes VALUES ('old-1', ?)", (3 << 30,))
+    home.connection.execute("INSERT INTO run_sizes (run_id, size_bytes) VALUES ('old-1', ?)", (3 << 30,))
     async with app.run_test(size=SMALL) as pilot:
         feed_of(app).refresh()
         await pilot.pause()
