@@ -14,6 +14,7 @@ from gputui.recovery.policies import POLICIES
 from gputui.recovery.policy_simulation import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
 from tests.tables import table
+from tests.texts import mentions
 
 OOM = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f" * 16, ())
 ASSERTS = Incident("user_exception", 0, None, "rank 0 raised an exception (AssertionError)", "e" * 16, ())
@@ -67,7 +68,7 @@ def test_a_batch_that_the_ranks_share_stays_divisible_by_them() -> None:
     run = spec(4, scopes={"batch_size": "global"})
     result = shrunk({"batch_size": 64, "grad_accum": 1}, run)
     assert values(result) == [32, 2]
-    assert isinstance(result, AppliedAction) and result.note.endswith("stays 64 over all ranks")
+    assert isinstance(result, AppliedAction) and mentions(result.note, 64)
     assert fit(Fraction(90), 45, Grain(4, 1)) == Pair(44, 2, is_near=False)
 
 
@@ -103,7 +104,7 @@ def test_a_change_with_which_the_run_does_not_start_is_taken_back_and_the_next_s
     plan = planned([LOWERED], TRIED, ASSERTS, None)
     assert plan.verdict == "retry" and plan.params == {"batch_size": 8, "gradient_accumulation_steps": 60}
     assert [action.name for action in plan.actions] == ["undo", "shrink_batch"]
-    assert plan.delay_seconds == 0.0 and plan.reason.startswith("took batch_size 12 → 9")
+    assert plan.delay_seconds == 0.0 and mentions(plan.reason, "batch_size 12 → 9")
     again = PastDecision(2, "user_exception", 0, "retry", False, True, ("undo", "shrink_batch"), LOWERED.replaced)
     third = planned([LOWERED, again], plan.params, ASSERTS, None)
     assert third.params == {"batch_size": 7, "gradient_accumulation_steps": 68}

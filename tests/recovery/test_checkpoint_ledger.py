@@ -337,8 +337,7 @@ def test_the_newest_that_a_run_wrote_is_none_that_another_run_may_have_written()
     own, contested = ledger_row("a.pt", 1), ledger_row("b.pt", 2, origin="contested", why="may be of b-1")
     assert resumable.newest_own((own, contested)) == own
     assert resumable.newest_own((contested,)) is None
-    assert "2 seen, the newest a.pt (attempt 1);" in resumable.seen_checkpoints_sentence((own, contested))
-    untold = resumable.seen_checkpoints_sentence((contested,))
-    assert "1 seen, whose cannot be told: b.pt may be of b-1;" in untold
+    assert mentions(resumable.seen_checkpoints_sentence((own, contested)), "2 seen", "a.pt", "attempt 1")
+    assert mentions(resumable.seen_checkpoints_sentence((contested,)), "1 seen", "b.pt", contested.why)
     older = ledger_row("c.pt", 1, origin="foreign", why="was there before")
     assert resumable.own_words((older,)) == "none of its own"

@@ -66,7 +66,7 @@ def test_an_exit_code_is_not_explained_by_what_another_rank_said_of_it(tmp_path:
     logs = {"ranks/0/stderr.log": PEER_LOST.format(rank=0), "ranks/1/stderr.log": ""}
     lay_out(tmp_path, {"output.log": report({0: 1, 1: 3}, root=1), **logs})
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None, last_step=4))
-    assert (incident.rank, incident.summary) == (1, "rank 1 ended with an error code (code 3)")
+    assert incident.rank == 1 and mentions(incident.summary, "rank 1", "code 3")
     logs["ranks/0/stderr.log"] = "fatal: the licence of rank 1 has expired\n"
     lay_out(tmp_path, logs)
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None, last_step=4))

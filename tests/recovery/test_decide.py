@@ -161,11 +161,9 @@ def test_batches_that_make_no_difference_are_not_lowered_without_end(
 
 
 def test_the_reason_names_the_batches_that_made_no_difference() -> None:
-    assert ladder_of([(60, SAME)])[1].reason == (
-        "out of GPU memory at step 60 in 3 attempts (tried to allocate 2.00 GiB, train.py:18); "
-        "batch_size 64 → 48 → 36 made no difference"
-    )
-    assert "out of GPU memory before the first step in 3 attempts (" in ladder_of([(None, SAME)])[1].reason
+    reason = ladder_of([(60, SAME)])[1].reason
+    assert mentions(reason, "step 60", "3 attempts", "2.00 GiB", "train.py:18", "batch_size 64 → 48 → 36")
+    assert mentions(ladder_of([(None, SAME)])[1].reason, "first step", "3 attempts")
 
 
 def past(kind: str, attempt: int, *, progressed: bool = False, **replaced: Scalar) -> PastDecision:
@@ -244,7 +242,7 @@ def test_what_was_tried_is_told_in_words() -> None:
     params = PARAMS | {"batch_size": 1, "gradient_checkpointing": True}
     smaller = PastDecision(1, "cuda_oom", 1, "retry", False, True, ("shrink_batch",))
     plan = plan_for("cuda_oom", history=[smaller], params=params, progress=STUCK)
-    assert plan.because == "exhausted" and "the same after a smaller batch; " in plan.reason
+    assert plan.because == "exhausted" and mentions(plan.reason, "a smaller batch")
 
 
 def test_progress_climbs_down_again() -> None:
@@ -263,9 +261,8 @@ def test_an_action_without_its_parameter_is_skipped_and_the_ladder_goes_on() -> 
     assert skipped(plan) == ["shrink_batch"]
     nothing = plan_for("cuda_oom", params={"lr": 0.1})
     assert nothing.verdict == "stop"
-    assert "no parameter is known for batch_size" in nothing.reason
-    assert "no parameter is known for gradient_checkpointing" in nothing.reason
-    assert "a smaller batch was skipped" in nothing.reason and "shrink_batch" not in nothing.reason
+    assert mentions(nothing.reason, "a smaller batch", "batch_size", "gradient_checkpointing")
+    assert "shrink_batch" not in nothing.reason
     assert [action.to_json()["applied"] for action in nothing.actions] == [False, False]
 
 
@@ -340,7 +337,7 @@ def test_the_budget_of_attempts_counts_the_first_one() -> None:
     assert plan_for("killed", history=history).verdict == "retry"
     full = plan_for("killed", history=[*history, retry("killed", 0, attempt=7, progressed=True)])
     assert (full.verdict, full.because) == ("stop", "attempts")
-    assert full.reason == "the policy allows no more attempts (max_attempts: 8)"
+    assert mentions(full.reason, "max_attempts: 8")
 
 
 def test_a_stop_begins_the_count_anew() -> None:
@@ -354,7 +351,7 @@ def test_three_fruitless_attempts_in_a_row_are_a_crash_loop() -> None:
     history = [retry("killed", 0), retry("segfault", 0, attempt=2)]
     plan = plan_for("port_in_use", history=history, progress=STUCK)
     assert (plan.verdict, plan.because) == ("stop", "crash_loop")
-    assert "3 attempts in a row" in plan.reason
+    assert mentions(plan.reason, "3 attempts")
 
 
 def test_waiting_grows_with_fruitless_attempts_and_is_bounded() -> None:

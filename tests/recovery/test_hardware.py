@@ -41,7 +41,7 @@ def test_what_an_xid_says() -> None:
 def test_the_rank_and_the_gpu_are_named() -> None:
     (one,) = observed(seen(95))
     assert (one.rank, one.gpu, one.contained) == (1, "GPU-b", False)
-    assert "XID 95" in one.text and "GPU 1 of the run" in one.text
+    assert "XID 95" in one.text and "GPU 1" in one.text
 
 
 def test_a_gpu_that_came_back_is_not_lost() -> None:

@@ -72,10 +72,9 @@ def alike_failures(count: int) -> list[str]:
 
 def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
     told = alike_failures(5)
-    assert len(told) == 4 and told[1].endswith("after step 60. gputui did 1. That cost 10 steps and 20 s.")
-    assert told[2] == (
-        "Attempts 2 to 5 failed in the same way, after 3 min 16 s together, with batch_size 32 → 16 → 8 → 4. "
-        "gputui stopped here: nothing helps. That cost 30 steps and 1 min."
+    assert len(told) == 4 and mentions(told[1], "step 60", "did 1", "10 steps", "20 s")
+    assert mentions(
+        told[2], "Attempts 2 to 5", "3 min 16 s", "batch_size 32 → 16 → 8 → 4", "nothing helps", "30 steps", "1 min"
     )
     assert len(alike_failures(2)) == 4 and alike_failures(2)[2].startswith("Attempt 2 ran on")
 
@@ -116,7 +115,7 @@ def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
     again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
     told = tell(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
-    assert mentions(told[2], "by itself (step 61)", "It reported steps 61 to 99.") and "beginning" not in told[2]
+    assert mentions(told[2], "by itself (step 61)", "61 to 99") and "beginning" not in told[2]
 
 
 PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
@@ -141,8 +140,8 @@ def test_a_study_ends_its_trials_as_planned() -> None:
     moves = [move(18.0, "running", "stopping", "study s-1", "pruned at rung 3: 7th of 9")]
     killed = attempt(1, at=2.0, last=9, state="stopped", stop_requested="kill", exit={"forced": True}, ended_at=20.0)
     told = tell(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
-    assert told[1].endswith("Its study ended it as planned: pruned at rung 3: 7th of 9.")
-    assert told[2] == "The run stopped after 1 attempt."
+    assert mentions(told[1], "as planned", "pruned at rung 3: 7th of 9")
+    assert mentions(told[2], "stopped", "1 attempt")
 
 
 def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:

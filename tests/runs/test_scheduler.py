@@ -68,8 +68,8 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
     held = GpuAvailability("g0", 0, holders=("other-1",), free_bytes=80 << 30)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=held))
     assert isinstance(large, Wait) and isinstance(small, Wait)
-    assert large.reason == "3 of 4 GPUs free · GPU 0 used by other-1"
-    assert mentions(small.reason, "0 of 1 GPU free · ", "GPUs 1–3", "large") and large.promised >= {"g1", "g2", "g3"}
+    assert mentions(large.reason, "3 of 4", "GPU 0", "other-1")
+    assert mentions(small.reason, "0 of 1", "1–3", "large") and large.promised >= {"g1", "g2", "g3"}
 
 
 @pytest.mark.parametrize("not_before", [0.0, None])

@@ -36,6 +36,7 @@ from gputui.studies.rungs import ObjectiveCurve, ObjectivePoint, objective_value
 from gputui.studies.samplers import distribution
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
 from tests.tables import table
+from tests.texts import mentions
 
 LR = Dimension("lr", "choice", choices=(0.1, 0.2))
 LOSS = Objective("loss")
@@ -132,8 +133,8 @@ def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     done = trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0]
     broken, kept, slow = (ruling(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
     assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
-    assert broken.reason == "breaks a constraint: memory 150 B, at most 100 B"
-    assert slow.reason == "breaks a constraint: step_time 0.55 s, at most 0.5 s"
+    assert mentions(broken.reason, "memory", "150 B", "100 B")
+    assert mentions(slow.reason, "step_time", "0.55 s", "0.5 s")
 
 
 DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)

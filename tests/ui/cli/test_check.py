@@ -32,13 +32,10 @@ def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) ->
         "args: --lr {lrr} --batch {bs\nmetrics: {source: output, patterns: ['step (?P<step>\\d+ loss']}\n"
     )
     launcher, params, pattern, key, program, placeholders = refused(workspace, "check", "./a.yaml", code=2).splitlines()
-    assert "did you mean torchrun?" in launcher and "unknown key; did you mean gpus?" in params
+    assert mentions(launcher, "torchrun?") and mentions(params, "gpus?")
     assert mentions(pattern, "params.bs", "at least 9") and mentions(key, "not a regular expression", "names no metric")
-    assert program.endswith("ddpp.py does not exist; did you mean ddp.py?")
-    assert placeholders == (
-        "gputui: placeholders: no parameter for {lrr} in args; no closing brace behind {bs in args; "
-        "did you mean {lr} and {bs}?"
-    )
+    assert mentions(program, "ddpp.py", "ddp.py?")
+    assert mentions(placeholders, "placeholders", "{lrr} in args", "{bs in args", "{lr} and {bs}?")
     # What depends on a wrong key is not told.
     (tmp_path / "a.yaml").write_text("script: 3\nparams: [lr]\nargs: --lr {lr}\n")
     assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 2

@@ -93,4 +93,4 @@ def test_a_short_run_fails_before_its_end(workspace: Workspace) -> None:
         assert (situation.fails_at, situation.every) == (fails_at, every)
         assert situation.checkpoints[0].step == fails_at // every * every
     text = said(workspace, "policy", "try", "--incident", "cuda_oom", "--profile", "digits-ddp")
-    assert "every attempt fails at step 142" in text and "a valid checkpoint every 15 steps" in text
+    assert mentions(text, "step 142") and mentions(text, "15 steps")

@@ -241,7 +241,7 @@ def test_a_stop_says_what_is_not_saved(home: Home, workspace: Workspace) -> None
     stop = row_of(workspace, "vit-1").run.stop
     assert stop is not None and stop.saved_step == 30
     assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
-    assert "it may save a checkpoint" in status_line(row_of(workspace, "vit-1"), NOW)[0]
+    assert mentions(outlook(row_of(workspace, "vit-1"), NOW)[0], "save a checkpoint")
 
 
 def test_a_success_with_a_loss_that_is_no_number_says_so(home: Home, workspace: Workspace) -> None:

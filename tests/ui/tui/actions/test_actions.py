@@ -100,10 +100,10 @@ def test_the_help_has_every_sign_of_its_page_in_its_colour() -> None:
         assert max(cell_width("".join(text for text, _ in line)) for line in lines) <= width, (scope, width)
         spans = {(text.strip(), style) for line in lines for text, style in line}
         assert {(sign.glyph, sign.style) for sign in PAGE_SIGNS[scope]} <= spans, (scope, width)
-    overview = {(sign.glyph, sign.word) for sign in PAGE_SIGNS["overview"]}
-    assert ("◔", "starting") in overview and ("⊘", "in quarantine: gets no run until it is cleared") in overview
+    overview = {sign.glyph: sign.word for sign in PAGE_SIGNS["overview"]}
+    assert overview["◔"] == "starting" and mentions(overview["⊘"], "quarantine")
     loads = {sign.style: sign.word for sign in PAGE_SIGNS["overview"] if sign.style.startswith("load")}
-    assert loads["load.2"] == "utilisation from 75 %, memory from 80 %"
+    assert mentions(loads["load.2"], "75 %", "80 %")
 
 
 def footer(context: Context, width: int) -> str:
