@@ -208,7 +208,6 @@ WORKER = """
 import optuna, sys
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from tests.texts import mentions
 study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
 for value in map(float, sys.argv[2:]):
     trial = study.ask(study.trials[0].distributions)

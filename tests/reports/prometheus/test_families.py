@@ -27,11 +27,9 @@ from tests.stories import overnight
 
 
 @pytest.fixture
-def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    home = Home(workspace)
+def store(home: Home, workspace: Workspace) -> Iterator[sqlite3.Connection]:
     overnight(home)
     yield home.connection
-    home.close()
 
 
 def exposed(store: sqlite3.Connection, now: float = NOW) -> str:
@@ -79,8 +77,7 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     assert value(exposed(store, NOW + 3600), name, **rank) == age + 60
 
 
-def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
-    home = Home(workspace)
+def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(home: Home, workspace: Workspace) -> None:
     home.run("bad-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
     home.attempt("bad-1", 1)
     home.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
@@ -88,7 +85,6 @@ def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspac
     assert re.search(r"gputui_run_loss\{.*\} NaN", text) and re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
     assert "\x1b" not in text
     assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
-    home.close()
 
 
 NAMES = re.compile(r"gputui_[a-z0-9_]+")

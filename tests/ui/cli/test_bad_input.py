@@ -134,12 +134,10 @@ REFUSED: list[tuple[tuple[str, ...], int, str]] = [
 
 
 @pytest.fixture
-def recorded(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def recorded(home: Home, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("script: a.py\nrecovery: {max_attempts: many}\n")
-    home = Home(workspace)
     overnight(home)
-    home.close()
     return workspace
 
 

@@ -20,9 +20,8 @@ HOSTILE = '<script>alert("x")</script>\x1b[2J<img src=//evil/x onerror=1>'
 
 
 @pytest.fixture
-def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+def workspace_with_runs(home: Home, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setattr("gputui.ui.cli.report.time.time", lambda: NOW)
-    home = Home(workspace)
     home.agent()
     home.gpus(2)
     for index, percents in ((0, (90, 98)), (1, (0, 100))):
@@ -46,7 +45,6 @@ def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -
     )  # fmt: skip
     home.connection.commit()
     yield workspace
-    home.close()
 
 
 def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> None:
@@ -98,13 +96,11 @@ def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: W
     assert call(workspace_with_runs, "report", "net-2", "--json", *words).code == 0
 
 
-def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_path: Path) -> None:
-    home = Home(workspace)
+def test_the_verdict_and_the_story_of_each_recovery(home: Home, workspace: Workspace, tmp_path: Path) -> None:
     overnight(home)
     home.incident("resnet50-2", 1, "exception", "KeyError 'labels'", step=12, verdict="stop")
     taken = {"action": "exclude_gpu", "applied": True, "changes": [], "note": "took another GPU in place of GPU 7"}
     home.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
-    home.close()
     [stopped] = json.loads(call(workspace, "report", "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
     [only] = stopped["recoveries"]
     assert mentions(only, "Attempt 1: stopped", "KeyError 'labels'", "step 12")

@@ -40,8 +40,7 @@ def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine)
     assert machine.gputui("explain") == machine.gputui("explain", "steps-1")
 
 
-def test_commands_without_a_run_take_the_newest(workspace: Workspace) -> None:
-    home = Home(workspace)
+def test_commands_without_a_run_take_the_newest(home: Home, workspace: Workspace) -> None:
     assert "no runs yet" in said(workspace, "ps", "--active")
     for number in (1, 2):
         home.run(f"steps-{number}", "succeeded", ended_ago=10.0)
@@ -50,17 +49,14 @@ def test_commands_without_a_run_take_the_newest(workspace: Workspace) -> None:
     assert said(workspace, "explain") == said(workspace, "explain", "steps-2")
     assert "2 that are over" in said(workspace, "ps", "--active")
     assert shape(workspace, "ps", "--active") == []
-    home.close()
 
 
-def test_a_list_names_each_profile_where_one_is_not_told_by_a_run_s_name(workspace: Workspace) -> None:
-    home = Home(workspace)
+def test_a_list_names_each_profile_where_one_is_not_told_by_a_run_s_name(home: Home, workspace: Workspace) -> None:
     home.run("steps-1", "succeeded", ended_ago=10.0)
     home.connection.execute("UPDATE runs SET profile = 'steps'")
     assert "PROFILE" not in said(workspace, "ps")
     home.run("typo-1", "failed", ended_ago=10.0)
     home.connection.execute("UPDATE runs SET profile = 'steps'")
-    home.close()
     head, *rows = said(workspace, "ps").splitlines()
     assert "PROFILE" in head and all("  steps  " in row for row in rows if "-1" in row)
 
@@ -73,12 +69,10 @@ def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
     assert machine.wait_for("steps-1", "succeeded") and machine.json("show", "steps-1")["attempt"] == 2
 
 
-def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(workspace: Workspace) -> None:
-    home = Home(workspace)
+def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(home: Home, workspace: Workspace) -> None:
     home.run("steps-1", "succeeded", ended_ago=10.0)
     home.attempt("steps-1", 1, "succeeded", ended_ago=10.0)
     home.metrics("steps-1", 1, [{"step": step, "time": home.now - 20, "loss": 1 / (step + 1)} for step in range(3)])
-    home.close()
     heads, row = (line.split() for line in said(workspace, "ps").splitlines()[:2])
     assert (row[heads.index("STEP")], row[heads.index("LOSS")]) == ("2", "0.3333")
 
@@ -209,11 +203,9 @@ def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
     machine.gputui("import", str(machine.folder / "none"), code=2)
 
 
-def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(workspace: Workspace) -> None:
-    home = Home(workspace)
+def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(home: Home, workspace: Workspace) -> None:
     overnight(home)
     bad_night(home)
-    home.close()
     folder = workspace.run_dir("vit-b16-1") / "incidents" / "1-cuda_oom"
     folder.mkdir(parents=True)
     explained, shown = shape(workspace, "explain", "vit-b16-1"), shape(workspace, "show", "vit-b16-1")

@@ -129,22 +129,18 @@ def test_the_shells_gpus_are_not_those_of_trials(
         assert not remarks or mentions(remarks[0], f"CUDA_VISIBLE_DEVICES={shlex.quote(shell or '')}", "ignored")
 
 
-def test_a_grid_of_a_command_on_a_machine_without_gpus(workspace: Workspace, tmp_path: Path) -> None:
-    home = Home(workspace)
+def test_a_grid_of_a_command_on_a_machine_without_gpus(home: Home, workspace: Workspace, tmp_path: Path) -> None:
     home.agent()
-    home.close()
     (tmp_path / "a.py").write_text("")
     options = ("--dry-run", "--json", "--grid", "lr=1,2")
     plan = json.loads(said(workspace, "study", "run", *options, str(tmp_path / "a.py"), "--lr", "1"))
     assert (plan["gpus_per_trial"], plan["parallel"]) == (0, 1)
 
 
-def test_a_report_is_printed_or_written_to_a_folder_or_json(workspace: Workspace, tmp_path: Path) -> None:
-    home = Home(workspace)
+def test_a_report_is_printed_or_written_to_a_folder_or_json(home: Home, workspace: Workspace, tmp_path: Path) -> None:
     home.agent()
     search(home, state="finished", reason="its 14 trials are done")
     home.connection.execute("UPDATE studies SET trouble = 'its process failed twice'")
-    home.close()
     for words in (("study", "list"), ("study", "show")):
         assert "its 14 trials are done; its process failed twice" in said(workspace, *words), words
     assert shape(workspace, "study", "show")["problem"] == "its process failed twice"

@@ -69,13 +69,11 @@ def test_every_threshold_of_the_rules_is_whole(workspace: Workspace, narrow: int
             assert f"{threshold.name} {in_unit(rule.limits[threshold.name], threshold.unit)}" in text
 
 
-def test_a_metric_with_a_long_name(workspace: Workspace, narrow: int) -> None:
-    home = Home(workspace)
+def test_a_metric_with_a_long_name(home: Home, workspace: Workspace, narrow: int) -> None:
     home.run("long-1", "succeeded")
     home.attempt("long-1", 1)
     home.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
     add_boundary(home.connection, 1, offset=0)
-    home.close()
     _, row = said(workspace, "metrics", "long-1").splitlines()
     assert "…" in row and "-loss  2.5" in row and cell_width(row) <= narrow
     (line,) = [line for line in said(workspace, "show", "long-1").splitlines() if line.startswith("metrics")]
