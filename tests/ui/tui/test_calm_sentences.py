@@ -13,7 +13,7 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.machine import LEAST_BYTES, full_disk_words
 from tests.homes import NOW, Home
 from tests.texts import mentions
-from tests.ui.tui.test_screens import SMALL, feed_of, text
+from tests.ui.tui.screens import SMALL, feed_of, text
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int, files: int = 0, free_files: int = 0) -> None:

@@ -24,7 +24,7 @@ from tests.stories import bad_night
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.emulator import Terminal, repaint
 from tests.ui.tui.hostile import CORPUS, MARK, fill
-from tests.ui.tui.test_screens import until
+from tests.ui.tui.screens import until
 
 # All that the screen itself ever writes beside text: colours, moves (backspace and return are two), "erase display" and
 # the question for the cursor.

@@ -23,8 +23,8 @@ from tests.stories import bad_night, overnight, search
 from tests.texts import mentions
 from tests.ui.tui.conftest import DRAWING_FAILED, MakeApp
 from tests.ui.tui.hostile import fill
+from tests.ui.tui.screens import text
 from tests.ui.tui.test_every_key import go_to
-from tests.ui.tui.test_screens import text
 
 WIDTHS = (1, 12, 39, 40, 41, 47, 48, 56, 59, 60, 79, 80, 99, 100, 109, 110, 119, 120, 149, 150, 159, 160, 200, 300)
 HEIGHTS = (1, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 24, 29, 30, 31, 36, 45, 50, 80, 100)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from textual.pilot import Pilot
 from textual.screen import Screen
 
 from gputui.ui.tui.app import GputuiApp
@@ -12,19 +11,13 @@ from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen
 from gputui.ui.tui.pages.run.page import RunScreen
 from tests.homes import uuid
-from tests.ui.tui.test_screens import text
+from tests.ui.tui.screens import press, text
 
 MIDDLE = (120, 36)
 
 
 def stack(app: GputuiApp) -> list[type[Screen[object]]]:
     return [type(screen) for screen in app.screen_stack]
-
-
-async def press(pilot: Pilot[int], *keys: str) -> None:
-    for key in keys:
-        await pilot.press(key)
-        await pilot.pause()
 
 
 async def test_each_kind_of_page_lies_on_the_stack_once(app: GputuiApp) -> None:

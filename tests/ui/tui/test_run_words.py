@@ -35,7 +35,7 @@ from tests.homes import NOW, Home
 from tests.ledgers import ledger_row
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.pages.overview.test_render import read
+from tests.ui.tui.screens import read
 
 RUN = Run("a-1", 1, "a", "a", RunState.RUNNING, 1, {}, "{}", NOW - 100, started_at=NOW - 90, attempt_state="running",
           attempt_started_at=NOW - 90)  # fmt: skip

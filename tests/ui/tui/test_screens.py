@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.store import commands
@@ -19,7 +15,7 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
 from gputui.ui.tui.dialogs.questions import ConfirmScreen
 from gputui.ui.tui.dialogs.sheet import HelpScreen, SheetScreen
-from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
+from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.widgets.dialog import Dialog
@@ -27,47 +23,19 @@ from gputui.ui.tui.widgets.pane import Pane
 from tests.homes import Home
 from tests.stories import overnight
 from tests.texts import mentions
-from tests.ui.tui.conftest import MakeApp, StillFeed
-
-SMALL = (80, 24)
-WIDE = (160, 48)
-
-
-def text(app: GputuiApp, pane: str) -> str:
-    return app.screen.query_one(f"#{pane}", Pane).text
-
-
-def overview(app: GputuiApp) -> OverviewScreen:
-    screen = app.screen_stack[0]
-    assert isinstance(screen, OverviewScreen)
-    return screen
-
-
-def screen_text(app: GputuiApp) -> str:
-    """All lines of the screen with its dialogs, as the terminal shows them."""
-    lines = (app._cell_grid.line(y) for y in range(app._cell_grid.height))
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
-
-
-def feed_of(app: GputuiApp) -> StillFeed:
-    assert isinstance(app.feed, StillFeed)
-    return app.feed
-
-
-async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "it did not come to this"
-        await pilot.pause(0.02)
-
-
-def asked(home: Home) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """The commands that were sent, always in the name of this process."""
-    rows = home.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
-    found = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
-    assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in found)
-    return found
-
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.screens import (
+    SMALL,
+    WIDE,
+    asked,
+    feed_of,
+    form_of,
+    open_form,
+    overview,
+    screen_text,
+    text,
+    until,
+)
 
 # --- the overview
 
@@ -335,21 +303,6 @@ async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
 
 
 # --- launching
-
-
-async def open_form(pilot: Pilot[Any], app: GputuiApp, typed: str = "") -> None:
-    """Through the list of profiles to the form of the first one that fits."""
-    await pilot.press("n")
-    choosing = app.screen
-    assert isinstance(choosing, ChooseProfileScreen)
-    await until(pilot, lambda: choosing.rows is not None)
-    await pilot.press(*typed, "enter")
-    await pilot.pause()
-
-
-def form_of(app: GputuiApp) -> LaunchScreen:
-    assert isinstance(app.screen, LaunchScreen)
-    return app.screen
 
 
 async def test_launching_with_a_changed_parameter(app: GputuiApp, home: Home, profile: Path) -> None:

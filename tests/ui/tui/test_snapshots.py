@@ -16,7 +16,7 @@ from tests.homes import Home
 from tests.stories import bad_night, curve, history, overnight, search
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import feed_of, screen_text
+from tests.ui.tui.screens import feed_of, screen_text
 
 SIZES = ((60, 15), (80, 24), (120, 36), (200, 50))
 

@@ -16,7 +16,7 @@ from tests.homes import Home
 from tests.stories import history, overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import SMALL, WIDE, feed_of, text
+from tests.ui.tui.screens import SMALL, WIDE, feed_of, text
 
 
 def whole(app: GputuiApp) -> str:

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
 from gputui.ui.tui.dialogs.questions import FormScreen
-from tests.ui.tui.test_screens import overview, until
+from tests.ui.tui.screens import overview, until
 
 SIZE = (120, 36)
 NAMED = {"/": "slash", "?": "question_mark", ":": "colon"}

@@ -8,7 +8,7 @@ from gputui.ui.tui.dialogs.questions import FormScreen
 from tests.homes import Home
 from tests.stories import overnight
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import SMALL, asked, until
+from tests.ui.tui.screens import SMALL, asked, until
 
 
 async def test_the_form_can_change_all_three(home: Home, app: GputuiApp) -> None:

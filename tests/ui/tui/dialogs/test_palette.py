@@ -16,7 +16,7 @@ from gputui.ui.tui.pages.study.page import StudyScreen
 from tests.homes import Home
 from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import until
+from tests.ui.tui.screens import until
 
 SIZE = (100, 30)
 

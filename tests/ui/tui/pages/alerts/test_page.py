@@ -18,7 +18,7 @@ from tests.homes import NOW, Home, uuid
 from tests.stories import bad_night, overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp, StillFeed
-from tests.ui.tui.test_screens import SMALL, asked, text, until
+from tests.ui.tui.screens import SMALL, asked, text, until
 
 
 @pytest.fixture

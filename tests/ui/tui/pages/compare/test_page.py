@@ -14,7 +14,7 @@ from gputui.ui.tui.pages.compare.comparison import Comparison
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from tests.homes import Home
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import text, until
+from tests.ui.tui.screens import text, until
 
 RATES = (0.1, 0.03, 0.01)
 

@@ -21,7 +21,7 @@ from tests.homes import Home
 from tests.stories import overnight
 from tests.tables import table
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import asked, form_of, overview, text, until
+from tests.ui.tui.screens import asked, form_of, overview, text, until
 
 
 def launched_from(home: Home, run_id: str, path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.homes import Home
 from tests.stories import overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import asked, feed_of, form_of, open_form, screen_text, text, until
+from tests.ui.tui.screens import asked, feed_of, form_of, open_form, screen_text, text, until
 
 
 @pytest.fixture

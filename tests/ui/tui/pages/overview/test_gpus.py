@@ -18,7 +18,7 @@ from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from tests.homes import NOW, Home
 from tests.stories import bad_night, many_gpus, overnight
 from tests.texts import mentions
-from tests.ui.tui.pages.overview.test_render import read, styles_of, text_of, widths
+from tests.ui.tui.screens import read, styles_of, text_of, widths
 
 
 def test_every_width_is_filled_exactly(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.ledgers import ledger_row
 from tests.stories import overnight, search
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import SMALL, asked, feed_of, overview, text, until
+from tests.ui.tui.screens import SMALL, asked, feed_of, overview, text, until
 
 LARGE = (200, 50)
 

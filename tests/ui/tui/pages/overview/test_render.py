@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
-from gputui.core.text import cell_width
-from gputui.metrics.draw.parts import Line
 from gputui.metrics.progress import Progress
-from gputui.store.database import open_reader
 from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.store.run_states import RunState
-from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import gpu_totals, head_line, host_figures, notice_lines
 from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
@@ -26,28 +20,12 @@ from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
 from gputui.ui.tui.pages.overview.run_order import words_of
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
-from gputui.ui.views.snapshot import Interest, Snapshot
+from gputui.ui.views.snapshot import Snapshot
 from gputui.ui.views.words import dated_clock
 from tests.homes import NOW, Home
 from tests.stories import curve, overnight
 from tests.texts import mentions
-
-
-def text_of(lines: Iterable[Line]) -> list[str]:
-    return ["".join(text for text, _ in line).rstrip() for line in lines]
-
-
-def widths(lines: Iterable[Line]) -> set[int]:
-    return {sum(cell_width(text) for text, _ in line) for line in lines}
-
-
-def styles_of(line: Sequence[tuple[str, str]], word: str) -> set[str]:
-    return {style for text, style in line if word in text}
-
-
-def read(workspace: Workspace, run_id: str | None = None, now: float = NOW) -> Snapshot:
-    with closing(open_reader(workspace.database)) as connection:
-        return SnapshotReader(workspace).read(connection, now, Interest(run_id))
+from tests.ui.tui.screens import read, styles_of, text_of, widths
 
 
 @pytest.fixture

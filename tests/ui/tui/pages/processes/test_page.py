@@ -24,8 +24,7 @@ from gputui.ui.views.snapshot import Snapshot
 from tests.homes import GIB, Home
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.pages.overview.test_render import read
-from tests.ui.tui.test_screens import SMALL, feed_of, overview, text, until
+from tests.ui.tui.screens import SMALL, feed_of, overview, read, text, until
 
 
 def plain(lines: list[Line]) -> list[str]:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from msgspec.structs import replace
-from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartRequest
@@ -18,7 +17,7 @@ from gputui.ui.tui.widgets.pane import Pane
 from tests.homes import Home
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.test_screens import feed_of, text, until
+from tests.ui.tui.screens import feed_of, press, text, until
 
 SMALL, MIDDLE = (80, 24), (120, 36)
 
@@ -34,12 +33,6 @@ def write_log(workspace: Workspace, rank: int, content: str, stream: str = "stdo
     path = folder / f"{stream}.log"
     path.write_text(content)
     return path
-
-
-async def press(pilot: Pilot[int], *keys: str) -> None:
-    for key in keys:
-        await pilot.press(key)
-        await pilot.pause()
 
 
 def head(app: GputuiApp) -> str:

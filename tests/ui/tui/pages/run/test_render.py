@@ -43,7 +43,7 @@ from tests.homes import NOW, Home
 from tests.stories import overnight
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.tui.pages.overview.test_render import text_of, widths
+from tests.ui.tui.screens import text_of, widths
 
 
 def styles(lines: Iterable[Line], text: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from tests.homes import Home
-from tests.ui.tui.test_screens import asked, text, until
+from tests.ui.tui.screens import asked, text, until
 
 STUDY = """\
 profile: tiny

@@ -34,8 +34,7 @@ from gputui.ui.views.snapshot import Interest, Moment, RunRow, StudyPage
 from tests.homes import NOW, Home
 from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.pages.overview.test_render import text_of
-from tests.ui.tui.test_screens import asked, text, until
+from tests.ui.tui.screens import asked, text, text_of, until
 
 SIZE = (120, 36)
 
