@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.homes import add_attempt
 from tests.tables import table
 
 from .conftest import RUN, MetricsHome, line
@@ -225,11 +226,7 @@ def test_lines_that_a_resumed_script_keeps_are_not_its_own(
     home.steps(*range(10))
     home.pump()
     base = None if resumed_step is None else "step_6.pt"
-    home.connection.execute(
-        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
-        "VALUES ('run-1', 2, 'running', '{}', '[]', '{}', 0, ?, ?)",
-        (base, resumed_step),
-    )
+    add_attempt(home.connection, RUN, 2, resumed_from=base, resumed_step=resumed_step)
     home.begin(2)
     write(home, how, range(7))
     home.pump()

@@ -11,6 +11,7 @@ from gputui.store.metrics.step_times import StepTimes
 
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics.queries import latest, points_json, ranks
+from tests.homes import add_attempt
 from tests.metrics.conftest import NOW, RUN, MetricsHome
 
 PATTERN = r"samples (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"
@@ -27,11 +28,7 @@ def home(tmp_path: Path) -> Iterator[MetricsHome]:
     home.file.parent.mkdir(parents=True)
     with home.connection:
         home.ingest.begin_attempt(RUN, 1, "output.log")
-        home.connection.execute(
-            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at) "
-            "VALUES (?, 1, 'running', '{}', '[]', '{}', 0)",
-            (RUN,),
-        )
+        add_attempt(home.connection, RUN)
     yield home
     home.close()
 

@@ -23,6 +23,7 @@ from gputui.metrics.trackers import (
 )
 from gputui.store.attempts import read_attempts
 from tests.conftest import wait_until
+from tests.homes import add_attempt
 from tests.tables import table
 
 from .conftest import RUN, MetricsHome
@@ -348,9 +349,7 @@ def test_an_offline_run_of_wandb(tmp_path: Path) -> None:
 
 def test_an_attempt_counts_by_the_loss_of_its_board(home: MetricsHome, tmp_path: Path) -> None:
     """The accuracy and the learning rate have steps of their own."""
-    columns = "run_id, number, state, params, gpus, launch, created_at"
-    row = (RUN, 1, "running", "{}", "[]", "{}", 0)
-    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    add_attempt(home.connection, RUN)
     home.begin()
     board = events_of(tmp_path / "logs/version_0")
     append(board, event(1, **{"loss/train": 0.5}) + event(2, **{"loss/train": 0.5}) + event(90, lr=0.5))

@@ -17,6 +17,7 @@ from gputui.metrics.ingest import MetricsIngest, StepOrder
 from gputui.metrics.reduction import MetricLine
 from gputui.store.metrics import queries, watched
 from gputui.store.metrics.intake import Intake, intake, intake_words, short_of
+from tests.homes import add_attempt
 from tests.tables import table
 from tests.texts import mentions
 
@@ -189,8 +190,7 @@ def test_an_attempt_that_ended_far_below_its_steps(
     home.begin()
     home.append('{"step": 0, "event": "start", "total_steps": 100}\n' + json.dumps(last) + "\n")
     home.pump()
-    columns = "run_id, number, state, params, gpus, launch, created_at, last_step"
-    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, ?)", (RUN, step))
+    add_attempt(home.connection, RUN, last_step=step)
     assert short_of(home.connection, RUN, 1) == known
 
 
@@ -199,17 +199,14 @@ def test_learned_steps_do_not_say_that_an_attempt_ended_early(tmp_path: Path) ->
     home.begin()
     home.append('{"step": 4, "loss": 1.0, "total_steps": 100}\n')
     home.pump()
-    columns = "run_id, number, state, params, gpus, launch, created_at, last_step"
-    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'ended', '', '', '', 0, 4)", (RUN,))
+    add_attempt(home.connection, RUN, last_step=4)
     assert short_of(home.connection, RUN, 1) == (4, 100)
     home.ingest.open_source(RUN, str(tmp_path), "stdout")
     assert short_of(home.connection, RUN, 1) is None
 
 
 def test_what_a_person_is_told_of_an_early_end(home: MetricsHome) -> None:
-    columns = "run_id, number, state, params, gpus, launch, created_at, exit"
-    values = "(?, 1, 'stopped', '', '', '', 0, '{\"short_of\": [4, 100]}')"
-    home.connection.execute(f"INSERT INTO attempts ({columns}) VALUES {values}", (RUN,))
+    add_attempt(home.connection, RUN, exit='{"short_of": [4, 100]}')
     home.connection.execute("UPDATE runs SET attempt = 1")
     assert intake(home.connection, RUN).short_of == (4, 100)
     assert mentions(intake_words(intake(home.connection, RUN)), "step 4 of 100")

@@ -11,7 +11,7 @@ from gputui.runs.gpu_conditions import condition_of
 from gputui.store.attempts import read_attempts
 from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
-from gputui.store.rows import update
+from gputui.store.rows import insert, update
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import RunLookupError, find_run, holders, read_runs
 from gputui.ui.tui.data.reader import in_order
@@ -53,9 +53,7 @@ def test_slow_values_processes_and_reports_are_those_of_then(home: Home, reader:
     sets = "INSERT INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, 1, ?)"
     mine = '[{"pid": 7, "user": "me", "memory_bytes": 5, "run_id": "a-1", "rank": 3}]'
     home.connection.executemany(sets, [(NOW - 90, "[]"), (NOW - 55, mine), (NOW - 20, None)])
-    home.connection.execute(
-        "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', 13, 'x')", (NOW - 52, uuid(0))
-    )
+    home.xid(0, 13, "x", seconds_ago=52)
     [before] = read_gpus(reader, NOW, NOW - 58)
     assert (before.slow["ecc_uncorrected"], before.processes, before.event_code) == (0, (), None)
     [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): [("a-1", "a"), ("b-1", "b")]})
@@ -75,9 +73,7 @@ def test_a_lost_gpu_was_there_before_and_is_back_after(home: Home, reader: sqlit
     for ago in range(100, 0, -1):
         home.sample(0, at=NOW - ago)
     for ago, event in ((80, "lost"), (40, "returned")):
-        home.connection.execute(
-            "INSERT INTO gpu_events (at, uuid, event) VALUES (?, ?, ?)", (NOW - ago, uuid(0), event)
-        )
+        insert(home.connection, "gpu_events", at=NOW - ago, uuid=uuid(0), event=event)
     states = [read_gpus(reader, NOW, NOW - ago)[0].state for ago in (90, 80, 60, 40, 10)]
     assert states == ["ok", "lost", "lost", "ok", "ok"]
 

@@ -36,7 +36,7 @@ from gputui.store.events import read_events
 from gputui.store.hardware import quarantined
 from gputui.store.runs import get_run
 from tests.conftest import wait_until
-from tests.homes import NOW
+from tests.homes import NOW, add_attempt
 from tests.tables import table
 from tests.texts import mentions
 
@@ -166,11 +166,7 @@ def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
     folder = supervisor.context.workspace.run_dir("demo-1") / "checkpoints"
     folder.mkdir()
     now = time.time()
-    supervisor.context.connection.execute(
-        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, last_step) "
-        "VALUES ('demo-1', 1, 'failed', '{}', '[]', '{}', ?, ?, 5)",
-        (now - 100, now + 100),
-    )
+    add_attempt(supervisor.context.connection, "demo-1", 1, now - 100, now + 100, state="failed", last_step=5)
     with zipfile.ZipFile(folder / name, "w") as archive:
         archive.writestr("weights", "w")
     return commands.submit(supervisor.context.connection, "resume", "demo-1", {}, "me", now=NOW)

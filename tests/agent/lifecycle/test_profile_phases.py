@@ -10,7 +10,7 @@ from gputui.agent.lifecycle.run_files import next_phase
 from gputui.runs.spec import Phase, RunSpec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
-from tests.homes import add_run, attempt_of
+from tests.homes import add_attempt, add_run, attempt_of
 from tests.ledgers import ledger_row
 
 PHASES = (Phase(10, {"lr": 0.1}), Phase(20, {"lr": 0.2}), Phase(None, {"lr": 0.3}))
@@ -23,11 +23,7 @@ def run(connection: sqlite3.Connection) -> None:
 
 
 def attempt(connection: sqlite3.Connection, number: int, resumed_from: str | None = None) -> Attempt:
-    connection.execute(
-        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from) "
-        "VALUES ('a-1', ?, 'running', '{}', '[]', '{}', 1, ?)",
-        (number, resumed_from),
-    )
+    add_attempt(connection, number=number, resumed_from=resumed_from)
     return attempt_of(connection, number)
 
 

@@ -8,6 +8,7 @@ import selectors
 import sqlite3
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -65,17 +66,29 @@ def made(workspace: Workspace, connection: sqlite3.Connection) -> Doctored:
     return supervisor
 
 
-def end_one(made: Supervisor, run: Run, *, code: int) -> Path:
-    """Let the supervisor watch an attempt whose command has ended; its folder."""
+def begin_one(made: Supervisor, run: Run, now: float = NOW) -> LiveAttempt:
+    """Let the supervisor watch an attempt of a queued run."""
     connection, launch = made.context.connection, Launch(("x",), {}, "/", 1.0)
     with transaction(connection):
-        repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=NOW)
-        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-    made.attempts[run.run_id] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=now)
+        repository.move(connection, run, RunState.STARTING, cause="test", now=now)
+    live = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    made.attempts[run.run_id] = live
+    return live
+
+
+def end_one(made: Supervisor, run: Run, *, code: int | None, intent: str | None = None, **record: Any) -> Path:
+    """Let the supervisor watch an attempt whose command has ended, if need be after ann's stop; its folder."""
+    begin_one(made, run)
+    if intent is not None:
+        with transaction(made.context.connection) as connection:
+            made.note_stop(run_of(connection), intent=intent, actor="ann", at_once=False)
+        record["stop_requested"] = True
     folder = made.context.workspace.run_dir(run.run_id) / "attempts/1"
     folder.mkdir(parents=True)
-    (folder / "started.json").write_text(json.dumps({"at": NOW}))
-    (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW}))
+    if code is not None:
+        (folder / "started.json").write_text(json.dumps({"at": NOW}))
+    (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW, **record}))
     return folder
 
 
@@ -204,12 +217,9 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
 ) -> None:
     """After a night without power, the agent finds what ran in the evening."""
     begun_at, seen_at = NOW - 40_000.0, NOW - 39_000.0
-    run = add_run(connection, workspace=workspace)
-    with transaction(connection):
-        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=begun_at)
-        repository.move(connection, run, RunState.STARTING, cause="test", now=begun_at)
-        repository.set_attempt_started(connection, "a-1", 1, begun_at)
-    live = made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    live = begin_one(made, add_run(connection, workspace=workspace), begun_at)
+    repository.set_attempt_started(connection, "a-1", 1, begun_at)
+    live.record = attempt_of(connection)
     output = workspace.run_dir("a-1") / "attempts/1/nodes/0/output.log"
     output.parent.mkdir(parents=True)
     output.touch()
@@ -257,17 +267,7 @@ def test_a_run_that_goes_on_after_a_retry_says_so_once_and_what_differs(
 def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
     workspace: Workspace, connection: sqlite3.Connection, made: Doctored
 ) -> None:
-    run = add_run(connection, workspace=workspace)
-    with transaction(connection):
-        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
-        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-        repository.move(connection, run_of(connection), RunState.RUNNING, cause="test", now=NOW)
-        made.note_stop(run_of(connection), intent="restart", actor="ann", at_once=False)
-    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
-    folder = workspace.run_dir("a-1") / "attempts/1"
-    folder.mkdir(parents=True)
-    (folder / "started.json").write_text(json.dumps({"at": NOW}))
-    (folder / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "ended_at": NOW, "stop_requested": True}))
+    end_one(made, add_run(connection, workspace=workspace), code=0, intent="restart")
     wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
     assert run_of(connection).state is RunState.QUEUED
     last = read_transitions(connection, "a-1")[-1]
@@ -278,16 +278,7 @@ def test_a_stop_that_its_target_never_answered_says_what_may_still_run(
     workspace: Workspace, connection: sqlite3.Connection, made: Doctored
 ) -> None:
     run = add_run(connection, workspace=workspace)
-    with transaction(connection):
-        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
-        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-        made.note_stop(run_of(connection), intent="stop", actor="ann", at_once=True)
-    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
-    folder = workspace.run_dir("a-1") / "attempts/1"
-    folder.mkdir(parents=True)
-    record = {"code": None, "signal": None, "ended_at": NOW, "stop_requested": True}
-    given_up = {"target": "lab", "given_up": "no route", "job": "7"}
-    (folder / "exit.json").write_text(json.dumps({**record, **given_up}))
+    end_one(made, run, code=None, intent="stop", target="lab", given_up="no route", job="7")
     wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
     ended = run_of(connection)
     assert ended.state is RunState.STOPPED and mentions(ended.reason or "", "given up", "no route", "job 7")

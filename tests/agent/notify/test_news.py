@@ -20,6 +20,7 @@ from gputui.runs.notices import EVENTS, Message
 from gputui.runs.repository import transaction
 from gputui.store import alerts
 from gputui.store.events import read_events
+from gputui.store.rows import insert
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, get_study
 from gputui.studies.rows import move_study
@@ -256,11 +257,10 @@ def test_a_missing_library_is_said_at_once(home: NewsHome, monkeypatch: pytest.M
 
 
 def _fail(connection: sqlite3.Connection) -> None:
-    connection.execute(
-        "INSERT INTO incidents (run_id, attempt, at, kind, summary, evidence, fingerprint) "
-        "VALUES ('a-1', 0, ?, 'hang', 'x', '[]', 'f')",
-        (NOW,),
-    )
+    insert(
+        connection, "incidents", run_id="a-1", attempt=0, at=NOW, kind="hang", summary="x", evidence="[]",
+        fingerprint="f",
+    )  # fmt: skip
 
 
 # --- any history ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve
+from tests.homes import add_gpu
 
 from .conftest import BEGAN_AT, CurvesHome
 
@@ -16,11 +17,8 @@ REQUEST = ChartRequest(axis="time", hardware=("utilization", "host_cpu", "power"
 @pytest.fixture
 def busy(home: CurvesHome) -> CurvesHome:
     """An hour before the run the GPUs are idle; over it the utilisation is the second of the run, of 1000."""
-    for number, uuid in enumerate(GPUS):
-        home.connection.execute(
-            "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",
-            (uuid, number),
-        )
+    for uuid in GPUS:
+        add_gpu(home.connection, uuid)
     sample(home, -60, 1000)
     home.begin_at(1, 0, gpus=GPUS)
     home.steps_at(0, 900, 50.0)

@@ -195,10 +195,7 @@ def test_words_truth_and_lists_are_no_values(home: CurvesHome) -> None:
 
 def test_other_ranks_and_other_runs_are_left_out(home: CurvesHome) -> None:
     home.begin_at(1, 0)
-    home.connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-        "VALUES ('run-2', 2, 'run', 'p', 'running', '{}', '{}', 0)"
-    )
+    home.add_run("run-2")
     other = home.file.with_name("other.jsonl")
     home.ingest.open_source("run-2", str(other), "jsonl")
     home.ingest.begin_attempt("run-2", 1)

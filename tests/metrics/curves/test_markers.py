@@ -16,20 +16,12 @@ def eventful(home: CurvesHome) -> CurvesHome:
     home.steps_at(0, 100, 10.0, epoch=0)
     home.write({"step": 80, "time": BEGAN_AT + 95, "rank": 0, "event": "checkpoint", "path": "c/step_80.pt"})
     home.write({"step": 90, "time": BEGAN_AT + 96, "rank": 1, "event": "sample_skipped"})
-    home.connection.execute(
-        "INSERT INTO incidents (run_id, attempt, at, kind, step, summary, fingerprint, evidence) "
-        "VALUES (?, 1, ?, 'cuda_oom', 99, 'out of \x1b[31mmemory', 'f', '[]')",
-        (RUN, BEGAN_AT + 110),
-    )
+    home.incident(RUN, 1, "cuda_oom", "out of \x1b[31mmemory", step=99, seconds_ago=-110)
     home.connection.execute("UPDATE attempts SET last_step = 99, ended_at = ?", (BEGAN_AT + 112,))
     home.begin_at(2, 120, first_step=81)
     home.connection.execute("UPDATE attempts SET resumed_step = 80 WHERE number = 2")
     home.steps_at(81, 200, 130.0, epoch=1)
-    home.connection.execute(
-        "INSERT INTO alerts (rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, unit, "
-        "sentence, remedy) VALUES ('gpu_hot', 'warning', 'gpu', 'GPU-a', 'GPU 0', ?, ?, '', 'It is hot.', 'Cool it.')",
-        (RUN, BEGAN_AT + 140),
-    )
+    home.alert("gpu_hot", "It is hot.", subject="GPU 0", subject_id="GPU-a", run_id=RUN, seconds_ago=-140)
     return home
 
 

@@ -125,11 +125,7 @@ def test_a_run_whose_command_has_exited_says_what_it_waits_for_and_its_time_stan
 def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: Workspace) -> None:
     home.run("vit-1", "stopping")
     home.attempt("vit-1", 1)
-    home.connection.execute(
-        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
-        "VALUES ('vit-1', ?, 'running', 'stopping', 'stop', 'ada')",
-        (NOW - 12,),
-    )
+    home.transition("vit-1", "running", "stopping", "stop", 12)
     row = row_of(workspace, "vit-1")
     assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
     words, style = status_line(row, NOW)

@@ -183,11 +183,7 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, home: Ho
         await pilot.pause()
         assert "vit-b16-1: stopping" in text(app, "message")
         home.connection.execute("UPDATE runs SET state = 'stopped' WHERE run_id = 'vit-b16-1'")
-        home.connection.execute(
-            "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
-            "VALUES ('vit-b16-1', ?, 'stopping', 'stopped', 'stop', 'ada')",
-            (home.now,),
-        )
+        home.transition("vit-b16-1", "stopping", "stopped", "stop", 0)
         feed_of(app).refresh()
         await pilot.pause()
         assert "stopping" not in text(app, "message"), "the row says something later"

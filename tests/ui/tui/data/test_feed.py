@@ -113,12 +113,9 @@ def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace:
     feed.start()
     empty = feed.first(60.0)
     assert (empty.problem, empty.agent, empty.runs) == (None, None, ())
-    home = Home(workspace)
-    try:
+    with closing(Home(workspace)) as home:
         overnight(home)
         assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
-    finally:
-        home.close()
 
 
 def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
@@ -129,12 +126,9 @@ def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
     told = listener.until(lambda snapshot: snapshot.problem is not None)
     assert told.problem is not None and "is damaged" in told.problem
     set_aside(workspace.database, time.time())
-    home = Home(workspace)
-    try:
+    with closing(Home(workspace)) as home:
         overnight(home)
         assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
-    finally:
-        home.close()
 
 
 def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
