@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.health.gpu_reports import LAST_SECONDS, gpu_use, sightings
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.live_attempt import LiveAttempt

@@ -26,7 +26,6 @@ from gputui.store.runs import read_runs
 from gputui.ui.cli.context import Session
 from gputui.ui.cli.ps import command as ps
 from gputui.ui.views.run_words import placement_words
-from tests.agent.conftest import add_run, attempt_of
 from tests.conftest import wait_until
 from tests.homes import SPEC as BASE
 from tests.homes import Home, add_run, attempt_of

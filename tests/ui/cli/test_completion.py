@@ -15,7 +15,6 @@ from click.shell_completion import ShellComplete
 from gputui.core.config import Workspace
 from gputui.ui.main import command
 from tests.homes import Home, open_store
-from tests.stores import open_store
 from tests.stories import search
 from tests.tables import table
 from tests.ui.cli.program import call, said

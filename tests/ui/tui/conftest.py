@@ -25,7 +25,6 @@ from gputui.ui.tui.shell import Shell
 from gputui.ui.views.snapshot import Interest, Snapshot
 from tests.homes import NOW, Home
 from tests.stories import overnight
-from tests.ui.tui.filling import NOW
 
 IDLE_TURNS = 3
 

@@ -49,13 +49,13 @@ def test_a_start_has_a_clock_and_what_the_last_one_took(home: Home, workspace: W
     home.run("vit-1", "starting", name="vit", started_ago=14)
     home.attempt("vit-1", 1, "starting", started_ago=14)
     home.connection.execute("UPDATE attempts SET first_step_at = NULL")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
     home.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
     home.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
     home.run("bert-0", "succeeded", name="bert", started_ago=300, ended_ago=200)
     home.attempt("bert-0", 1, "succeeded", started_ago=300, ended_ago=200)
     home.connection.execute("UPDATE attempts SET first_step_at = started_at + 77 WHERE run_id = 'bert-0'")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
     assert row_of(workspace, "vit-0").run.usual_start_seconds is None, "only what starts needs it"
 
 
@@ -68,9 +68,9 @@ def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(home: H
     home.connection.execute("UPDATE attempts SET first_step_at = NULL WHERE number = 2")
     row = row_of(workspace, "vit-1")
     assert awaits_step(row)
-    assert outlook(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
+    assert status_line(row, NOW) == ("no step yet, 20 s (last time 4 s)", "text")
     home.connection.execute("UPDATE attempts SET resumed_step = 40 WHERE number = 2")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "from step 40, no step yet, 20 s (last time 4 s)"
     home.metrics("vit-1", 2, [{"step": 41, "time": NOW - 1, "loss": 1.0}])
     home.connection.execute("UPDATE attempts SET first_step_at = ? WHERE number = 2", (NOW - 1,))
     row = row_of(workspace, "vit-1")
@@ -95,13 +95,13 @@ def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_w
     home.attempt("vit-1", 1, "failed", started_ago=300, ended_ago=100)
     home.attempt("vit-1", 2, started_ago=20)
     home.connection.execute("UPDATE attempts SET first_step_at = NULL")
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s"
     text = "it has printed 200 lines, but nothing looks like metrics"
     query = "INSERT INTO observations (run_id, attempt, at, kind, text) VALUES ('vit-1', ?, ?, 'no_metrics', ?)"
     home.connection.execute(query, (1, NOW - 200, text))
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == "no step yet, 20 s", "that was of the attempt before"
     home.connection.execute(query, (2, NOW - 1, text))
-    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[0] == f"no step yet, 20 s · {text}"
     home.metrics("vit-1", 1, [{"step": 41, "time": NOW - 150, "loss": 1.0}])
     assert row_of(workspace, "vit-1").run.no_metrics is None, "the attempt before was read"
 
@@ -130,7 +130,7 @@ def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: W
     assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
     words, style = status_line(row, NOW)
     assert "12 s" in words and "killed in 23 s" in words and style == "text"
-    assert "being killed" in outlook(row, NOW + 30)[0]
+    assert "being killed" in status_line(row, NOW + 30)[0]
     home.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
     assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, True)
 
@@ -237,15 +237,15 @@ def test_a_stop_says_what_is_not_saved(home: Home, workspace: Workspace) -> None
     stop = row_of(workspace, "vit-1").run.stop
     assert stop is not None and stop.saved_step == 30
     assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
-    assert mentions(outlook(row_of(workspace, "vit-1"), NOW)[0], "save a checkpoint")
+    assert mentions(status_line(row_of(workspace, "vit-1"), NOW)[0], "save a checkpoint")
 
 
 def test_a_success_with_a_loss_that_is_no_number_says_so(home: Home, workspace: Workspace) -> None:
     home.run("vit-1", "succeeded")
     home.attempt("vit-1", 1)
-    assert outlook(row_of(workspace, "vit-1"), NOW)[1] == "dim"
+    assert status_line(row_of(workspace, "vit-1"), NOW)[1] == "dim"
     home.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
-    words, style = outlook(row_of(workspace, "vit-1"), NOW)
+    words, style = status_line(row_of(workspace, "vit-1"), NOW)
     assert mentions(words.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
 
 

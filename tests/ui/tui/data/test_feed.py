@@ -24,7 +24,6 @@ from gputui.ui.views.snapshot import Interest, Moment, Snapshot
 from gputui.ui.views.snapshot_json import snapshot_shape
 from tests.homes import NOW, Home, an_hour_later
 from tests.stories import overnight
-from tests.ui.tui.filling import NOW, an_hour_later
 
 DEADLINE_SECONDS = 60.0
 

@@ -11,7 +11,6 @@ from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.views.snapshot import Interest, Moment
 from tests.homes import NOW, Home
 from tests.stories import overnight
-from tests.ui.tui.filling import NOW
 
 
 def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(home: Home, workspace: Workspace) -> None:
