@@ -8,10 +8,9 @@ loses earlier steps too, but their time is counted once.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,13 +18,10 @@ from msgspec.structs import replace
 from gputui.core.units import count_of, duration, gpu_hours
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.checkpoint_names import tells_step
-from gputui.runs.executors import chooses_start
-from gputui.runs.spec import known_spec
-from gputui.store.attempts import SECONDS_PER_HOUR, Attempt, read_attempts
+from gputui.store.attempts import SECONDS_PER_HOUR, Attempt
 from gputui.store.json_shapes import rounded
 from gputui.store.metrics.step_lines import StepLines, up_to_step
-from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
-from gputui.store.runs import Run
+from gputui.store.run_history import DecisionView, IncidentView
 
 Figure = TypeVar("Figure", int, float)
 
@@ -108,28 +104,6 @@ def costs(
         is_known = cost.lost_steps is not None
         by_id[incident.incident_id] = replace(cost, is_at_least=is_least and is_known, is_about=is_about and is_known)
     return by_id
-
-
-class RunHistory(NamedTuple):
-    """What is stored about a run's attempts: themselves, the incidents that ended them, and what was decided."""
-
-    run: Run
-    attempts: list[Attempt]
-    incidents: list[IncidentView]
-    decisions: list[DecisionView]
-    lines: StepLines
-
-    @classmethod
-    def read(cls, connection: sqlite3.Connection, run: Run, at: float | None = None) -> RunHistory:
-        """Read it, now or as it was at a moment (UTC unix seconds). Raises sqlite3.Error."""
-        then = connection, run.run_id, at
-        lines = StepLines(connection, run.run_id)
-        return cls(run, read_attempts(*then), read_incidents(*then), read_decisions(*then), lines)
-
-    def costs(self) -> dict[int, Cost]:
-        """The cost of every incident by its id. Raises sqlite3.Error."""
-        is_chosen_there = chooses_start(known_spec(self.run))
-        return costs(self.attempts, self.incidents, self.decisions, self.lines, start_is_chosen_there=is_chosen_there)
 
 
 def total(costs: Iterable[Cost]) -> Cost | None:

@@ -11,7 +11,8 @@ from gputui.core.units import count_of, duration, parameter
 from gputui.recovery.classify import detail_of
 from gputui.recovery.costs import Cost, in_words, total
 from gputui.recovery.history import queued_by_person
-from gputui.recovery.resumptions import Resumption, resumptions
+from gputui.recovery.resumptions import Resumption
+from gputui.recovery.run_history import RunHistory
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.spec import known_spec
 from gputui.store.attempts import Attempt, ended_seconds
@@ -27,25 +28,18 @@ AGENT = "agent"
 """The actor of transitions without a person."""
 
 
-def tell(
-    run: Run,
-    attempts: Sequence[Attempt],
-    incidents: Sequence[IncidentView],
-    decisions: Sequence[DecisionView],
-    transitions: Sequence[TransitionView],
-    *,
-    now: float,
-    costs: Mapping[int, Cost] | None = None,
-    went_on: Mapping[int, Resumption] | None = None,
-) -> list[str]:
+def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, Resumption], *, now: float) -> list[str]:
     """The story of a run: its launch, a paragraph per attempt, and its state.
 
-    ``now`` is UTC unix seconds; ``costs`` are by incident (`costs`), ``went_on`` by
-    attempt (`gputui.recovery.history`). Every paragraph is one line of harmless text.
+    Args:
+        costs: those of `RunHistory.costs`.
+        went_on: from where each attempt really went on: `RunHistory.resumptions`.
+        now: UTC unix seconds.
+
+    Returns:
+        The paragraphs, each one line of harmless text.
     """
-    if went_on is None:
-        went_on = resumptions(attempts)
-    costs = costs or {}
+    run, attempts, incidents, decisions, transitions = history[:5]
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided = {decision.incident_id: decision for decision in decisions}
     first = next((f" by {move.actor}" for move in transitions if move.from_state is None), "")

@@ -22,6 +22,7 @@ from gputui.metrics.trackers import (
     wandb_frames,
 )
 from gputui.store.attempts import read_attempts
+from gputui.store.metrics.step_lines import StepLines
 from tests.conftest import wait_until
 from tests.homes import add_attempt
 from tests.tables import table
@@ -359,4 +360,4 @@ def test_an_attempt_counts_by_the_loss_of_its_board(home: MetricsHome, tmp_path:
     (attempt,) = read_attempts(home.connection, RUN)
     assert (attempt.first_step, attempt.last_step) == (1, 3)
     line = StepLines(home.connection, RUN).newest(1)
-    assert line is not None and line.at == 3
+    assert line is not None and line.step == 3

@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from gputui.recovery.costs import Cost, costs, total
-from gputui.recovery.resumptions import Resumption
+from gputui.recovery.resumptions import Resumption, resumptions
+from gputui.recovery.run_history import RunHistory
 from gputui.recovery.story import tell
 from gputui.store.attempts import Attempt, FellowStay
+from gputui.store.metrics.step_lines import StepLines
 from gputui.store.placements import PlacementView
+from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.recovery.test_history import Lines, attempt, decision, incident, move
@@ -33,6 +37,23 @@ def run(state: str, **values: Any) -> Run:
     return Run(**fields | values)
 
 
+def story(
+    of_run: Run,
+    attempts: list[Attempt],
+    incidents: list[IncidentView],
+    decisions: list[DecisionView],
+    transitions: list[TransitionView],
+    *,
+    now: float,
+    costs: Mapping[int, Cost] | None = None,
+    went_on: Mapping[int, Resumption] | None = None,
+) -> list[str]:
+    history = RunHistory(of_run, attempts, incidents, decisions, transitions, [], cast("StepLines", Lines()))
+    if went_on is None:
+        went_on = resumptions(attempts)
+    return tell(history, costs or {}, went_on, now=now)
+
+
 def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     resumed = {"resumed_from": "/r/checkpoints/step_00000040.pt", "resumed_step": 40}
     attempts = [
@@ -45,7 +66,7 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     reason = "lowered batch_size 16 → 12, resuming from step_00000040.pt"
     retry = decision(1, 1, at=55.0, params={"batch_size": 12}, reason=reason)
     ended = run("succeeded", ended_at=181.0, attempt=2)
-    told = tell(ended, attempts, [oom], [retry], [move(1.0, None, "queued")], now=NOW)
+    told = story(ended, attempts, [oom], [retry], [move(1.0, None, "queued")], now=NOW)
     assert told == [
         "digits-1 was launched by ann from the profile digits-ddp.",
         "Attempt 1 ran on 2 CPU ranks for 49 s. It reported steps 0 to 39. "
@@ -67,7 +88,7 @@ def alike_failures(count: int) -> list[str]:
     decisions = [decision(n, n, at=100.0 * n + 50, reason=f"did {n}") for n in rows[:-1]]
     decisions.append(decision(count, count, at=999.0, verdict="stop", reason="nothing helps"))
     paid = {n: Cost(10, 20.0, 0.0) for n in rows[:-1]}
-    return tell(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
+    return story(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
 
 
 def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
@@ -83,7 +104,7 @@ def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
     attempts = [attempt(number, at=100.0 * number, last=60) for number in (1, 2, 3, 4, 5, 6)]
     incidents = [incident(n, n, "killed", step=60 if n < 4 else 70) for n in (1, 2, 3, 4, 5, 6)]
     moves = [move(1.0, None, "queued"), move(555.0, "failed", "queued", "ann", "restart")]
-    told = tell(run("failed"), attempts, incidents, [], moves, now=NOW)
+    told = story(run("failed"), attempts, incidents, [], moves, now=NOW)
     beginnings = [
         "Attempt 1 ran",
         "Attempts 2 and 3 failed",
@@ -99,7 +120,7 @@ def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
     ({"state": "succeeded", "exit": {"remarks": ["rank 0 printed a KeyError"]}}, "but rank 0 printed a KeyError."),
 ])  # fmt: skip
 def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sentence: str) -> None:
-    assert sentence in tell(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
+    assert sentence in story(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
 
 
 @table("went_on, told", [
@@ -108,13 +129,13 @@ def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sente
     ("recounted", "resumed from step_30.pt, as its loss shows"),
 ])  # fmt: skip
 def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption, told: str) -> None:
-    paragraphs = tell(run("succeeded"), [FIRST, second(first_step=1)], [], [], [], now=NOW, went_on={2: went_on})
+    paragraphs = story(run("succeeded"), [FIRST, second(first_step=1)], [], [], [], now=NOW, went_on={2: went_on})
     assert told in paragraphs[2]
 
 
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
     again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
-    told = tell(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
+    told = story(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
     assert mentions(told[2], "by itself (step 61)", "61 to 99") and "beginning" not in told[2]
 
 
@@ -132,14 +153,14 @@ def test_where_an_attempt_of_a_target_ran_and_how_long(
     started_at: float | None, placement: PlacementView | None, said: str
 ) -> None:
     placed = attempt(1, at=2.0, last=9, state="succeeded", started_at=started_at, ended_at=52.0, placement=placement)
-    told = tell(run("succeeded", target="lab"), [placed], [], [], [], now=NOW)
+    told = story(run("succeeded", target="lab"), [placed], [], [], [], now=NOW)
     assert said in told[1] and "CPU" not in told[1]
 
 
 def test_a_study_ends_its_trials_as_planned() -> None:
     moves = [move(18.0, "running", "stopping", "study s-1", "pruned at rung 3: 7th of 9")]
     killed = attempt(1, at=2.0, last=9, state="stopped", stop_requested="kill", exit={"forced": True}, ended_at=20.0)
-    told = tell(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
+    told = story(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
     assert mentions(told[1], "as planned", "pruned at rung 3: 7th of 9")
     assert mentions(told[2], "stopped", "1 attempt")
 
@@ -152,7 +173,7 @@ def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
     moves += [move(30.0, "stopped", "queued", "agent", "phase"), move(60.0, "stopped", "queued", "ann", "restart")]
     # Former versions stored the agent as the actor.
     moves += [move(90.0, "stopped", "queued", "agent", "restart")]
-    told = tell(run("stopped"), attempts, [], [], moves, now=NOW)
+    told = story(run("stopped"), attempts, [], [], moves, now=NOW)
     assert mentions(told[1], "Attempt 1", "phase", "ended") and mentions(told[2], "phase", "began", "Attempt 2")
     assert mentions(told[3], "ann ", "restart", "Attempt 3") and mentions(told[4], "A person", "restart", "Attempt 4")
 
@@ -167,11 +188,11 @@ def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
     ("starting", {}, "It is starting."),
 ])  # fmt: skip
 def test_how_it_stands(state: str, values: dict[str, Any], sentence: str) -> None:
-    assert tell(run(state, **values), [], [], [], [], now=NOW)[-1] == sentence
+    assert story(run(state, **values), [], [], [], [], now=NOW)[-1] == sentence
 
 
 def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
-    told = tell(
+    told = story(
         run("failed", spec_json="not json"),
         [attempt(1, at=2.0)],
         [incident(1, 1, summary="rank 0 raised \x1b[2J\x1b]0;x\x07 an\nexception", evidence=(3, None))],

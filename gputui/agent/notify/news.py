@@ -22,7 +22,8 @@ from gputui.agent.notify.outbox import Outbox
 from gputui.core.units import metric_value, parameter
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_recipients
-from gputui.recovery.costs import RunHistory, total
+from gputui.recovery.costs import total
+from gputui.recovery.run_history import RunHistory
 from gputui.runs import notices
 from gputui.runs.notices import NOT_INSTALLED, Cursor, Message, Recipient
 from gputui.runs.repository import transaction

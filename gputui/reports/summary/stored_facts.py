@@ -11,7 +11,8 @@ from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.curves.plot import drawing, hardware_drawing
 from gputui.metrics.draw.picture import Drawing
-from gputui.recovery.costs import RunHistory, total
+from gputui.recovery.costs import total
+from gputui.recovery.run_history import RunHistory
 from gputui.recovery.watch.metric_history import expected_rate
 from gputui.recovery.watch.overrides import of_profile
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, RunFacts, spread
@@ -82,7 +83,7 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
         like=scaling_key(run, spec),
         cost=run_cost(connection, run.run_id, now),
         lost=total(cost_of.values()),
-        recoveries=recoveries(attempts, history.incidents, history.decisions, cost_of, spec),
+        recoveries=recoveries(history, cost_of, spec),
         thresholds={} if spec is None else spec.gates,
         measured=measured(lines, attempts, _expected(attempts, spec), run.roles),
         gpus=_gpu_use(connection, attempts, now),

@@ -8,6 +8,7 @@ from typing import Any
 
 from gputui.core.units import UNKNOWN, count, count_of, duration, metric_value, parameter
 from gputui.recovery.costs import Cost, in_words
+from gputui.recovery.run_history import RunHistory
 from gputui.reports.summary.facts import Best, RunFacts
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.spec import RunSpec
@@ -19,18 +20,12 @@ _PLAIN = ("restart", "wait", "rollback")
 """Actions that the beginning of the next attempt tells of."""
 
 
-def recoveries(
-    attempts: Sequence[Attempt],
-    incidents: Sequence[IncidentView],
-    decisions: Sequence[DecisionView],
-    costs: Mapping[int, Cost],
-    spec: RunSpec | None,
-) -> tuple[str, ...]:
+def recoveries(history: RunHistory, costs: Mapping[int, Cost], spec: RunSpec | None) -> tuple[str, ...]:
     """A sentence about each incident, what gputui changed, and from where it continued: ``Attempt 1
     → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of memory on rank 0,
     at step 35; it cost 5 steps and 9 s.`` ``costs`` are by incident."""
-    by_number = {attempt.number: attempt for attempt in attempts}
-    decided = {decision.incident_id: decision for decision in decisions}
+    by_number = {attempt.number: attempt for attempt in history.attempts}
+    decided = {decision.incident_id: decision for decision in history.decisions}
     return tuple(
         _sentence(
             incident,
@@ -40,7 +35,7 @@ def recoveries(
             costs.get(incident.incident_id),
             spec,
         )
-        for incident in incidents
+        for incident in history.incidents
     )
 
 

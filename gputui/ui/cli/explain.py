@@ -20,7 +20,6 @@ from gputui.store.events import SINK_KINDS, read_data_events
 from gputui.store.json_shapes import alert_shape
 from gputui.store.metrics import intake
 from gputui.store.metrics.intake import intake_words
-from gputui.store.run_history import read_transitions
 from gputui.store.runs import Run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, terminal_columns, verb
@@ -106,21 +105,11 @@ def _shape(
 
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     """The history of a run, one paragraph per attempt."""
-    from gputui.recovery.costs import RunHistory
-    from gputui.recovery.resumptions import resumptions
+    from gputui.recovery.run_history import RunHistory
     from gputui.recovery.story import tell
 
     history = RunHistory.read(connection, view)
-    return tell(
-        view,
-        history.attempts,
-        history.incidents,
-        history.decisions,
-        read_transitions(connection, view.run_id),
-        now=time.time(),
-        costs=history.costs(),
-        went_on=resumptions(history.attempts, history.lines, checkpoints.of_run(connection, view.run_id)),
-    )
+    return tell(history, history.costs(), history.resumptions(), now=time.time())
 
 
 def print_paragraphs(paragraphs: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.recovery import costs
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
 from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, own_words, refused
-from gputui.recovery.resumptions import Resumption, resumptions
+from gputui.recovery.resumptions import Resumption
+from gputui.recovery.run_history import RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
-from gputui.store import checkpoints, json_shapes
+from gputui.store import json_shapes
 from gputui.store.attempts import Attempt, RunCost, run_cost
-from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics import intake
 from gputui.store.metrics.roles import FIRST_LINES, stored_names, without_loss_words
 from gputui.store.rows import json_mapping
@@ -67,11 +67,10 @@ class RunDetails(Struct, frozen=True):
     their ids, ``went_on`` says of each attempt from where it really went on."""
 
     row: RunRow
-    history: costs.RunHistory
+    history: RunHistory
     took: RunCost
     costs: dict[int, costs.Cost]
-    went_on: dict[int, Resumption]
-    saved: list[CheckpointRow]
+    went_on: Mapping[int, Resumption]
     spans: tuple[AttemptSpan, ...]
     sinks: dict[str, str]
     code: dict[str, Any] | None
@@ -120,8 +119,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
 
 
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
-    history = costs.RunHistory.read(connection, run)
-    saved = checkpoints.of_run(connection, run.run_id)
+    history = RunHistory.read(connection, run)
     line_counts, loss_problem = intake.intake(connection, run.run_id), None
     if run.state.is_over or line_counts.taken >= FIRST_LINES:
         loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
@@ -130,8 +128,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         history=history,
         took=run_cost(connection, run.run_id, now),
         costs=history.costs(),
-        went_on=dict(resumptions(history.attempts, history.lines, saved)),
-        saved=saved,
+        went_on=history.resumptions(),
         spans=spans_of(run, history.attempts, now),
         sinks=dict(sinks_of(run, session.workspace.run_dir(run.run_id))),
         code=json_mapping(run.spec_json).get("code"),
@@ -160,7 +157,7 @@ def details_shape(found: RunDetails) -> dict[str, Any]:
         **row_shape(found.row),
         "sinks": found.sinks,
         "metric_sources": [report.to_json() for report in found.sources],
-        "checkpoints": checkpoints_shape(found.saved, found.spans),
+        "checkpoints": checkpoints_shape(found.history.checkpoints, found.spans),
         "code": found.code,
         "size_bytes": found.size_bytes,
     }
@@ -199,12 +196,15 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
         yield "took", cost_words(found.took)
     for position, (name, target) in enumerate(found.sinks.items()):
         yield "" if position else "sinks", f"{name} → {target}"
-    if found.saved:
+    if found.history.checkpoints:
         if spec is not None and spec.checkpoints is None:
-            words = f"{len(found.saved)} seen, {own_words(found.saved)}"
+            words = f"{len(found.history.checkpoints)} seen, {own_words(found.history.checkpoints)}"
             yield "checkpoints", f"{words}; a new attempt of the script is given none"
         else:
-            usable, passed = candidates(found.saved, found.spans), refused(found.saved, found.spans)
+            usable, passed = (
+                candidates(found.history.checkpoints, found.spans),
+                refused(found.history.checkpoints, found.spans),
+            )
             latest = f", latest {usable[0].name}" if usable else ""
             more = f"; {len(passed)} passed over: gputui explain {run.run_id} says why" if passed else ""
             yield "checkpoints", f"{len(usable)} to resume from{latest}{more}"

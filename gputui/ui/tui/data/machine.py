@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gputui.core.units import count_of
 from gputui.metrics.progress import Progress
-from gputui.recovery.costs import Cost, RunHistory, total
+from gputui.recovery.costs import Cost, total
+from gputui.recovery.run_history import RunHistory
 from gputui.runs import notices
 from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,13 @@ from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.metrics.curves.live_curves import CurveReader
 from gputui.metrics.progress import Progress
-from gputui.recovery.costs import Cost, RunHistory
+from gputui.recovery.costs import Cost
+from gputui.recovery.run_history import RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
 from gputui.runs.executors import Executors, hides_checkpoints
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
-from gputui.store.attempts import Attempt
 from gputui.store.events import read_data_events
 from gputui.store.metrics import intake
 from gputui.store.rows import json_mapping
@@ -57,7 +57,7 @@ class RunPageReader:
         history = RunHistory.read(connection, run, at)
         attempts = tuple(history.attempts)
         if at is None:
-            self._ledger = (run_id, _ledger_facts(connection, run, attempts))
+            self._ledger = (run_id, _ledger_facts(history))
         listed, log = self._checkpoints(run, interest), self._tail(run, interest)
         charts = None
         if interest.charts is not None:
@@ -126,11 +126,11 @@ class RunPageReader:
         return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
 
 
-def _ledger_facts(connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> Mapping[str, LedgerFact]:
+def _ledger_facts(history: RunHistory) -> Mapping[str, LedgerFact]:
     from gputui.recovery.checkpoints import attempt_spans, resumable  # its checks of files would slow the start
 
-    rows = checkpoints.of_run(connection, run.run_id)
-    spans = attempt_spans.spans_of(run, attempts, time.time())
+    rows = history.checkpoints
+    spans = attempt_spans.spans_of(history.run, history.attempts, time.time())
     refused = {row.path: why for row, why in resumable.refused(rows, spans)}
     facts: dict[str, LedgerFact] = {}
     for row in rows:

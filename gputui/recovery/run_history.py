@@ -1,0 +1,61 @@
+"""The history of a run, read once for all who tell it: commands, the page of a run, reports and messages."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gputui.recovery.costs import Cost, costs
+from gputui.recovery.resumptions import Resumption, resumptions
+from gputui.runs.executors import chooses_start
+from gputui.runs.spec import known_spec
+from gputui.store import checkpoints
+from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.checkpoints import CheckpointRow
+from gputui.store.metrics.step_lines import StepLines
+from gputui.store.run_history import (
+    DecisionView,
+    IncidentView,
+    TransitionView,
+    read_decisions,
+    read_incidents,
+    read_transitions,
+)
+from gputui.store.runs import Run
+
+
+class RunHistory(NamedTuple):
+    """What is stored about a run, oldest first: its attempts, the incidents that ended them, what was decided, the
+    changes of its state, and its checkpoints. ``lines`` reads its metrics."""
+
+    run: Run
+    attempts: list[Attempt]
+    incidents: list[IncidentView]
+    decisions: list[DecisionView]
+    transitions: list[TransitionView]
+    checkpoints: list[CheckpointRow]
+    lines: StepLines
+
+    @classmethod
+    def read(cls, connection: sqlite3.Connection, run: Run, at: float | None = None) -> RunHistory:
+        """Read the history now, or as it was at a moment (UTC unix seconds), but for the checkpoints, which are those
+        of now. Raises sqlite3.Error."""
+        return cls(
+            run=run,
+            attempts=read_attempts(connection, run.run_id, at),
+            incidents=read_incidents(connection, run.run_id, at),
+            decisions=read_decisions(connection, run.run_id, at),
+            transitions=read_transitions(connection, run.run_id, at),
+            checkpoints=checkpoints.of_run(connection, run.run_id),
+            lines=StepLines(connection, run.run_id),
+        )
+
+    def costs(self) -> dict[int, Cost]:
+        """The cost of every incident by its id. Raises sqlite3.Error."""
+        is_chosen_there = chooses_start(known_spec(self.run))
+        return costs(self.attempts, self.incidents, self.decisions, self.lines, start_is_chosen_there=is_chosen_there)
+
+    def resumptions(self) -> Mapping[int, Resumption]:
+        """From where each attempt really went on, by its number. Raises sqlite3.Error."""
+        return resumptions(self.attempts, self.lines, self.checkpoints)
