@@ -140,7 +140,7 @@ def test_a_grid_of_a_command_on_a_machine_without_gpus(home: Home, workspace: Wo
 def test_a_report_is_printed_or_written_to_a_folder_or_json(home: Home, workspace: Workspace, tmp_path: Path) -> None:
     home.agent()
     search(home, state="finished", reason="its 14 trials are done")
-    home.connection.execute("UPDATE studies SET trouble = 'its process failed twice'")
+    home.connection.execute("UPDATE studies SET problem = 'its process failed twice'")
     for words in (("study", "list"), ("study", "show")):
         assert "its 14 trials are done; its process failed twice" in said(workspace, *words), words
     assert shape(workspace, "study", "show")["problem"] == "its process failed twice"
