@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gputui.core.config import Workspace, locate
+from gputui.store.database import open_reader
 
 if TYPE_CHECKING:
     from tests.homes import Home
@@ -173,6 +175,19 @@ def home(workspace: Workspace) -> Iterator[Home]:
 
     with closing(Home(workspace)) as made:
         yield made
+
+
+@pytest.fixture
+def connection(home: Home) -> sqlite3.Connection:
+    """The agent's connection to the home's store."""
+    return home.connection
+
+
+@pytest.fixture
+def reader(home: Home) -> Iterator[sqlite3.Connection]:
+    """A connection that reads what a test writes into the home."""
+    with closing(open_reader(home.workspace.database)) as opened:
+        yield opened
 
 
 @pytest.fixture

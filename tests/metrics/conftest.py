@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -115,8 +114,3 @@ def look_at_each_pump(monkeypatch: pytest.MonkeyPatch) -> None:
 def home(tmp_path: Path) -> Iterator[MetricsHome]:
     with closing(MetricsHome(tmp_path)) as made:
         yield made
-
-
-@pytest.fixture
-def connection(home: MetricsHome) -> sqlite3.Connection:
-    return home.connection

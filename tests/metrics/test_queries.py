@@ -5,22 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator
 
-import pytest
-
-from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 
 from .conftest import NOW, RUN, MetricsHome, line
-
-
-@pytest.fixture
-def reader(home: MetricsHome) -> Iterator[sqlite3.Connection]:
-    """A view's connection, which cannot write."""
-    connection = open_reader(home.workspace.database)
-    yield connection
-    connection.close()
 
 
 def test_a_run_without_metrics(reader: sqlite3.Connection) -> None:

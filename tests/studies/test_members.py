@@ -20,8 +20,7 @@ from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
 from gputui.studies.process import WITHOUT_DONOR_SECONDS
 from gputui.studies.rows import PINS
-from tests.studies.conftest import Begin
-from tests.studies.study_home import POPULATION, STUDY, StudyHome
+from tests.studies.conftest import POPULATION, STUDY, Begin, StudyHome
 from tests.texts import mentions
 
 

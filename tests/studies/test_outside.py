@@ -24,8 +24,7 @@ from gputui.store.studies import StudyState
 from gputui.studies import rows
 from gputui.studies.export import StudyExportError, export_storage
 from gputui.studies.spec import Budget, Dimension, SamplerSpec
-from tests.studies.conftest import Begin
-from tests.studies.study_home import BASE, GRID, POPULATION, STUDY, StudyHome
+from tests.studies.conftest import BASE, GRID, POPULATION, STUDY, Begin, StudyHome
 
 SPACE = (Dimension("rate", "float", 0.0, 1.0), Dimension("act", "choice", choices=("relu", "gelu")))
 RANDOM = replace(GRID, space=SPACE[:1], sampler=SamplerSpec("random"), budget=Budget(trials=3), parallel=1)

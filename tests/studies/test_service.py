@@ -17,7 +17,7 @@ from gputui.studies import __main__ as studies_main
 from gputui.studies import rows
 from tests.agent.processes import FakeProcess
 from tests.homes import Home, open_store
-from tests.studies.study_home import GRID, STUDY
+from tests.studies.conftest import GRID, STUDY
 from tests.texts import mentions
 
 

@@ -16,8 +16,7 @@ from gputui.studies import rows
 from gputui.studies.failures import SAME_OF_SPACE
 from gputui.studies.json_shapes import show_shape
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec
-from tests.studies.conftest import Begin
-from tests.studies.study_home import GRID, STUDY, StudyHome
+from tests.studies.conftest import GRID, STUDY, Begin, StudyHome
 
 RANDOM = replace(
     GRID,
