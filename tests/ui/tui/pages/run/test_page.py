@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from msgspec.structs import replace
+from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartRequest
@@ -235,16 +236,21 @@ def failed_at_start(home: Home, workspace: Workspace) -> None:
     home.connection.execute("UPDATE attempts SET scanned_at = ended_at WHERE run_id = 'bert-1'")
 
 
+async def open_failed(pilot: Pilot[int], app: GputuiApp) -> None:
+    """Open the page of the run under the cursor, and let it read its log to the end."""
+    await press(pilot, "enter")
+    for _ in range(5):
+        feed_of(app).refresh()
+        await pilot.pause()
+
+
 async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_has_the_charts_room(
     home: Home, make_app: MakeApp, workspace: Workspace
 ) -> None:
     failed_at_start(home, workspace)
     app = make_app()
     async with app.run_test(size=MIDDLE) as pilot:
-        await press(pilot, "enter")
-        for _ in range(5):
-            feed_of(app).refresh()
-            await pilot.pause()
+        await open_failed(pilot, app)
         banner, page = text(app, "banner"), page_of(app)
         assert mentions(banner, "KeyError: 'labels', data.py:17", "not retried", "e traceback   3 log   ")
         log = page.panes["log"]
@@ -272,10 +278,7 @@ async def test_a_failed_run_without_a_traceback_opens_on_the_end_of_its_ranks_lo
     (attempt / "output.log").write_text("Traceback (most recent call last):\n  File 'run.py'\nChildFailedError: x\n")
     app = make_app()
     async with app.run_test(size=MIDDLE) as pilot:
-        await press(pilot, "enter")
-        for _ in range(5):
-            feed_of(app).refresh()
-            await pilot.pause()
+        await open_failed(pilot, app)
         lines = text(app, "log").splitlines()
         assert "LOG rank 1 " in lines[0] and "hello of rank 1" in lines[1]
         assert "traceback" not in text(app, "banner") and "3 log" in text(app, "banner")
