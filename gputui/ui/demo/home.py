@@ -96,19 +96,19 @@ def _stop_everything(workspace: Workspace) -> None:
     try:
         with closing(open_commander(workspace.database)) as connection:
             ask = partial(commands.submit, connection, actor="demo", doorbell=workspace.doorbell)
-            asked: set[str] = set()
+            stopping: set[str] = set()
             deadline = time.monotonic() + STOP_SECONDS
             while time.monotonic() < deadline:
                 studies = {study.study_id for study in read_studies(connection) if not study.state.is_over}
                 runs = {run.run_id for run in read_runs(connection, active_only=True)}
                 if not studies and not runs:
                     break
-                for study_id in studies - asked:
+                for study_id in studies - stopping:
                     ask("study_stop", None, {"study": study_id}, now=time.time())
                 # Some may be new: from a study, or from a command that was not answered before.
-                for run_id in runs - asked:
+                for run_id in runs - stopping:
                     ask("stop", run_id, {"now": True}, now=time.time())
-                asked |= studies | runs
+                stopping |= studies | runs
                 time.sleep(0.1)
         stop_agent(workspace)
     except (StoreError, AgentUnreachableError, sqlite3.Error) as error:

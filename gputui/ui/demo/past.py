@@ -139,8 +139,10 @@ class DemoPast:
 
     def _play(self, story: Story) -> Play:
         profile = load(self.workspace.profiles / f"{story.profile}.yaml")
-        changed = {} if story.lr is None else {"lr": story.lr}
-        spec = resolve(profile, overrides=changed, inventory=self.gpus)
+        overrides = {}
+        if story.lr is not None:
+            overrides["lr"] = story.lr
+        spec = resolve(profile, overrides=overrides, inventory=self.gpus)
         spec = replace(spec, shell=None, code=read_code(Path(spec.workdir)))
         run_id = self.begin_run(spec, story.actor)
         gpus = story.gpus
@@ -154,7 +156,7 @@ class DemoPast:
     ) -> None:
         """Write the only attempt of a trial's run, to its end or to where it is pruned."""
         act = Act(
-            last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES, kept=0,
+            last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES, checkpoints=0,
             step_seconds=step_seconds,
         )  # fmt: skip
         for _ in self._act(run_id, act, gpus, actor):
@@ -269,7 +271,9 @@ class DemoPast:
         self.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
         if act.is_live:
             self.at = self.until
-            fails_at = None if act.fails_after is None else act.last_step + act.fails_after
+            fails_at = None
+            if act.fails_after is not None:
+                fails_at = act.last_step + act.fails_after
             Continuation(act.last_step, fails_at).write(folder)
         return printed
 
@@ -336,8 +340,8 @@ def _saved_steps(act: Act, first_step: int) -> list[int]:
     """The steps of the checkpoints that an attempt leaves: its last ones, and its end. Each is read once, which takes
     10 ms."""
     newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
-    kept = range(newest - (act.kept - 1) * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
-    saved = [step for step in kept if step > first_step]
+    last = range(newest - (act.checkpoints - 1) * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
+    saved = [step for step in last if step > first_step]
     if act.code == 0 and act.pruned is None and not act.is_live and act.last_step not in saved:
         saved.append(act.last_step)
     return saved

@@ -217,7 +217,9 @@ def launch(options: argparse.Namespace, ranks: int) -> int:
     """Start this script once for each rank, and wait; returns the first exit code that is not 0."""
     continuation = Continuation.take(options.out)
     if continuation is None:
-        continuation = Continuation(0 if options.resume is None else saved_step(options.resume))
+        continuation = Continuation(0)
+        if options.resume is not None:
+            continuation = Continuation(saved_step(options.resume))
     processes: list[subprocess.Popen[bytes]] = []
 
     def pass_on(*_: object) -> None:
@@ -268,11 +270,11 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
         if step == fails_at and rank == 1:
             sys.stderr.write(OOM)
             return 1
-        written = lines(
+        lines_of_ranks = lines(
             step, time.time(), curve=curve, ranks=ranks, batch_size=samples,
             step_seconds=step_seconds, lr=options.lr, peak=model.peak_bytes(options.batch_size),
         )  # fmt: skip
-        line = next(one for one in written if one["rank"] == rank)
+        line = next(line for line in lines_of_ranks if line["rank"] == rank)
         os.write(out, f"{json.dumps(line)}\n".encode())
         if rank == 0 and step % LOG_STEPS == 0:
             say(log_line(step, options.steps, line["loss"]))

@@ -45,8 +45,8 @@ FAULT = BUS_ERROR.replace("rank3", "rank1")
 
 
 class Act(Struct, frozen=True):
-    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned, and the time of a step if it
-    is not that of its model.
+    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned, how many checkpoints it
+    leaves, and the time of a step if it is not that of its model.
 
     After a stop, the run's owner resumed it with ``batch_size``. A live one trains on; if ``fails_after`` so many
     steps, it then runs out of memory.
@@ -59,7 +59,7 @@ class Act(Struct, frozen=True):
     is_stopped: bool = False
     pruned: str | None = None
     max_lines: int = MAX_LINES
-    kept: int = KEPT_CHECKPOINTS
+    checkpoints: int = KEPT_CHECKPOINTS
     is_live: bool = False
     fails_after: int | None = None
     batch_size: int | None = None
@@ -81,15 +81,15 @@ class Story(Struct, frozen=True):
 
 STORIES = (
     Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), (Act(90_000),)),
-    Story("vit-b16", 4.1 * DAY, (4, 5), (Act(34_150, OOM, 1, kept=1), Act(90_000))),
-    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), (Act(46_950, BUS_ERROR, 1, xid=79, kept=1), Act(120_000))),
+    Story("vit-b16", 4.1 * DAY, (4, 5), (Act(34_150, OOM, 1, checkpoints=1), Act(90_000))),
+    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), (Act(46_950, BUS_ERROR, 1, xid=79, checkpoints=1), Act(120_000))),
     Story("bert-mlm", 1.2 * DAY, (0, 1), (Act(0, KEY_ERROR, 1),), "bob"),
     Story("vit-b16", 22 * HOUR, (4, 6), (Act(90_000),), lr=0.0015),
     Story(
         "vit-b16",
         7.5 * HOUR,
         (4, 6),
-        (Act(4_150, OOM, 1, kept=1), Act(52_910, FAULT, 1), Act(0, is_live=True)),
+        (Act(4_150, OOM, 1, checkpoints=1), Act(52_910, FAULT, 1), Act(0, is_live=True)),
         lr=0.00025,
     ),
     Story(
@@ -167,5 +167,5 @@ def _commit(folder: Path, subject: str, at: float) -> None:
         environment |= {f"GIT_{who}_NAME": "ada", f"GIT_{who}_EMAIL": "ada@example.org"}
         environment[f"GIT_{who}_DATE"] = f"{at:.0f} +0000"
     head = "symbolic-ref", "HEAD", "refs/heads/main"
-    for words in (("init",), head, ("add", "--all"), ("commit", "--message", subject)):
-        run_git(folder, *words, environment=environment)
+    for argv in (("init",), head, ("add", "--all"), ("commit", "--message", subject)):
+        run_git(folder, *argv, environment=environment)

@@ -71,15 +71,15 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
     """Write the study with its runs, which begins now; nothing of it is left for later. Raises sqlite3.Error,
     OSError."""
     connection, workspace, began_at = past.connection, past.workspace, past.at
-    found = load_study(file, workspace, file.parent)
-    spec, study_id = found.spec, f"{STUDY}-1"
-    base = resolve(found.profile, overrides=dict(spec.params), inventory=past.gpus)
+    study_file = load_study(file, workspace, file.parent)
+    spec, study_id = study_file.spec, f"{STUDY}-1"
+    base = resolve(study_file.profile, overrides=dict(spec.params), inventory=past.gpus)
     base = replace(base, shell=None, code=read_code(Path(base.workdir)))
     folder = workspace.studies / study_id
     folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True)
     write_spec(folder / rows.SPEC_FILE, base)
     with transaction(connection):
-        rows.begin_study(connection, study_id, spec, source=found.source, now=began_at, actor=ACTOR)
+        rows.begin_study(connection, study_id, spec, source=study_file.source, now=began_at, actor=ACTOR)
     slots = [(began_at + 3.0 + pair, (2 * pair, 2 * pair + 1)) for pair in range(spec.parallel or 1)]
     curves: list[_TrialCurve] = []
     for number in range(spec.budget.trials or 0):
@@ -110,7 +110,7 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
 
 
 def _trial_curve(
-    spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_TrialCurve]
+    spec: StudySpec, params: Mapping[str, Any], begin: float, earlier: Sequence[_TrialCurve]
 ) -> _TrialCurve:
     """A trial's values at its rungs, up to where the median of earlier trials prunes it."""
     losses = LossCurve.of(MODELS[spec.profile], int(params["steps"]), params["lr"], params["weight_decay"])
@@ -118,10 +118,10 @@ def _trial_curve(
     curve = _TrialCurve(begin, values)
     for rung in range(spec.pruner.warmup + 1, spec.pruner.rungs):
         now = curve.at(rung)
-        complete = [one for one in others if one.reason is None and one.at(spec.pruner.rungs) <= now]
-        known = [one.best(rung) for one in others if len(one.values) >= rung and one.at(rung) <= now]
-        if len(complete) >= spec.pruner.startup and curve.best(rung) > statistics.median(known):
-            reason = pruning_reason(rung, curve.best(rung), known, Objective("val/loss"))
+        complete = [trial for trial in earlier if trial.reason is None and trial.at(spec.pruner.rungs) <= now]
+        bests = [trial.best(rung) for trial in earlier if len(trial.values) >= rung and trial.at(rung) <= now]
+        if len(complete) >= spec.pruner.startup and curve.best(rung) > statistics.median(bests):
+            reason = pruning_reason(rung, curve.best(rung), bests, Objective("val/loss"))
             return _TrialCurve(begin, values[:rung], reason)
     return curve
 
@@ -129,8 +129,10 @@ def _trial_curve(
 def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, curve: _TrialCurve) -> None:
     """Write a value for each rung, and the end of the trial."""
     rungs = len(curve.values)
-    value = None if curve.reason is not None else curve.best(rungs)
-    state = TrialState.COMPLETE if curve.reason is None else TrialState.PRUNED
+    state, value, objective_values = TrialState.PRUNED, None, None
+    if curve.reason is None:
+        state, value = TrialState.COMPLETE, curve.best(rungs)
+        objective_values = json.dumps([value])
     with transaction(past.connection):
         for rung in range(1, rungs + 1):
             insert(
@@ -139,6 +141,5 @@ def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, curve
             )  # fmt: skip
         update(
             past.connection, "trials", {"study_id": study_id, "number": number}, run_id=run_id, state=state, rung=rungs,
-            value=value, objective_values=None if value is None else json.dumps([value]), reason=curve.reason,
-            starts=1, ended_at=past.at,
+            value=value, objective_values=objective_values, reason=curve.reason, starts=1, ended_at=past.at,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
 from gputui.core.units import count_of
 from gputui.runs.command import format_value
+from gputui.ui.tui.layout.lists import after
 from gputui.ui.tui.widgets.line_edit import LineEdit
 
 if TYPE_CHECKING:
@@ -90,14 +91,13 @@ class Field(Struct, frozen=True):
     def is_changed(self) -> bool:
         return self.edit.text != self.default
 
-    def shown(self, text: str) -> str:
+    def mask(self, text: str) -> str:
         """``text`` as this field may show it: dots for a secret."""
-        given = {self.key: text} if self.is_parameter and text else {}
-        if redact_params(given) != given:
+        if self.is_parameter and text and redact_params({self.key: text}) != {self.key: text}:
             return HIDDEN
         return text
 
-    def filled(self, edit: LineEdit) -> Field:
+    def fill(self, edit: LineEdit) -> Field:
         """The field with other, checked content."""
         problem = ""
         try:
@@ -134,9 +134,9 @@ class Form(Struct, frozen=True):
             parameters[-len(rest) :] = [Field(MORE, "", "", OTHER_GROUP), *folded]
         names = sorted({*targets, *entry.profile.form.targets})
         fields = (*_run_fields(entry.profile, names, inventory), *parameters)
-        return cls(entry, tuple(replace(each, edit=LineEdit.at_end(each.default)) for each in fields))
+        return cls(entry, tuple(replace(field, edit=LineEdit.at_end(field.default)) for field in fields))
 
-    def shown(self, cursor: str | None, *, is_whole: bool = False) -> list[Field]:
+    def visible(self, cursor: str | None, *, is_whole: bool = False) -> list[Field]:
         """The visible fields, ``is_whole`` all; the current and changed ones always are."""
         if is_whole:
             return [field for field in self.fields if field.key != MORE]
@@ -164,12 +164,13 @@ class Form(Struct, frozen=True):
         changed = (field for field in self.fields if field.is_parameter and field.is_changed)
         return {field.key: field.edit.text for field in changed}
 
-    def prefilled(self, prefill: Prefill) -> Form:
+    def fill(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values in the fields that the profile still has."""
         # Secrets are not stored: the profile's own stays.
         values = {key: value for key, value in prefill.params.items() if REDACTED not in str(value)}
-        gpus = self.text(GPUS)
-        count = str(len([part for part in gpus.split(",") if part])) if "," in gpus else gpus
+        count = self.text(GPUS)
+        if "," in count:
+            count = str(len([index for index in count.split(",") if index]))
         if prefill.gpu_count is not None and f"{prefill.gpu_count:g}" != count:
             values[GPUS] = f"{prefill.gpu_count:g}"
         if prefill.target is not None:
@@ -180,7 +181,11 @@ class Form(Struct, frozen=True):
         return form
 
     def set(self, key: str, edit: LineEdit) -> Form:
-        fields = (field.filled(edit) if field.key == key else field for field in self.fields)
+        """The form with other content in a field."""
+        fields = list(self.fields)
+        for place, field in enumerate(fields):
+            if field.key == key:
+                fields[place] = field.fill(edit)
         return replace(self, fields=tuple(fields))
 
     def turn(self, field: Field, by: int) -> Form:
@@ -188,10 +193,10 @@ class Form(Struct, frozen=True):
         if field.key == MORE:
             return replace(self, is_open=by > 0)
         choices, text = field.choices, field.edit.text
-        place = choices.index(text) + by if text in choices else 0
-        if choices:
-            return self.set(field.key, LineEdit.at_end(choices[place % len(choices)]))
-        return self
+        if not choices:
+            return self
+        choice = after(choices, text, by) if text in choices else choices[0]
+        return self.set(field.key, LineEdit.at_end(choice))
 
 
 def priority_of(text: str) -> int:
@@ -202,8 +207,9 @@ def priority_of(text: str) -> int:
 
 
 def _text_of(value: object) -> str:
-    is_scalar = value is None or isinstance(value, (str, int, float))
-    return clean(format_value(value if is_scalar else str(value)))  # type: ignore[arg-type]
+    if value is None or isinstance(value, (str, int, float)):
+        return clean(format_value(value))
+    return clean(format_value(str(value)))
 
 
 def _run_fields(profile: Profile, targets: Sequence[str], inventory: Sequence[GpuFacts] | None) -> list[Field]:
@@ -214,36 +220,46 @@ def _run_fields(profile: Profile, targets: Sequence[str], inventory: Sequence[Gp
         if text.strip() not in ("", *targets):
             raise ValueError(f"expected {', '.join(targets)}, or nothing for this machine")
 
-    chosen = usual_selection(profile, inventory)
-    gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or f"{chosen.count * chosen.share:g}"
-    if len(chosen.devices) == 1 and isinstance(chosen.devices[0], int):
+    selection = usual_selection(profile, inventory)
+    gpus = ",".join(map(str, selection.devices)) or f"{selection.count * selection.share:g}"
+    if selection.is_all:
+        gpus = "all"
+    if len(selection.devices) == 1 and isinstance(selection.devices[0], int):
         gpus += ","
     hint = "how many GPUs, which (0,1), or all; ^g chooses from a table"
     if gpus == "0":
         processes = profile.form.nproc if isinstance(profile.form.nproc, int) else 1
         hint = f"no GPU: {count_of(processes, 'process')} on the CPU; else {hint}"
-    place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
-    return [
-        Field(GPUS, gpus, hint, parse=parse_selection),
-        *([Field(PLACE, "", place, parse=target)] if targets else []),
-        Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …"),
-    ]
+    fields = [Field(GPUS, gpus, hint, parse=parse_selection)]
+    if targets:
+        place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
+        fields.append(Field(PLACE, "", place, parse=target))
+    return [*fields, Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …")]
 
 
 def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]) -> Field:
     default = _text_of(parameter.default)
-    before = _text_of(last[name]) if name in last else default
-    choices: tuple[str, ...] = ("false", "true") if parameter.kind == "bool" else ()
+    before = None
+    if name in last:
+        before = _text_of(last[name])
+        if before == default or REDACTED in before:
+            before = None
+    choices: tuple[str, ...] = ()
     if parameter.choices:
         choices = tuple(clean(format_value(choice)) for choice in parameter.choices)
-    is_free = parameter.help and not parameter.is_bounded and not parameter.choices
+    elif parameter.kind == "bool":
+        choices = ("false", "true")
+    hints = [parameter.help]
+    if not parameter.help or parameter.is_bounded or parameter.choices:
+        hints.append(parameter.expected)
+    # A parameter with help is worth showing.
+    group = TRAINING_GROUP if parameter.help or parameter.choices else OTHER_GROUP
     return Field(
         name,
         default,
-        clean(", ".join(filter(None, (parameter.help, "" if is_free else parameter.expected)))),
-        # A parameter with help is worth showing.
-        _GROUP_OF.get(name, TRAINING_GROUP if parameter.help or parameter.choices else OTHER_GROUP),
-        None if before == default or REDACTED in before else before,
+        clean(", ".join(filter(None, hints))),
+        _GROUP_OF.get(name, group),
+        before,
         choices,
         parameter.parse,
     )

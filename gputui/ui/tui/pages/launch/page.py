@@ -100,60 +100,71 @@ class LaunchScreen(ListingPage[Field]):
         entry = self.form.entry
         if entry is None:
             return [(" · reading its file…", "dim")]
-        profile = entry.profile
-        description = "" if profile is None else clean(profile.description or shlex.join(redact_argv(profile.typed)))
-        source = "comes with gputui" if entry.source == "shipped" else clean(str(entry.path))
-        return [(f" {clean(entry.name)}", "accent"), (f" · {description or source}", "dim")]
+        about = ""
+        if entry.profile is not None:
+            about = clean(entry.profile.description or shlex.join(redact_argv(entry.profile.typed)))
+        if not about:
+            about = "comes with gputui" if entry.source == "shipped" else clean(str(entry.path))
+        return [(f" {clean(entry.name)}", "accent"), (f" · {about}", "dim")]
 
     def draw(self, width: int, height: int) -> None:
         rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
         frame = int(inner < width)
         self.show_head(width)
         command = self.framed(view.command_lines(plan, inner, max(2, rows // 5)), width)
-        left = rows - len(command)
+        room = rows - len(command)
         # The fields have their lines first; the checks have the rest.
-        most = left - max(5, rows // 4)
+        most = room - max(5, rows // 4)
         for has_headings, is_whole in ((True, True), (True, False), (False, False)):
             self._made, self._room = None, view.FormRoom(width, has_headings, is_whole)
-            wanted = len(self.listing.items) + 1 + frame
-            if wanted + SPARE * is_whole <= most:
+            needed = len(self.listing.items) + 1 + frame
+            if needed + SPARE * is_whole <= most:
                 break
-        shown = self.list_lines(width, min(wanted, most))
+        lines = self.list_lines(width, min(needed, most))
         if width < view.WHOLE_HINTS:
-            field = self.current
-            words = f"  {field.label}: {field.hint}" if field is not None and field.hint else ""
-            shown.append(fit_line([(words, "dim")], width))
+            hint = ""
+            if (field := self.current) is not None and field.hint:
+                hint = f"  {field.label}: {field.hint}"
+            lines.append(fit_line([(hint, "dim")], width))
         gpus = view.gpu_words(self.snapshot.gpus, self.snapshot.machine)
-        shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame), width)
-        self.list.show([*shown, *command], height=rows)
+        lines += self.framed(view.check_lines(plan, gpus, inner, room - len(lines) - frame), width)
+        self.list.show([*lines, *command], height=rows)
         self.detail.show([])
 
     # --- what arrives from threads
 
-    def _take_profile(self, found: tuple[ProfileEntry | str | None, tuple[str, ...]]) -> None:
-        prefill, (entry, targets) = self._prefill, found
+    def _take_profile(self, result: tuple[ProfileEntry | str | None, tuple[str, ...]]) -> None:
+        """Make the form of the profile; leave the page if that cannot be launched."""
+        prefill, (entry, targets) = self._prefill, result
         if entry is None or isinstance(entry, str):
             # Another profile in its place would launch something else.
             self.pop_until_active()
             self.app.pop_screen()
-            if entry is not None:
-                self.shell.say(f"{clean(entry)}.", "warning")
-                return
-            whose = "" if prefill.run_id is None else f", the profile of {clean(prefill.run_id)},"
-            self.shell.say(f"{clean(prefill.path or prefill.profile)}{whose} is gone.", "warning")
+            self.shell.say(f"{self._obstacle(entry)}.", "warning")
             return
-        newest = self._newest_run(entry)
-        last = {} if newest is None else launched_params(newest)
-        last = last if prefill.run_id is None else prefill.params
+        last: Mapping[str, object] = prefill.params
+        if prefill.run_id is None:
+            newest = self._newest_run(entry)
+            last = {} if newest is None else launched_params(newest)
         situation = self.snapshot.situation
         inventory = None if situation is None else situation.facts
-        self._change(Form.of(entry, last, targets, inventory).prefilled(prefill))
+        self._change(Form.of(entry, last, targets, inventory).fill(prefill))
+
+    def _obstacle(self, error: str | None) -> str:
+        """Why there is no profile: the ``error`` of a command, else its file is gone."""
+        prefill = self._prefill
+        if error is not None:
+            return clean(error)
+        profile = clean(prefill.path or prefill.profile)
+        if prefill.run_id is None:
+            return f"{profile} is gone"
+        return f"{profile}, the profile of {clean(prefill.run_id)}, is gone"
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
         """The newest run of a profile; a study chose the parameters of its trials."""
         runs = [row.run for row in self.snapshot.runs if row.run.study_id is None]
-        of_it = [run for run in runs if run.profile == entry.name]
-        return max(of_it, key=lambda run: run.sequence, default=None)
+        runs = [run for run in runs if run.profile == entry.name]
+        return max(runs, key=lambda run: run.sequence, default=None)
 
     def _change(self, form: Form) -> None:
         before, self.form, self._made = self.form, form, None
@@ -214,7 +225,9 @@ class LaunchScreen(ListingPage[Field]):
 
     def _typed(self, field: Field, text: str) -> LineEdit:
         """The content after text was typed or pasted; it replaces that of a fresh field."""
-        return (LineEdit() if self._is_fresh else field.edit).insert(text)
+        if self._is_fresh:
+            return LineEdit().insert(text)
+        return field.edit.insert(text)
 
     def _fill(self, key: str, edit: LineEdit) -> None:
         self.shell.message = ("", "info")
@@ -248,20 +261,20 @@ class LaunchScreen(ListingPage[Field]):
         if not self.form.fields:
             self.shell.say(self._blocked_by() or "", "warning")
             return
-        spec = None if self.plan is None else self.plan.spec
-        asked = GpuRequest(1) if spec is None else spec.gpus
+        request = GpuRequest(1)
+        if self.plan is not None and self.plan.spec is not None:
+            request = self.plan.spec.gpus
 
         def take(text: str) -> None:
             self._change(self.form.set(GPUS, LineEdit.at_end(text)))
 
-        self.app.push_screen(PickGpusScreen(asked.count, asked.memory_bytes, asked.uuids, take))
+        self.app.push_screen(PickGpusScreen(request.count, request.memory_bytes, request.uuids, take))
 
     def do_last_values(self) -> None:
-        run = None if self.form.entry is None else self._newest_run(self.form.entry)
-        if run is None:
+        if self.form.entry is None or (run := self._newest_run(self.form.entry)) is None:
             self.shell.say("No run of this profile is in the list.")
         else:
-            self._change(self.form.prefilled(Prefill(run.profile, launched_params(run))))
+            self._change(self.form.fill(Prefill(run.profile, launched_params(run))))
 
     def do_preview(self) -> None:
         plan = self.plan
@@ -302,8 +315,8 @@ class LaunchScreen(ListingPage[Field]):
         self.app.pop_screen()
         if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
             self.app.pop_screen()
-        words = f"Launch {name or spec.name}"
-        self.shell.ask_in_order([(words, lambda: commands.launch(workspace, spec, name))])
+        title = f"Launch {name or spec.name}"
+        self.shell.ask_in_order([(title, lambda: commands.launch(workspace, spec, name))])
 
 
 # --- the list of profiles
@@ -341,12 +354,16 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> Prof
     if profile is None:
         problem = (str(entry.error).splitlines() or ["cannot be read"])[0]
         return ProfileRow(entry.path, name, "", "", at, clean(f"broken: {problem}"))
-    wanted = profile.form.gpus
-    count = 1 if wanted.is_all else wanted.count or len(wanted.devices)
-    gpus = "all GPUs" if wanted.is_all else count_of(count, "GPU") if count else "CPU"
-    missing = f"needs {gpus}, this machine has {gpu_count}"
-    missing = missing if count > gpu_count else _missing_data(profile)
-    return ProfileRow(entry.path, name, clean(profile.description), gpus, at, missing)
+    selection = profile.form.gpus
+    count = selection.count or len(selection.devices)
+    gpus = count_of(count, "GPU") if count else "CPU"
+    if selection.is_all:
+        count, gpus = 1, "all GPUs"
+    description = clean(profile.description)
+    if count > gpu_count:
+        missing = f"needs {gpus}, this machine has {gpu_count}"
+        return ProfileRow(entry.path, name, description, gpus, at, missing)
+    return ProfileRow(entry.path, name, description, gpus, at, _missing_data(profile))
 
 
 def _missing_data(profile: Profile) -> str:
@@ -373,7 +390,9 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
     def __init__(self, near: str | None = None) -> None:
         """``near``: the path of the profile that the cursor starts on."""
         super().__init__()
-        self._near = None if near is None else Path(near).resolve()
+        self._near: Path | None = None
+        if near is not None:
+            self._near = Path(near).resolve()
 
     def on_mount(self) -> None:
         def take(rows: Sequence[ProfileRow]) -> None:
@@ -390,8 +409,11 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         now = self.snapshot.at
 
         def state(row: ProfileRow, width: int = 0) -> list[Span]:
-            used = "" if row.used_at is None else f"used {ago(now - row.used_at)}"
-            return [(row.missing, "warn") if row.missing else (used, "dim")]
+            if row.missing:
+                return [(row.missing, "warn")]
+            if row.used_at is None:
+                return [("", "dim")]
+            return [(f"used {ago(now - row.used_at)}", "dim")]
 
         # No wider than needed, so that the descriptions get the rest; paths are cut.
         names = max((len(row.name) for row in self.matches if "/" not in row.name), default=12)
@@ -435,8 +457,8 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         return super().empty_words()
 
     def do_choose(self) -> None:
-        if words := self._command:
-            self.app.push_screen(LaunchScreen(Prefill(words[0], command=words)))
+        if command := self._command:
+            self.app.push_screen(LaunchScreen(Prefill(command[0], command=command)))
         elif self.rows is not None and self.chosen is None and self.edit.text:
             self.shell.say(f"There is no profile, file or program {clean(self.edit.text)}.", "warning")
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from gputui.ui.views.snapshot import Snapshot
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
+    from gputui.machine.gpu_model import GpuFacts
     from gputui.profiles.profile_file import Profile, ProfileEntry
 
 
@@ -47,9 +48,9 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
     from gputui.core.yaml_forms.problems import shown_path
     from gputui.profiles.profile_file import list_profiles, profiles_in, read_entry
 
-    named = list_profiles(workspace, cwd)
-    names = {entry.name for entry in named}
-    entries = {entry.path.resolve(): entry for entry in named}
+    profiles = list_profiles(workspace, cwd)
+    names = {entry.name for entry in profiles}
+    entries = {entry.path.resolve(): entry for entry in profiles}
     for entry in profiles_in(cwd):
         if entry.name in names:
             entry = replace(entry, name=entry.path.name)
@@ -63,22 +64,19 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
 def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEntry | None:
     """The profile to launch, by its file or its name, or that of a command; None if it is gone.
     Raises DraftError for a command that cannot be run."""
-    words, folder = _command_of(prefill, workspace, cwd)
-    if words:
+    argv, folder = _command_of(prefill, workspace, cwd)
+    if argv:
         from gputui.profiles.init.command_profile import command_profile
         from gputui.profiles.profile_file import ProfileEntry
 
-        profile = command_profile(words, folder)
+        profile = command_profile(argv, folder)
         return ProfileEntry(profile.name, folder, "typed", profile, None)
-    entries = read_profiles(workspace, cwd, () if prefill.path is None else (prefill.path,))
-    path = None if prefill.path is None else Path(prefill.path).resolve()
-
-    def is_it(entry: ProfileEntry) -> bool:
-        if path is None:
-            return entry.name == prefill.profile
-        return entry.path.resolve() == path
-
-    return next(filter(is_it, entries), None)
+    if prefill.path is None:
+        entries = read_profiles(workspace, cwd)
+        return next((entry for entry in entries if entry.name == prefill.profile), None)
+    path = Path(prefill.path).resolve()
+    entries = read_profiles(workspace, cwd, (prefill.path,))
+    return next((entry for entry in entries if entry.path.resolve() == path), None)
 
 
 def _command_of(prefill: Prefill, workspace: Workspace, cwd: Path) -> tuple[tuple[str, ...], Path]:
@@ -109,10 +107,12 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import TargetNotFoundError, find_target, survey
 
-    profile = None if form.entry is None else form.entry.profile
-    own = {} if profile is None else profile.form.targets
+    profile, targets = None, {}
+    if form.entry is not None and form.entry.profile is not None:
+        profile = form.entry.profile
+        targets = profile.form.targets
     try:
-        target = find_target(form.target or "", own, workspace)
+        target = find_target(form.target or "", targets, workspace)
     except (TargetNotFoundError, ProfileError) as error:
         yield from str(error).splitlines()
         return
@@ -151,15 +151,23 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
     from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
 
-    name = form.target
-    target = None if name is None else find_target(name, profile.form.targets, workspace)
+    target = None
+    if form.target is not None:
+        target = find_target(form.target, profile.form.targets, workspace)
     situation = snapshot.situation
+    inventory: Sequence[GpuFacts] | None = None
+    excluded: Collection[str] = ()
+    if situation is not None:
+        excluded = situation.excluded
+        if target is None:
+            inventory = situation.facts
+    gpus_override = form.text(GPUS) if form.fields[0].is_changed else None
     spec = resolve(
         profile,
         overrides=form.overrides(),
-        gpus_override=form.text(GPUS) if form.fields[0].is_changed else None,
-        inventory=None if situation is None or target is not None else situation.facts,
-        excluded=() if situation is None else situation.excluded,
+        gpus_override=gpus_override,
+        inventory=inventory,
+        excluded=excluded,
         environ=os.environ,
         target=target,
     )
@@ -168,8 +176,10 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
         launch = without_gpus(preview_launch(spec, runs=workspace.runs))
         lines = tuple(target_preview(spec, workspace.runs))
         return Plan(spec, (), command_line(spec, launch), lines, tuple(check_elsewhere(spec, workspace.state)))
-    taken = () if situation is None else likely_gpus(spec, situation)
-    launch = preview_launch(spec, runs=workspace.runs, gpus=taken)
+    gpus: Sequence[GpuFacts] = ()
+    if situation is not None:
+        gpus = likely_gpus(spec, situation)
+    launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
     past = known_peaks(workspace.database, spec.name)
     checks = quick_checks(spec, state=workspace.state, gpus=situation, past=past)
     description = tuple(describe(spec, launch, situation))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
+from os.path import commonprefix
 from pathlib import Path
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -21,31 +22,32 @@ def words_of(text: str) -> list[str]:
 def command_in(text: str, cwd: Path, *, is_filter: bool) -> tuple[str, ...]:
     """The words of a typed command, a file or a program; none for a profile's path, and for the name
     of a program alone where it is a filter that profiles match."""
-    words = words_of(text)
-    if not words or words[0].endswith(YAML_SUFFIXES):
+    argv = words_of(text)
+    if not argv or argv[0].endswith(YAML_SUFFIXES):
         return ()
-    is_file = (cwd / words[0]).is_file()
-    is_program = (len(words) > 1 or not is_filter) and shutil.which(words[0]) is not None
+    is_file = (cwd / argv[0]).is_file()
+    is_program = (len(argv) > 1 or not is_filter) and shutil.which(argv[0]) is not None
     if is_file or is_program:
-        return tuple(words)
+        return tuple(argv)
     return ()
 
 
 def complete(text: str, cwd: Path) -> tuple[str, Sequence[str]]:
     """The text with its last word completed as a path as far as files agree, and their names."""
     last = text.rpartition(" ")[2]
-    folder, _, begun = last.rpartition("/")
-    base = cwd / Path(f"{folder}/" if folder or last.startswith("/") else ".").expanduser()
+    folder, slash, begun = last.rpartition("/")
+    base = cwd / Path(folder + slash).expanduser()
     try:
         entries = sorted(base.iterdir())
     except OSError:
         return text, ()
-    fit = [
+    names = [
         entry.name + "/" * entry.is_dir()
         for entry in entries
         if entry.name.startswith(begun) and (begun or not entry.name.startswith("."))
     ]
-    agreed = len(begun)
-    while fit and agreed < len(min(fit, key=len)) and len({name[: agreed + 1] for name in fit}) == 1:
-        agreed += 1
-    return text[: len(text) - len(begun)] + (fit[0][:agreed] if fit else begun), fit
+    if not names:
+        return text, names
+    # As far as the names agree; they are no paths.
+    agreed = commonprefix(names)  # noqa: RUF071
+    return text[: len(text) - len(begun)] + agreed, names

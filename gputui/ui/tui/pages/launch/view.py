@@ -39,27 +39,35 @@ class FormRoom(NamedTuple):
 
 def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool) -> Listing[Field]:
     """The visible fields below headings. While ``is_fresh``, typing replaces that of ``key``."""
-    shown = form.shown(key, is_whole=room.is_whole)
+    fields = form.visible(key, is_whole=room.is_whole)
     groups: dict[str, list[Field]] = {}
-    for field in shown:
-        is_headed = room.has_headings and field.group != RUN_GROUP
-        groups.setdefault(field.group if is_headed else "", []).append(field)
-    labels = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in shown), default=0))
+    for field in fields:
+        heading = ""
+        if room.has_headings and field.group != RUN_GROUP:
+            heading = field.group
+        groups.setdefault(heading, []).append(field)
+    label_width = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in fields), default=0))
+    value_width = _VALUE_WIDTH if room.width < WHOLE_HINTS else _VALUE_WIDTH_WIDE
 
     def value(field: Field, width: int) -> list[Span]:
         is_current, text = field.key == key, field.edit.text
         if is_current and field.key != MORE and not (text and is_fresh):
             return field.edit.spans(width)
-        style = "input" if is_current and text else "accent" if field.is_changed else "text"
+        style = "text"
+        if is_current and text:
+            style = "input"
+        elif field.is_changed:
+            style = "accent"
         turns = " ←→" if is_current and field.choices else ""
-        return [(clip(field.shown(text), width - len(turns)), style), (turns, "key")]
+        return [(clip(field.mask(text), width - len(turns)), style), (turns, "key")]
 
     def label(field: Field, width: int) -> list[Span]:
-        return [(_label(form, field), "label" if field.key == key else "text")]
+        style = "label" if field.key == key else "text"
+        return [(_label(form, field), style)]
 
     columns = [
-        Column("", labels, label, gap=1),
-        Column("", _VALUE_WIDTH if room.width < WHOLE_HINTS else _VALUE_WIDTH_WIDE, value),
+        Column("", label_width, label, gap=1),
+        Column("", value_width, value),
         Column("", 10, lambda field, _: [_note(form, field)], grow=1),
     ]
     empty = "Its file has a mistake."
@@ -69,46 +77,56 @@ def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool)
 def _label(form: Form, field: Field) -> str:
     if field.key != MORE:
         return field.label
-    return f"{'▾' if form.is_open else '→'} {count_of(sum(each.is_folded for each in form.fields), field.label)}"
+    arrow = "▾" if form.is_open else "→"
+    return f"{arrow} {count_of(sum(folded.is_folded for folded in form.fields), field.label)}"
 
 
 def _note(form: Form, field: Field) -> Span:
     """A note about a field: its problem, the profile's value if it is changed, or a hint."""
     if field.problem:
         return f"✗ {field.problem}", "bad"
+    if field.key == MORE and form.is_open:
+        return "← folds them", "dim"
     if field.key == MORE:
-        folded = ", ".join(each.label for each in form.fields if each.is_folded)
-        return "← folds them" if form.is_open else folded, "dim"
+        return ", ".join(folded.label for folded in form.fields if folded.is_folded), "dim"
     if field.is_changed:
-        return f"was {field.shown(field.default) or 'empty'}", "dim"
-    last = "" if field.last is None else f"last run {field.shown(field.last) or 'empty'} · "
-    return f"{last}{field.hint}", "dim"
+        return f"was {field.mask(field.default) or 'empty'}", "dim"
+    if field.last is not None:
+        return f"last run {field.mask(field.last) or 'empty'} · {field.hint}", "dim"
+    return field.hint, "dim"
 
 
 def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
     """The free GPUs, and who has the others: ``GPU 4: free, 80 GiB or more · GPUs 0–3: vit-1``."""
-    held: dict[str, list[int]] = {"free": []}
-    least = float("inf")
+    groups: dict[str, list[GpuView]] = {"free": []}
     for gpu in gpus:
-        words = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
-        if gpu.uuid in machine.quarantined:
-            words = "in quarantine"
-        elif words == "ok" and is_free(gpu) and gpu.uuid in machine.promised:
-            words = f"promised to {clean(machine.promised[gpu.uuid])}"
-        elif words == "ok" and is_free(gpu):
-            words = "free"
-            least = min(least, (gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0))
-        elif words == "ok":
-            condition = condition_of(gpu)
-            user = condition.broken or condition.occupied or condition.desktop or "no visible process"
-            words = ", ".join(gpu.run_ids) or clean(user).removeprefix("is used by ").removeprefix("is ")
-        held.setdefault(words, []).append(gpu.index)
-    return " · ".join(
-        f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}: {words}"
-        + (f", {gibibytes(int(least), 0)} GiB or more" if words == "free" else "")
-        for words, indices in held.items()
-        if indices
-    )
+        groups.setdefault(_gpu_state(gpu, machine), []).append(gpu)
+    parts = []
+    for state, members in groups.items():
+        if not members:
+            continue
+        noun = "GPU" if len(members) == 1 else "GPUs"
+        text = f"{noun} {index_ranges([gpu.index for gpu in members])}: {state}"
+        if state == "free":
+            least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in members)
+            text += f", {gibibytes(least, 0)} GiB or more"
+        parts.append(text)
+    return " · ".join(parts)
+
+
+def _gpu_state(gpu: GpuView, machine: MachineState) -> str:
+    """``free``, who has a GPU, or what is wrong with it."""
+    if gpu.uuid in machine.quarantined:
+        return "in quarantine"
+    if gpu.state != "ok":
+        return {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
+    if is_free(gpu) and gpu.uuid in machine.promised:
+        return f"promised to {clean(machine.promised[gpu.uuid])}"
+    if is_free(gpu):
+        return "free"
+    condition = condition_of(gpu)
+    user = condition.broken or condition.occupied or condition.desktop or "no visible process"
+    return ", ".join(gpu.run_ids) or clean(user).removeprefix("is used by ").removeprefix("is ")
 
 
 def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
@@ -116,7 +134,7 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
     if plan is None:
         return filled([rule("CHECKS", width, "checking…")], width, height)
     passed = [check for check in plan.checks if check.status == "pass" and check.name != "gpus"]
-    wrong = [each for status in ("fail", "warn") for each in plan.checks if each.status == status]
+    wrong = [check for status in ("fail", "warn") for check in plan.checks if check.status == status]
     failures = len(plan.problems) + sum(check.status == "fail" for check in wrong)
     warnings = sum(check.status == "warn" for check in wrong)
     counts = [count_of(number, noun) for number, noun in ((failures, "problem"), (warnings, "warning")) if number]
@@ -129,8 +147,11 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
         if check.name == "gpus" and check.status == "pass":
             lines += _checked(check, width, "text") + paragraph(("   ", "dim"), gpus, "dim", width)
     in_detail = [line for check in passed for line in _checked(check, width, "dim")]
-    names: list[Span] = [(" ✓ ", "good"), (", ".join(check.name for check in passed), "dim")]
-    lines += in_detail if len(lines) + len(in_detail) <= height else [fit_line(names, width)]
+    if len(lines) + len(in_detail) <= height:
+        lines += in_detail
+    else:
+        names = ", ".join(check.name for check in passed)
+        lines.append(fit_line([(" ✓ ", "good"), (names, "dim")], width))
     if len(lines) > height:
         lines = [*lines[: height - 1], fit_line([("   … more with ^d", "dim")], width)]
     return filled(lines, width, height)
@@ -143,7 +164,9 @@ def _checked(check: CheckResult, width: int, style: str) -> list[Line]:
 
 def command_lines(plan: Plan | None, width: int, room: int) -> list[Line]:
     """The exact command below a heading, cut to ``room`` lines."""
-    parts = wrap(plan.command, width - 2) if plan is not None else []
+    parts: list[str] = []
+    if plan is not None:
+        parts = wrap(plan.command, width - 2)
     if len(parts) > room:
         last = clip(parts[room - 1], width - 1 - cell_width(_ALL_OF_IT), ellipsis="")
         parts = [*parts[: room - 1], last + _ALL_OF_IT]

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.store.database import StoreError, empty_store, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
@@ -85,29 +86,29 @@ def make_plan(
     from gputui.studies.study_file import load_study
 
     try:
-        found = load_study(path, workspace, cwd)
-        if (missing := missing_library(found.spec)) is not None:
+        file = load_study(path, workspace, cwd)
+        if (missing := missing_library(file.spec)) is not None:
             return StudyPlan(path, problems=(missing,))
         try:
             connection = open_reader(workspace.database)
         except StoreError:
             connection = empty_store()
         with closing(connection):
-            seconds = launch.usual_seconds(connection, found.spec)
-            spec, base = launch.resolve_study(found.spec, found.profile, situation, seconds)
+            seconds = launch.usual_seconds(connection, file.spec)
+            spec, base = launch.resolve_study(file.spec, file.profile, situation, seconds)
             plan = launch.study_plan(connection, spec)
         checks = launch.check_first_trial(workspace, base, spec, situation, with_process=with_process)
     except (ProfileError, ResolveError) as error:
         return StudyPlan(path, problems=tuple(clean(line) for line in str(error).splitlines()))
     details = [f"{goal_words(spec)} · over {', '.join(spec.tuned)}"]
     points = [launch.point_words(point) for point in plan["first_points"][:4]]
-    details += [f"trial {number}: {words}" for number, words in enumerate(points)]
+    details += [f"trial {number}: {point}" for number, point in enumerate(points)]
     details.append(launch.plan_cost(plan))
-    if (remark := launch.ignored_shell_gpus(found.spec, found.profile, os.environ)) is not None:
+    if (remark := launch.ignored_shell_gpus(file.spec, file.profile, os.environ)) is not None:
         details.append(remark)
-    failed = [f"{one.name}: {one.detail}; {one.remedy}" for one in checks if one.status == "fail"]
+    failed = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if check.status == "fail"]
     texts, problems = tuple(map(clean, details)), tuple(map(clean, failed))
-    return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, found.source)
+    return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, file.source)
 
 
 class ChooseStudyScreen(FileListScreen[StudyFileRow]):
@@ -129,12 +130,15 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         return StudyFileRow(path, clean(path.name))
 
     def columns(self) -> Sequence[Column[StudyFileRow]]:
+        def search(row: StudyFileRow, width: int) -> list[Span]:
+            if row.problem:
+                return [(row.problem, "warn")]
+            return [(row.search, "text")]
+
         return (
             Column("STUDY FILE", 18, name_cell, grow=1, most=32),
             Column("PROFILE", 14, lambda row, _: [(row.profile, "text")], grow=1, most=28),
-            Column(
-                "SEARCH", 24, lambda row, _: [(row.problem or row.search, "warn" if row.problem else "text")], grow=3
-            ),
+            Column("SEARCH", 24, search, grow=3),
         )
 
     # --- the plan
@@ -172,15 +176,14 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     def take(self, path: Path) -> None:
         """Ask whether to start the study of a file."""
         plan, row = self._plans.get(path), self.current
-        problem = row.problem if row is not None else ""
-        problem = problem or next(iter(plan.problems if plan is not None else ()), "")
-        if problem:
-            self.shell.say(problem, "warning")
+        if row is not None and row.problem:
+            self.shell.say(row.problem, "warning")
         elif plan is None:
             self.shell.say("Still checking; a moment.")
+        elif plan.problems:
+            self.shell.say(plan.problems[0], "warning")
         else:
-            words = f"Start {plan.head}?"
-            self.shell.confirm("Start the study", words, lambda: self._check(path))
+            self.shell.confirm("Start the study", f"Start {plan.head}?", lambda: self._check(path))
 
     def _check(self, path: Path) -> None:
         """Make the checks that start a process, then start the study."""
@@ -194,5 +197,5 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             return
         self.pop_until_active()
         self.app.pop_screen()
-        words = f"Start the study {clean(spec.name)}"
-        self.shell.ask_in_order([(words, lambda: commands.start_study(workspace, base, spec, plan.source))])
+        title = f"Start the study {clean(spec.name)}"
+        self.shell.ask_in_order([(title, lambda: commands.start_study(workspace, base, spec, plan.source))])

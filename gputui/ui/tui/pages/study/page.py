@@ -82,16 +82,17 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def copyable(self) -> Sequence[Copyable]:
         if self.current is None:
             return []
-        given = assignments(self.current.trial.params)
-        words = [word for each in given for word in ("--set", each)]
-        return [Copyable("the trial's parameters", clean(shlex.join(words))), *super().copyable()]
+        options: list[str] = []
+        for assignment in assignments(self.current.trial.params):
+            options += ["--set", assignment]
+        return [Copyable("the trial's parameters", clean(shlex.join(options))), *super().copyable()]
 
     def make_listing(self) -> Listing[view.TrialRow]:
         if self.study is None:
-            words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
-            is_reading = self.snapshot.agent is None or self.study_id is not None
-            words = "reading…" if is_reading else words
-            return Listing("TRIALS", (), {}, lambda row: row.trial.number, empty=words)
+            empty = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
+            if self.snapshot.agent is None or self.study_id is not None:
+                empty = "reading…"
+            return Listing("TRIALS", (), {}, lambda row: row.trial.number, empty=empty)
         return view.trial_listing(self.study, view.trial_rows(self.study, self.table, self.runs))
 
     # --- drawing
@@ -108,17 +109,18 @@ class StudyScreen(ListingPage[view.TrialRow]):
             return
         if not self.table.order:
             self.table = replace(self.table, order=view.first_order(page))
-        left = height - 1 - self.draw_frame(width)
+        room = height - 1 - self.draw_frame(width)
         self.keep_cursor()
         self.show_head(width)
         top = view.result_lines(page, self.runs, width)
         if height >= STUDIES_HEIGHT and len(page.studies) > 1:
             top += self.framed(view.study_lines(page, inner, STUDIES_MOST), width)
         detail = self.framed(view.detail_lines(self.current, self.snapshot.at, inner), width)
-        detail = detail if left - len(top) >= LIST_LEAST + 3 else []
-        left -= len(detail)
+        if room - len(top) < LIST_LEAST + 3:
+            detail = []
+        rows = room - len(detail)
         self.list_top = len(top)
-        self.list.draw(lambda: [*top, *self._body(page, width, left - len(top))], height=left)
+        self.list.draw(lambda: [*top, *self._body(page, width, rows - len(top))], height=rows)
         self.detail.show(detail)
 
     def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
@@ -126,10 +128,10 @@ class StudyScreen(ListingPage[view.TrialRow]):
             across = width * 3 // 5
             charts = self._pictures(page, width - across, height)
             return beside(self.list_lines(across, height), charts)
-        wanted = len(self.listing.items) + self.listing.head_lines
-        room = min(wanted, max(LIST_LEAST, height - PICTURE_LEAST))
-        room = height if height - room < PICTURE_LEAST else room
-        return [*self.list_lines(width, room), *self._pictures(page, width, height - room)]
+        rows = min(len(self.listing.items) + self.listing.head_lines, max(LIST_LEAST, height - PICTURE_LEAST))
+        if height - rows < PICTURE_LEAST:
+            rows = height
+        return [*self.list_lines(width, rows), *self._pictures(page, width, height - rows)]
 
     def _pictures(self, page: StudyPage, width: int, height: int) -> list[Line]:
         inner = self.inner_width(width)
@@ -139,11 +141,11 @@ class StudyScreen(ListingPage[view.TrialRow]):
     # --- actions
 
     def _turn(self, by: int) -> None:
-        ids = [row.study_id for row in self.study.studies] if self.study is not None else []
-        if len(ids) < 2:
+        if self.study is None or len(self.study.studies) < 2:
             self.shell.say("There is no other study.")
-        else:
-            self.turn_to(after(ids, self.study_in_question, by))
+            return
+        ids = [row.study_id for row in self.study.studies]
+        self.turn_to(after(ids, self.study_in_question, by))
 
     do_study_next, do_study_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
 
@@ -156,8 +158,8 @@ class StudyScreen(ListingPage[view.TrialRow]):
         if self.study is not None:
             self.table = replace(self.table, view=after(view.views_of(self.study), self.table.view))
 
-    def _ask(self, words: str, verb: str, **args: object) -> None:
-        self.shell.ask(words, verb, None, {"study": self.study_in_question, **args})
+    def _ask(self, title: str, verb: str, **args: object) -> None:
+        self.shell.ask(title, verb, None, {"study": self.study_in_question, **args})
 
     def do_prune(self) -> None:
         assert self.current is not None
@@ -169,28 +171,31 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def do_keep(self) -> None:
         assert self.current is not None
         trial = self.current.trial
-        is_kept = trial.request == "keep"
-        words = f"Leave trial {trial.number} to the pruner" if is_kept else f"Keep trial {trial.number}"
-        self._ask(words, "study_keep", trial=trial.number, keep=not is_kept)
+        if trial.request == "keep":
+            self._ask(f"Leave trial {trial.number} to the pruner", "study_keep", trial=trial.number, keep=False)
+        else:
+            self._ask(f"Keep trial {trial.number}", "study_keep", trial=trial.number, keep=True)
 
     def do_enqueue(self) -> None:
         """Ask for the point of a new trial, beginning with that of the trial under the cursor."""
         assert self.study is not None
-        known = {} if self.current is None else self.current.trial.params
-        point = {name: format_value(known[name]) if name in known else "" for name in self.study.spec.tuned}
+        fields = dict.fromkeys(self.study.spec.tuned, "")
+        if self.current is not None:
+            params = self.current.trial.params
+            fields |= {name: format_value(params[name]) for name in fields if name in params}
 
         def check(form: FormScreen[dict[str, object]]) -> tuple[dict[str, object] | None, str]:
-            typed = zip(point, form.typed, strict=True)
-            given: dict[str, object] = {name: plain_value(text) for name, text in typed if text}
-            return given or None, "It is the next trial; what is left empty is as in the best one."
+            typed = zip(fields, form.typed, strict=True)
+            point: dict[str, object] = {name: plain_value(text) for name, text in typed if text}
+            return point or None, "It is the next trial; what is left empty is as in the best one."
 
-        def add(given: dict[str, object]) -> None:
-            self._ask("Add a trial", "study_enqueue", set=given)
+        def add(point: dict[str, object]) -> None:
+            self._ask("Add a trial", "study_enqueue", set=point)
 
-        self.app.push_screen(FormScreen("Add a trial", "add", point, check, add))
+        self.app.push_screen(FormScreen("Add a trial", "add", fields, check, add))
 
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question
         assert page is not None and run is not None
-        best = [one.run_id for one in ranked(page.trials, page.spec.objectives) if one.run_id is not None]
+        best = [trial.run_id for trial in ranked(page.trials, page.spec.objectives) if trial.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])

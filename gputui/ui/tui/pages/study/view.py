@@ -91,17 +91,17 @@ def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) ->
     """The filtered and sorted trials, with their ``runs`` by id."""
     objective = page.spec.objectives[0]
     best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
-    farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
+    farthest = max((value.rung for values in page.rungs.values() for value in values), default=0)
     rows = []
     for trial in matching(page.trials, state.filter_text, _searched):
         run = runs.get(trial.run_id or "")
-        rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
+        rungs = {value.rung: value.value for value in page.rungs.get(trial.number, ())}
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
         if not farthest and run is not None and objective.metric in (LOSS, run.progress.loss_name):
             curve = run.progress.losses
         loss = None
-        if trial.state is TrialState.COMPLETE and math.isfinite(trial.value or 0.0):
-            loss = None if trial.value is None else objective.sign * trial.value
+        if trial.state is TrialState.COMPLETE and trial.value is not None and math.isfinite(trial.value):
+            loss = objective.sign * trial.value
         rows.append(TrialRow(trial, trial_sign(trial, run), curve, trial.number in best, loss, run))
     return order_named(ORDERS, state.order).sorted(rows)
 
@@ -112,14 +112,13 @@ def _searched(trial: TrialRecord) -> str:
 
 
 def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow]:
-    return Listing(
-        "TRIALS",
-        _columns(page, rows),
-        {"": rows},
-        lambda row: row.trial.number,
-        empty="No trial yet.",
-        base=lambda row: "dim" if row.trial.state in _PALE else None,
-    )
+    def base(row: TrialRow) -> str | None:
+        if row.trial.state in _PALE:
+            return "dim"
+        return None
+
+    columns = _columns(page, rows)
+    return Listing("TRIALS", columns, {"": rows}, lambda row: row.trial.number, empty="No trial yet.", base=base)
 
 
 def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
@@ -128,10 +127,11 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
     states = max((len(row.sign.word) + 2 for row in rows), default=0)
 
     def of_value(row: TrialRow) -> str:
-        pale = "text" if row.trial.state is TrialState.COMPLETE else "dim"
         if row.is_best:
             return "good"
-        return pale
+        if row.trial.state is TrialState.COMPLETE:
+            return "text"
+        return "dim"
 
     first = {trial.number: metric_value(trial.shown_value) for trial in trials}
     columns: list[Column[TrialRow]] = [
@@ -148,7 +148,8 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
         columns.append(_column(metric_title(objective.metric), texts, of_value))
     for number, name in enumerate(spec.tuned):
         texts = {trial.number: clean(parameter(trial.params.get(name, UNKNOWN))) for trial in trials}
-        columns.append(_column(clean(name), texts, lambda row: "text", importance=1 if number < 3 else 3))
+        importance = 1 if number < 3 else 3
+        columns.append(_column(clean(name), texts, lambda row: "text", importance=importance))
     return [*columns, Column("REASON", 12, _reason, importance=9, grow=1)]
 
 
@@ -176,7 +177,7 @@ def _curve(rows: Sequence[TrialRow]) -> Callable[[TrialRow, int], list[Span]]:
 
     def cell(row: TrialRow, width: int) -> list[Span]:
         across = min(width, len(row.curve))
-        ends = [len(row.curve) * number // across for number in range(across + 1)] if across else [0]
+        ends = [len(row.curve) * number // max(1, across) for number in range(across + 1)]
         cells = [
             next((value for value in reversed(row.curve[start:end]) if value is not None), None)
             for start, end in pairwise(ends)
@@ -191,12 +192,16 @@ def _reason(row: TrialRow, width: int) -> list[Span]:
     if trial.reason:
         # The state has its own column.
         return [(clean(trial.reason.removeprefix(f"{trial.state} at ")), "dim")]
-    parts = ["kept"] if trial.request == "keep" and not trial.state.is_over else []
+    parts = []
+    if trial.request == "keep" and not trial.state.is_over:
+        parts.append("kept")
     if run is not None and row.sign.word == "queued":
         parts.append(clean(run.run.waiting_for or "next"))
     elif run is not None and trial.state is TrialState.RUNNING and run.progress.step is not None:
-        total = "" if run.progress.total_steps is None else f"/{count(run.progress.total_steps)}"
-        parts.append(f"step {count(run.progress.step)}{total}")
+        step = f"step {count(run.progress.step)}"
+        if run.progress.total_steps is not None:
+            step += f"/{count(run.progress.total_steps)}"
+        parts.append(step)
     elif trial.origin != "sampled":
         parts.append(trial.origin)
     return [(" · ".join(parts), "dim")]
@@ -209,18 +214,19 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     trial = row.trial
     point = ", ".join(f"{clean(name)} {clean(parameter(value))}" for name, value in trial.params.items())
     first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
-    begin = trial.created_at
-    took = ""
+    run = f"run {clean(trial.run_id)}" if trial.run_id else "no run yet"
+    second: list[Span] = [(f" {run} · began {dated_clock(trial.created_at, now)}", "dim")]
     if trial.ended_at is not None:
-        seconds = trial.ended_at - begin if row.run is None else row.run.run.trained_seconds(now)
-        took = f" · took {duration(seconds)}"
-    second: list[Span] = [
-        (f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim"),
-        (f" · began {dated_clock(begin, now)}{took}", "dim"),
-        ("" if trial.parent is None else f" · from trial {trial.parent}", "accent"),
-        (f" · started {trial.starts} times" if trial.starts > 1 else "", "warn"),
-        (f" · {clean(trial.reason)}" if trial.reason else "", "text"),
-    ]
+        seconds: float | None = trial.ended_at - trial.created_at
+        if row.run is not None:
+            seconds = row.run.run.trained_seconds(now)
+        second.append((f" · took {duration(seconds)}", "dim"))
+    if trial.parent is not None:
+        second.append((f" · from trial {trial.parent}", "accent"))
+    if trial.starts > 1:
+        second.append((f" · started {trial.starts} times", "warn"))
+    if trial.reason:
+        second.append((f" · {clean(trial.reason)}", "text"))
     return [rule(f"TRIAL {trial.number}", width), fit_line(first, width), fit_line(second, width)]
 
 
@@ -230,34 +236,42 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
 def study_title(page: StudyPage) -> list[Span]:
     """The study's id and state, its profile and target."""
     study, sign = page.study, STUDY_SIGNS[page.study.state]
-    target = "" if page.spec.target is None else f" on {clean(str(page.spec.target['name']))}"
+    profile = f" · profile {clean(study.profile)}"
+    if page.spec.target is not None:
+        profile += f" on {clean(str(page.spec.target['name']))}"
     return [
         (" · ", "dim"),
         (clean(study.study_id), "title"),
         (f" {sign.glyph} {sign.word}", sign.style),
-        (f" · profile {clean(study.profile)}{target}", "dim"),
+        (profile, "dim"),
     ]
 
 
 def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
     """The head of a study: its method; trials, best value and cost; the study's reason and
     problem."""
-    study, row = page.study, next(one for one in page.studies if one.study_id == page.study.study_id)
+    study, row = page.study, next(row for row in page.studies if row.study_id == page.study.study_id)
     lines = [fitting(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
-    of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
-    # That all its trials have ended, the first line says.
-    is_told = study.state is StudyState.FINISHED and row.over == row.planned
-    for text, style in (("" if is_told else study.reason, of_state), (study.problem, "bad")):
-        lines += paragraph((" ", style), clean(text or ""), style, width)[:2]
-    return lines
+    reason, style = study.reason, "dim"
+    if study.state is StudyState.FINISHED and row.over == row.planned:
+        # The first line says that all its trials have ended.
+        reason = None
+    if study.state is StudyState.FAILED:
+        style = "bad"
+    elif not study.state.is_over:
+        style = "warn"
+    lines += paragraph((" ", style), clean(reason or ""), style, width)[:2]
+    return lines + paragraph((" ", "bad"), clean(study.problem or ""), "bad", width)[:2]
 
 
 def goal_words(spec: StudySpec) -> str:
     """``val/loss, lower is better · random, median pruner``."""
     better = {"minimize": "lower is better", "maximize": "higher is better"}
-    goal = " and ".join(f"{clean(one.metric)}, {better[one.direction]}" for one in spec.objectives)
-    has_pruner = spec.pruner.kind != "none" and spec.pbt is None
-    return f"{goal} · {spec.method}" + f", {spec.pruner.kind} pruner" * has_pruner
+    goals = [f"{clean(objective.metric)}, {better[objective.direction]}" for objective in spec.objectives]
+    method = spec.method
+    if spec.pruner.kind != "none" and spec.pbt is None:
+        method += f", {spec.pruner.kind} pruner"
+    return f"{' and '.join(goals)} · {method}"
 
 
 def _results(page: StudyPage, row: StudyRow, runs: Mapping[str, RunRow]) -> list[list[Span]]:
@@ -272,9 +286,10 @@ def _results(page: StudyPage, row: StudyRow, runs: Mapping[str, RunRow]) -> list
         if signs[sign] and sign != TRIAL_SIGNS[TrialState.COMPLETE]:
             parts.append([(f" · {signs[sign]} {sign.word}", sign.style)])
     if page.gpu_hours:
-        limit = page.spec.budget.gpu_hours
-        of = "" if limit is None else f" of {limit:g}"
-        parts.append([(f" · {gpu_hours(page.gpu_hours)}{of} GPU-hours", "text")])
+        hours = gpu_hours(page.gpu_hours)
+        if page.spec.budget.gpu_hours is not None:
+            hours += f" of {page.spec.budget.gpu_hours:g}"
+        parts.append([(f" · {hours} GPU-hours", "text")])
     return [*parts, [(f" · {duration(page.running_seconds)}", "text")]]
 
 
@@ -287,21 +302,22 @@ def trials_done(row: StudyRow) -> str:
 
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
     """At most ``most`` studies with their best values, newest first, the one shown among them."""
-    known, shown = page.studies, page.study.study_id
-    place = next(number for number, row in enumerate(known) if row.study_id == shown)
-    first = min(max(0, place - most + 1), max(0, len(known) - most))
-    lines = [rule("STUDIES", width, f"{place + 1} of {len(known)}")]
-    for row in known[first : first + most]:
+    studies = page.studies
+    place = next(number for number, row in enumerate(studies) if row.study_id == page.study.study_id)
+    first = min(max(0, place - most + 1), max(0, len(studies) - most))
+    lines = [rule("STUDIES", width, f"{place + 1} of {len(studies)}")]
+    for number, row in enumerate(studies[first : first + most], first):
         sign = STUDY_SIGNS[row.state]
-        best = "" if row.best is None else f"{clean(row.metric)} {metric_value(row.best)}"
-        parts: list[Span] = [
-            ("▸" if row.study_id == shown else " ", "cursor"),
-            (f"{clean(row.study_id):<28.28} ", "label" if row.study_id == shown else "text"),
+        pointer, style = ("▸", "label") if number == place else (" ", "text")
+        spans: list[Span] = [
+            (pointer, "cursor"),
+            (f"{clean(row.study_id):<28.28} ", style),
             (f"{sign.glyph} {sign.word:<10} ", sign.style),
             (f"{trials_done(row):<24} ", "dim"),
-            (best, "accent"),
         ]
-        lines.append(fit_line(parts, width))
+        if row.best is not None:
+            spans.append((f"{clean(row.metric)} {metric_value(row.best)}", "accent"))
+        lines.append(fit_line(spans, width))
     return lines
 
 
@@ -326,8 +342,12 @@ _VIEWS: Mapping[View, tuple[str, str]] = {
 
 
 def views_of(page: StudyPage) -> list[View]:
-    missing = {"curves"} if all(len(values) < 2 for values in page.rungs.values()) else set()
-    missing |= {"front"} if len(page.spec.objectives) < 2 else set()
+    """The views that this study has data for."""
+    missing = set()
+    if all(len(values) < 2 for values in page.rungs.values()):
+        missing.add("curves")
+    if len(page.spec.objectives) < 2:
+        missing.add("front")
     return [view for view in _VIEWS if view not in missing]
 
 
@@ -338,16 +358,19 @@ def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) ->
     views = views_of(page)
     view = state.view if state.view in views else "values"
     title, note = _VIEWS[view]
-    cursor = next((one for one in page.trials if one.number == state.cursor), None)
-    shown = list(_pictures(page, view, cursor))
-    below = _importance(page, width) if view == "values" else []
-    below = below if height - len(below) >= CHART_LEAST else []
+    cursor = next((trial for trial in page.trials if trial.number == state.cursor), None)
+    drawings = list(_pictures(page, view, cursor))
+    below: list[Line] = []
+    if view == "values":
+        below = _importance(page, width)
+    if height - len(below) < CHART_LEAST:
+        below = []
     room = height - 1 - len(below)
-    across = 2 if width >= 70 and len(shown) > 1 else 1
-    down = max(1, min(math.ceil(len(shown) / across), room // 7))
+    across = 2 if width >= 70 and len(drawings) > 1 else 1
+    down = max(1, min(math.ceil(len(drawings) / across), room // 7))
     lines = [rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")]
     for first in range(0, across * down, across):
-        row = [_drawn(*each, width // across, room // down) for each in shown[first : first + across]]
+        row = [_drawn(*picture, width // across, room // down) for picture in drawings[first : first + across]]
         lines += [fit_line(line, width) for line in beside(*row)]
     return filled([*filled(lines, width, height - len(below)), *below], width, height)
 
@@ -358,38 +381,42 @@ Picture = tuple[Drawing, float | None, str]
 
 def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
     trials, rungs, objectives = page.trials, page.rungs, page.spec.objectives
+    at: float | None = None
     if view == "curves":
         yield _named(pictures.curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
     elif view == "front":
-        at = cursor.values[0] if cursor is not None and cursor.values else None
+        if cursor is not None and cursor.values:
+            at = cursor.values[0]
         yield pictures.front(trials, objectives, DOT_HEIGHT), at, "no complete trial yet"
     elif view == "values":
-        at = None if cursor is None else pictures.ended_places(trials).get(cursor.number)
-        for one, valued in by_objective(trials, objectives):
-            drawing = pictures.values_by_trial(valued, rungs, one, DOT_HEIGHT)
+        if cursor is not None:
+            at = pictures.ended_places(trials).get(cursor.number)
+        for objective, valued in by_objective(trials, objectives):
+            drawing = pictures.values_by_trial(valued, rungs, objective, DOT_HEIGHT)
             yield drawing, at, "no trial has a value yet"
     else:
-        for one, valued in by_objective(trials, objectives):
-            weights = {each.name: -each.share for each in page.study.importances_for(one.metric)}
-            for dimension in sorted(page.spec.space, key=lambda each: weights.get(each.name, 0.0)):
-                at = None if cursor is None else pictures.axis_position(dimension, cursor)
-                drawing = pictures.over_parameter(valued, rungs, dimension, one, DOT_HEIGHT)
+        for objective, valued in by_objective(trials, objectives):
+            shares = {importance.name: importance.share for importance in page.study.importances_for(objective.metric)}
+            for dimension in sorted(page.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
+                if cursor is not None:
+                    at = pictures.axis_position(dimension, cursor)
+                drawing = pictures.over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
                 yield drawing, at, "no complete trial yet"
 
 
 def _importance(page: StudyPage, width: int) -> list[Line]:
     """The importance of each parameter for each objective."""
     lines = []
-    for metric in [one.metric for one in page.spec.objectives]:
-        shares = page.study.importances_for(metric)
-        lines.append(rule("IMPORTANCE", width, f"for {clean(metric)}, of complete trials"))
-        if not shares:
+    for objective in page.spec.objectives:
+        importances = page.study.importances_for(objective.metric)
+        lines.append(rule("IMPORTANCE", width, f"for {clean(objective.metric)}, of complete trials"))
+        if not importances:
             lines.append(fit_line([("  Known after eight complete trials.", "dim")], width))
-        names = min(20, max((len(clean(one.name)) for one in shares), default=0))
-        for one in shares:
-            name, text = f" {clean(one.name):<{names}.{names}} ", f" {percent(one.share * 100):>5}"
-            bar = bar_spans(one.share, max(4, width - names - 10))
-            lines.append(fit_line([(name, "text"), *bar, (text, "text")], width))
+        room = min(20, max((len(clean(importance.name)) for importance in importances), default=0))
+        for importance in importances:
+            name, share = f" {clean(importance.name):<{room}.{room}} ", f" {percent(importance.share * 100):>5}"
+            bar = bar_spans(importance.share, max(4, width - room - 10))
+            lines.append(fit_line([(name, "text"), *bar, (share, "text")], width))
     return lines
 
 
@@ -397,8 +424,10 @@ def _named(drawing: Drawing) -> Drawing:
     """The drawing with the names of its best curves at their ends."""
     shapes, curves = iter(SHAPES), []
     for curve in drawing.curves:
-        shape = next(shapes) if curve.label else ""
-        end = f"{shape} {curve.label}" if shape else ""
+        shape = end = ""
+        if curve.label:
+            shape = next(shapes)
+            end = f"{shape} {curve.label}"
         curves.append(replace(curve, label="", shape=shape, end=end))
     return replace(drawing, curves=curves)
 
