@@ -46,19 +46,24 @@ def several_words(runs: Sequence[Run], left_out: Mapping[str, str], effect: str,
     """The question about several runs: which they are, what is done, and which are left out, with their reasons."""
     size_of = {run.run_id: f" ({bytes_text(run.size_bytes)})" for run in runs if with_sizes}
     names = [f"{run.run_id}{size_of.get(run.run_id, '')}" for run in runs]
-    parts = [f"{_named(names)}.", effect]
+    parts = [f"{_joined(names)}.", effect]
     sizes = [run.size_bytes for run in runs if run.size_bytes is not None]
     if with_sizes and sizes:
-        least = "" if len(sizes) == len(runs) else "at least "
-        parts.insert(1, f"Together {least}{bytes_text(sum(sizes))}.")
+        together = bytes_text(sum(sizes))
+        if len(sizes) < len(runs):
+            together = f"at least {together}"
+        parts.insert(1, f"Together {together}.")
     if left_out:
-        parts.append(f"Left out: {_named([f'{run_id} ({why})' for run_id, why in left_out.items()])}.")
+        parts.append(f"Left out: {_joined([f'{run_id} ({why})' for run_id, why in left_out.items()])}.")
     return clean(" ".join(filter(None, parts)))
 
 
-def _named(names: Sequence[str]) -> str:
+def _joined(names: Sequence[str]) -> str:
+    """``a, b and 3 more``: the first `MOST_NAMED` names."""
     more = len(names) - MOST_NAMED
-    return ", ".join([*names[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+    if more <= 0:
+        return ", ".join(names)
+    return ", ".join([*names[:MOST_NAMED], f"and {more} more"])
 
 
 def state_sign(row: RunRow, now: float) -> Sign:
@@ -75,16 +80,27 @@ def status_line(row: RunRow, now: float) -> Span:
     if run.state == "queued":
         if run.not_before is not None and run.not_before > now:
             return (f"again in {duration(math.ceil(run.not_before - now))}", "text")
-        return (clean(run.waiting_for) if run.waiting_for else "next", "text")
+        return (clean(run.waiting_for or "next"), "text")
     if run.state.is_over:
-        ended = "" if run.ended_at is None else ago(now - run.ended_at)
-        reason = clean(run.reported_reason or "")
-        if run.state == "succeeded" or not reason:
-            took = "" if run.ended_seconds is None else f"took {duration(run.ended_seconds)}"
-            bad = "" if run.unsound_since is None else f"loss not finite since step {count(run.unsound_since)}"
-            return (" · ".join(filter(None, (ended, bad, took))), "warn" if bad else "dim")
-        return (f"{ended} · {reason}" if ended else reason, "text")
+        return _end_line(run, now)
     return activity(row, now, is_beside_sign=True) or (time_left(progress), "text")
+
+
+def _end_line(run: Run, now: float) -> Span:
+    """``2 h ago · took 9 h 10``, or ``2 h ago · out of memory``: when a run ended, and how."""
+    parts = []
+    if run.ended_at is not None:
+        parts.append(ago(now - run.ended_at))
+    reason = clean(run.reported_reason or "")
+    if run.state != "succeeded" and reason:
+        return (" · ".join([*parts, reason]), "text")
+    style = "dim"
+    if run.unsound_since is not None:
+        parts.append(f"loss not finite since step {count(run.unsound_since)}")
+        style = "warn"
+    if run.ended_seconds is not None:
+        parts.append(f"took {duration(run.ended_seconds)}")
+    return (" · ".join(parts), style)
 
 
 def activity(row: RunRow, now: float, *, is_beside_sign: bool = False) -> Span | None:
@@ -108,10 +124,13 @@ def activity(row: RunRow, now: float, *, is_beside_sign: bool = False) -> Span |
         return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
     if silent and progress.total_steps and (progress.step or 0) >= progress.total_steps:
-        return (f"finishing for {_since(silent)}", "text" if silent < SLOW_END_SECONDS else "warn")
+        style = "text" if silent < SLOW_END_SECONDS else "warn"
+        return (f"finishing for {_since(silent)}", style)
     if silent:
         usual = f"usually {duration(_usual_seconds(progress))}"
-        return (usual if is_beside_sign else f"no step for {_since(silent)} ({usual})", "warn")
+        if is_beside_sign:
+            return (usual, "warn")
+        return (f"no step for {_since(silent)} ({usual})", "warn")
     if awaits_step(row):
         return (_unstepped_words(run, now), "text")
     return None
@@ -127,16 +146,17 @@ def awaits_step(row: RunRow) -> bool:
 
 def _unstepped_words(run: Run, now: float) -> str:
     """``from step 40, no step yet, 20 s (last time 14 s)``, with a reason once that is unusual."""
-    since = "" if run.attempt_resumed_step is None else f"from step {count(run.attempt_resumed_step)}, "
-    words = f"{since}no step yet, {start_words(run, now)}"
+    text = f"no step yet, {start_words(run, now)}"
+    if run.attempt_resumed_step is not None:
+        text = f"from step {count(run.attempt_resumed_step)}, {text}"
     began_at, spec = run.attempt_started_at, known_spec(run)
     if began_at is not None and now - began_at < (run.usual_start_seconds or 0.0):
-        return words
+        return text
     if run.no_metrics is not None:
-        return f"{words} · {clean(run.no_metrics)}"
+        return f"{text} · {clean(run.no_metrics)}"
     if spec is not None and all(source.kind == "hf" for source in spec.metrics):
-        return f"{words} · its metrics come with its first checkpoint"
-    return words
+        return f"{text} · its metrics come with its first checkpoint"
+    return text
 
 
 def tag_words(run: Run) -> str:
@@ -146,16 +166,16 @@ def tag_words(run: Run) -> str:
 
 def several_tag_words(runs: Sequence[Run]) -> str:
     """``base, large (5 of 8), small (a-1, a-2)``: the tags of several runs, with their runs unless it is all."""
-    words = []
+    parts = []
     for tag in sorted({tag for run in runs for tag in run.tags}):
         owners = [run.run_id for run in runs if tag in run.tags]
         if len(owners) == len(runs):
-            words.append(tag)
+            parts.append(tag)
         elif len(owners) > MOST_OWNERS:
-            words.append(f"{tag} ({len(owners)} of {len(runs)})")
+            parts.append(f"{tag} ({len(owners)} of {len(runs)})")
         else:
-            words.append(f"{tag} ({', '.join(owners)})")
-    return clean(", ".join(words))
+            parts.append(f"{tag} ({', '.join(owners)})")
+    return clean(", ".join(parts))
 
 
 def run_title(run: Run) -> str:
@@ -165,16 +185,18 @@ def run_title(run: Run) -> str:
 
 def title_of(run_id: str, name: str | None) -> str:
     """`run_title` of a run's id and name."""
-    return clean(name if name is not None and is_renamed(run_id, name) else run_id)
+    if name is not None and is_renamed(run_id, name):
+        return clean(name)
+    return clean(run_id)
 
 
 def start_words(run: Run, now: float) -> str:
     """``14 s (last time 11 s)``: for how long its attempt has had no step, and the profile's last one had none."""
     began_at, usual = run.attempt_started_at, run.usual_start_seconds
-    since = "launching" if began_at is None else _since(now - began_at)
+    text = "launching" if began_at is None else _since(now - began_at)
     if usual is None:
-        return since
-    return f"{since} (last time {_since(usual)})"
+        return text
+    return f"{text} (last time {_since(usual)})"
 
 
 def stop_words(row: RunRow, now: float) -> Span:
@@ -182,11 +204,14 @@ def stop_words(row: RunRow, now: float) -> Span:
     stop = row.run.stop
     if stop is None:
         return ("waits for its exit", "text")
-    placement = row.run.placement
-    problem = None if placement is None or not placement.problem else clean(placement.problem)
+    problem = None
+    if row.run.placement is not None and row.run.placement.problem:
+        problem = clean(row.run.placement.problem)
     if stop.is_kill:
-        why = "" if problem is None else f" · {problem} · given up after a minute of that"
-        return (f"being killed for {_since(now - stop.since)}{why}", "warn")
+        text = f"being killed for {_since(now - stop.since)}"
+        if problem is not None:
+            text += f" · {problem} · given up after a minute of that"
+        return (text, "warn")
     parts = [f"{_since(now - stop.since)}: waits for its exit (it may save a checkpoint)"]
     is_seen = stop.saved_step is not None or row.run.target is None
     if is_seen and (lost := unsaved_words(row.progress.step, stop)):
@@ -197,8 +222,9 @@ def stop_words(row: RunRow, now: float) -> Span:
         parts.append(f"no step for {_since(silent)}")
         style = "warn"
     if stop.grace_seconds is not None:
-        left = stop.since + stop.grace_seconds - now
-        parts.append(f"killed in {_since(left)}" if left > 0 else "being killed")
+        remaining = stop.since + stop.grace_seconds - now
+        text = f"killed in {_since(remaining)}" if remaining > 0 else "being killed"
+        parts.append(text)
     if problem is not None:
         parts.append(f"{problem} · gputui stop --now gives {clean(row.run.target or 'it')} up after a minute")
         style = "warn"
@@ -207,10 +233,9 @@ def stop_words(row: RunRow, now: float) -> Span:
 
 def unsaved_words(step: int | None, stop: StopRequest) -> str:
     """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
-    unsaved = 0 if step is None else step - (stop.saved_step or 0)
-    if unsaved > 0:
-        return f"{count_of(unsaved, 'step')} unsaved"
-    return ""
+    if step is None or step <= (stop.saved_step or 0):
+        return ""
+    return f"{count_of(step - (stop.saved_step or 0), 'step')} unsaved"
 
 
 def waiting_words(run: Run, now: float) -> str:
@@ -228,24 +253,27 @@ def placement_words(run: Run, now: float) -> Span:
     if placement is None:
         return (where, "text")
     if placement.is_unknown(now) and placement.contact_at is not None:
-        why = f" ({clean(placement.problem)})" if placement.problem else ""
-        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
-    words = [f"{where}: {placement.state}"]
+        text = f"{where}: unknown since {dated_clock(placement.contact_at, now)}"
+        if placement.problem:
+            text += f" ({clean(placement.problem)})"
+        return (text, "warn")
+    state: str = placement.state
     if run.has_ended_there:
-        words = [f"{where}: its end is being examined, its job ended"]
+        state = "its end is being examined, its job ended"
+    text = f"{where}: {state}"
     if placement.nodes:
-        words[0] += f" on {clean(', '.join(placement.nodes))}"
+        text += f" on {clean(', '.join(placement.nodes))}"
     if placement.reason:
-        words[0] += f" ({clean(placement.reason)})"
+        text += f" ({clean(placement.reason)})"
     if placement.expected_start is not None and placement.expected_start > now and placement.state != "running":
-        words.append(f"expected {dated_clock(placement.expected_start, now)}")
+        text += f", expected {dated_clock(placement.expected_start, now)}"
     if placement.limit_at is not None and placement.state == "running":
-        words.append(f"{_since(placement.limit_at - now)} of its limit left")
+        text += f", {_since(placement.limit_at - now)} of its limit left"
     if placement.restarts:
-        words.append(f"requeued {placement.restarts} ×")
+        text += f", requeued {placement.restarts} ×"
     if placement.problem:
-        words.append(clean(placement.problem))
-    return (", ".join(words), "warn" if placement.problem else "text")
+        return (f"{text}, {clean(placement.problem)}", "warn")
+    return (text, "text")
 
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
@@ -258,8 +286,7 @@ def silent_seconds(row: RunRow, now: float) -> float | None:
 def stuck_seconds(row: RunRow, now: float) -> float | None:
     """`silent_seconds` of a run that has steps to make."""
     progress = row.progress
-    has_all = progress.total_steps is not None and (progress.step or 0) >= progress.total_steps
-    if has_all:
+    if progress.total_steps is not None and (progress.step or 0) >= progress.total_steps:
         return None
     return silent_seconds(row, now)
 
@@ -283,8 +310,8 @@ def _usual_seconds(progress: Progress) -> float | None:
 
 def _since(seconds: float) -> str:
     """A duration in whole seconds, from two minutes on in minutes, so that it does not flicker."""
-    seconds = max(0.0, seconds)
-    return duration(seconds // 1 if seconds < 120 else seconds // 60 * 60)
+    step = 1 if seconds < 120 else 60
+    return duration(max(0.0, seconds) // step * step)
 
 
 def time_left(progress: Progress) -> str:

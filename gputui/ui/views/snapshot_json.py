@@ -20,17 +20,23 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
     as those commands print them, runs with how far they had come; ``gap`` is the stretch without a recording in which
     a past moment lies, ``problem`` why the record could not be read, ``gpu_problem`` why the agent sees no GPUs.
     ``running``: whether an agent runs now."""
-    gap = snapshot.past.gap if snapshot.past is not None else None
+    gap = host = gpu_problem = None
+    if snapshot.past is not None and snapshot.past.gap is not None:
+        gap = {"start": iso(snapshot.past.gap.start), "end": iso(snapshot.past.gap.end)}
+    if snapshot.host is not None:
+        host = {**asdict(snapshot.host), "at": iso(snapshot.host.at)}
+    if snapshot.agent is not None:
+        gpu_problem = snapshot.agent.gpu_problem
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
     return {
         "at": iso(snapshot.at),
         "is_past": snapshot.past is not None,
-        "gap": None if gap is None else {"start": iso(gap.start), "end": iso(gap.end)},
+        "gap": gap,
         "problem": snapshot.problem,
         "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
-        "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
+        "gpu_problem": gpu_problem,
         "gpus": gpu_shapes(snapshot.gpus, ranks, snapshot.machine.quarantined, snapshot.machine.xids),
-        "host": None if snapshot.host is None else {**asdict(snapshot.host), "at": iso(snapshot.host.at)},
+        "host": host,
         "runs": [row_shape(row) for row in snapshot.runs],
         "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
         "events": [
@@ -49,16 +55,19 @@ def gpu_shapes(
     """The GPUs of ``gputui gpus --json`` and ``gputui --once --json``; ``ranks`` are those of each run."""
     shapes = []
     for gpu in gpus:
+        step_seconds = waiting_fraction = None
         # On a shared GPU no run has its pace alone.
-        is_alone = gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with
-        rank = None if not is_alone else ranks.get(gpu.run_id or "", {}).get(gpu.rank or 0)
+        if gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with:
+            rank = ranks.get(gpu.run_id, {}).get(gpu.rank)
+            if rank is not None:
+                step_seconds, waiting_fraction = rank.step_seconds, rank.waiting_fraction
         shapes.append(
             json_shapes.gpu_shape(
                 gpu,
                 failed.get(gpu.uuid),
                 xids=xids.get(gpu.uuid, 0),
-                step_seconds=_finite_or_none(rank.step_seconds) if rank else None,
-                data_wait_fraction=_finite_or_none(rank.waiting_fraction) if rank else None,
+                step_seconds=_finite_or_none(step_seconds),
+                data_wait_fraction=_finite_or_none(waiting_fraction),
             )
         )
     return shapes
