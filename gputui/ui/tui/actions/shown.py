@@ -17,7 +17,14 @@ from gputui.ui.tui.actions.context import Context
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.marked import marked_count
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
-from gputui.ui.tui.layout.columns import between, cells_in, fit_line, fitting, wrap, wrap_at_most
+from gputui.ui.tui.layout.columns import (
+    fit_line,
+    fit_parts,
+    justify,
+    line_width,
+    wrap,
+    wrap_at_most,
+)
 from gputui.ui.views.words import SIGNS, Sign
 
 _FILTERS = ("filter", "find")
@@ -57,13 +64,13 @@ def key_spans(keys: Sequence[HeldKey], *, is_ascii: bool) -> Line:
 def footer_line(context: Context, width: int) -> Line:
     """The keys, dim if not possible now, and at the right end the lag of the connection."""
     left: list[Span] = [(" ", "text"), *(span for _, spans in _parts(context, width) for span in spans)]
-    return between(left, _connection_spans(context), width)
+    return justify(left, _connection_spans(context), width)
 
 
 def footer_action(context: Context, width: int, x: int) -> str | None:
     """The name of the action in the footer's cell ``x``."""
     for name, spans in _parts(context, width):
-        x -= cells_in(spans)
+        x -= line_width(spans)
         if x < 1:
             return name
     return None
@@ -71,11 +78,11 @@ def footer_action(context: Context, width: int, x: int) -> str | None:
 
 def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
-    room = width - 1 - cells_in(_connection_spans(context))
+    room = width - 1 - line_width(_connection_spans(context))
     parts: list[tuple[str, list[Span]]] = []
     for actions, density in _ever_narrower(_shown_actions(context)):
         parts = _packed(actions, context, density)
-        if sum(cells_in(spans) for _, spans in parts) <= room:
+        if sum(line_width(spans) for _, spans in parts) <= room:
             break
     return parts
 
@@ -152,7 +159,7 @@ def message_lines(text: str, kind: str, width: int) -> list[Line]:
     """A message above the footer, in at most three lines. ``kind``: info, warning or error."""
     mark, style = SIGNS[kind]
     return [
-        fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
+        fit_parts([[(f" {' ' if number else mark} ", style), (part, style)]], width)
         for number, part in enumerate(wrap_at_most(clean(text), width - 4, 3))
     ]
 

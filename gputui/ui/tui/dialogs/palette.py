@@ -14,7 +14,7 @@ from gputui.core.units import count_of
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import actions_in, find
 from gputui.ui.tui.dialogs.settings import ITEMS
-from gputui.ui.tui.layout.columns import between
+from gputui.ui.tui.layout.columns import justify
 from gputui.ui.tui.layout.gpu_words import gpu_row
 from gputui.ui.tui.layout.gpu_words import who as holder
 from gputui.ui.tui.widgets.dialog import Content, Dialog
@@ -91,7 +91,7 @@ class PaletteScreen(Dialog):
                 # Of an action that is not possible now, the reason gives way to the title.
                 most = max(width - cell_width(choice.title) - 4, width // 3)
                 style, beside = "dim", clip(choice.why_not, most)
-            rows.append(between([(choice.title, style)], [(f" {beside}", "dim")], width - 2))
+            rows.append(justify([(choice.title, style)], [(f" {beside}", "dim")], width - 2))
         lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)]]
         if not rows:
             lines.append([("  No matches.", "dim")])

@@ -1,4 +1,41 @@
-"""Tables and lines in a given width. Tables leave out their least important columns."""
+"""The screen's own drawing library: tables, lines and panels as styled text in a given number of cells.
+
+A *span* is a text and the key of its style, ``("36%", "warn")``; a *line* is a list of spans; a *block* is a list of
+lines, one below the other. ``theme`` turns the keys into colours. Widths are cells of a terminal, of which a wide
+character takes two. Nothing here knows Textual, a run or a GPU. A panel, from its columns to its frame::
+
+    columns = [Column("RUN", 12, name_cell, grow=1), Column("STEP", 8, step_cell, ">", importance=1)]
+    placed = place(columns, width)
+    lines = [rule("RUNS", width, "3 of 12"), head_line(placed, width)]
+    lines += [row_line(placed, run, width) for run in runs]
+    block = box(fill_height(lines, width, height), width + 2)
+
+    ╭ RUNS ───────── 3 of 12 ─╮
+    │RUN                  STEP│
+    │vit-b16-1           8 110│
+    │resnet50-2         90 000│
+    ╰─────────────────────────╯
+
+Tables:
+    A `Column` has a head, a width and a function for its cells. `place` chooses the columns that fit, without the least
+    important ones, and shares the spare cells; `head_line` and `row_line` draw with what it returns. Before that,
+    `drop_empty` leaves out columns that tell nothing of any row, and `shrink` makes one as narrow as its cells.
+
+Lines:
+    `fit_line` cuts or pads spans to exactly a width, for all that stands beside something else; `clip_line` only cuts
+    them, and tells how many cells are left. `skip_cells` takes away the beginning of what is scrolled sideways.
+    `fit_parts` keeps the parts that fit, each whole or not at all. `justify` puts spans at both ends of a line.
+    `highlight` marks the row under the cursor. `bar_spans` is a bar over its track.
+
+Panels:
+    `rule` is a heading in a horizontal rule, with figures behind it and notes at its end. `fill_height` gives a block a
+    height, `join_blocks` puts blocks side by side, `box` frames one. `draw_panel` draws a panel that has a frame only
+    where there is room for one (`is_boxed`).
+
+Texts:
+    `wrap` breaks a text at blanks into lines of a width, `wrap_at_most` keeps the first of them, `clip_words` one.
+    `paragraph` makes lines of a wrapped text, behind a sign: ``▲ driver silent for 12 s``.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +66,9 @@ BOX_FROM_WIDTH, BOX_FROM_HEIGHT = 100, 30
 _BREAKS = re.compile(r"(?<![0-9]) | (?![0-9]{3}(?![0-9]))")
 
 
+# --- tables
+
+
 class Column(Struct, Generic[Row], frozen=True):
     """One column of a table.
 
@@ -37,7 +77,7 @@ class Column(Struct, Generic[Row], frozen=True):
         importance: 0 is always shown; the higher it is, the sooner the column is left out.
         grow: the column's share of the spare cells, up to a width of ``most``.
         gap: blanks before the column.
-        value: what the column tells of a row; if it is None for all rows, `telling` leaves the column out.
+        value: what the column tells of a row; if it is None for all rows, `drop_empty` leaves the column out.
     """
 
     head: str
@@ -52,6 +92,20 @@ class Column(Struct, Generic[Row], frozen=True):
 
 
 Placed = list[tuple[Column[Row], int]]
+"""The columns of a table that fit, each with its width."""
+
+
+def drop_empty(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
+    """The columns that tell anything of these rows: others get the room of the rest."""
+    return [column for column in columns if any(column.value(row) is not None for row in rows)]
+
+
+def shrink(column: Column[Row], rows: Sequence[Row]) -> Column[Row]:
+    """A column as wide as its head and the longest of its cells, up to its ``most``: what it does not need, others
+    get."""
+    longest = max((line_width(column.cell(row, column.most)) for row in rows), default=0)
+    width = min(column.most, max(cell_width(column.head), longest))
+    return replace(column, width=width, most=width)
 
 
 def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
@@ -77,34 +131,11 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
     return [(column, widths[id(column)]) for column in chosen]
 
 
-def telling(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
-    """The columns that tell anything of these rows: others get the room of the rest."""
-    return [column for column in columns if any(column.value(row) is not None for row in rows)]
-
-
-def fitted(column: Column[Row], rows: Sequence[Row]) -> Column[Row]:
-    """A column as wide as its head and the longest of its cells, up to its ``most``: what it does not need, others
-    get."""
-    longest = max((cells_in(column.cell(row, column.most)) for row in rows), default=0)
-    width = min(column.most, max(cell_width(column.head), longest))
-    return replace(column, width=width, most=width)
-
-
-def selected(line: Sequence[Span]) -> Line:
-    """A line in the style of the row under the cursor."""
-    return [(text, style + SELECTED) for text, style in line]
-
-
 def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:
     """The names of the columns."""
     heads = (" " * column.gap * (number > 0) + fit(column.head, room, column.align)
              for number, (column, room) in enumerate(placed))  # fmt: skip
     return fit_line([("".join(heads), style)], width)
-
-
-def cells_in(spans: Sequence[Span]) -> int:
-    """The number of cells that spans take."""
-    return sum(cell_width(text) for text, _ in spans)
 
 
 def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None) -> Line:
@@ -124,9 +155,22 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
     return line
 
 
+def _needed(columns: Sequence[Column[Row]]) -> int:
+    """The cells that columns take at their least widths; the first has no gap before it."""
+    return sum(column.width for column in columns) + sum(column.gap for column in columns[1:])
+
+
+# --- lines
+
+
+def line_width(spans: Sequence[Span]) -> int:
+    """The number of cells that spans take."""
+    return sum(cell_width(text) for text, _ in spans)
+
+
 def fit_line(spans: Sequence[Span], width: int, align: str = "<") -> Line:
     """Spans in exactly ``width`` cells, padded on the right, or with ``>`` on the left."""
-    line, room = cut_line(spans, width)
+    line, room = clip_line(spans, width)
     if room <= 0:
         return line
     padding = (" " * room, "text")
@@ -135,23 +179,7 @@ def fit_line(spans: Sequence[Span], width: int, align: str = "<") -> Line:
     return [*line, padding]
 
 
-def without_left(spans: Sequence[Span], cells: int) -> Line:
-    """Spans without their first ``cells`` cells; half a wide character becomes a blank."""
-    line: Line = []
-    for text, style in spans:
-        start = 0
-        while cells > 0 and start < len(text):
-            cells -= char_width(text[start])
-            start += 1
-        if cells < 0:
-            line.append((" ", style))
-            cells = 0
-        if start < len(text):
-            line.append((text[start:], style))
-    return line
-
-
-def cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
+def clip_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
     """Spans cut to at most ``width`` cells, and the number of cells left."""
     line: Line = []
     room = width
@@ -170,64 +198,54 @@ def cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
     return line, room
 
 
-def filled(lines: Sequence[Line], width: int, height: int) -> list[Line]:
-    """Lines cut or filled up with blank ones to exactly ``height``."""
-    return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
+def skip_cells(spans: Sequence[Span], cells: int) -> Line:
+    """Spans without their first ``cells`` cells; half a wide character becomes a blank."""
+    line: Line = []
+    for text, style in spans:
+        start = 0
+        while cells > 0 and start < len(text):
+            cells -= char_width(text[start])
+            start += 1
+        if cells < 0:
+            line.append((" ", style))
+            cells = 0
+        if start < len(text):
+            line.append((text[start:], style))
+    return line
 
 
-def beside(*blocks: Sequence[Line]) -> list[Line]:
-    """Blocks of the same height next to each other."""
-    return [[span for line in lines for span in line] for lines in zip(*blocks, strict=True)]
-
-
-def paragraph(lead: Span, text: str, style: str, width: int) -> list[Line]:
-    """A text over as many lines as it needs, with ``lead`` before the first."""
-    indent = cell_width(lead[0])
-    parts = wrap(text, max(10, width - indent - 1))
-    leads = [lead, *[(" " * indent, lead[1])] * (len(parts) - 1)]
-    return [fit_line([first, (part, style)], width) for first, part in zip(leads, parts, strict=False)]
-
-
-def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
+def fit_parts(parts: Sequence[Sequence[Span]], width: int) -> Line:
     """The parts that fit into ``width`` cells, each whole or not at all."""
     line: Line = []
     room = width
     for part in parts:
-        size = cells_in(part)
+        size = line_width(part)
         if size <= room:
             line += part
             room -= size
     return fit_line(line, width)
 
 
-def between(start: Sequence[Span], end: Sequence[Span], width: int) -> Line:
+def justify(start: Sequence[Span], end: Sequence[Span], width: int) -> Line:
     """A line with spans at both ends; those at the start are cut if they do not fit."""
-    end_width = cells_in(end)
+    end_width = line_width(end)
     if end_width >= width:
         return fit_line(end, width)
     return [*fit_line(start, width - end_width), *end]
 
 
-def rule(
-    title: str, width: int, note: str = "", *, figures: Sequence[Sequence[Span]] = (), notes: Sequence[Span] = (),
-    style: str = "title",
-) -> Line:  # fmt: skip
-    """A heading in a horizontal rule, with figures behind it or notes at its end: ``GPUS ─ util 36% ─── 3 of 12 ─``.
-    What does not fit is left out, the last ones first."""
-    line: Line = []
-    if title:
-        line = [(clip(f" {title} ", width), style)]
-    room = width - cells_in(line)
-    for figure in figures:
-        room -= 3 + cells_in(figure)
-        if room < 0:
-            break
-        line += [("─ ", "rule"), *figure, (" ", "text")]
-    tail: Line = []
-    for text, kind in [*notes, (note, "dim")]:
-        if text and cell_width(text) + 5 + cells_in(tail) <= width - cells_in(line):
-            tail += [(f" {text} ", kind), ("─", "rule")]
-    return [*line, ("─" * (width - cells_in(line) - cells_in(tail)), "rule"), *tail]
+def highlight(line: Sequence[Span]) -> Line:
+    """A line in the style of the row under the cursor."""
+    return [(text, style + SELECTED) for text, style in line]
+
+
+def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:
+    """A bar of ``width`` cells over its track; blank if unknown."""
+    filled, track = bar(fraction, width)
+    return [(filled, style), (track, "track")]
+
+
+# --- panels
 
 
 def is_too_small(width: int, height: int) -> bool:
@@ -240,11 +258,43 @@ def is_boxed(width: int, height: int) -> bool:
     return width >= BOX_FROM_WIDTH and height >= BOX_FROM_HEIGHT
 
 
+def rule(
+    title: str, width: int, note: str = "", *, figures: Sequence[Sequence[Span]] = (), notes: Sequence[Span] = (),
+    style: str = "title",
+) -> Line:  # fmt: skip
+    """A heading in a horizontal rule, with figures behind it or notes at its end: ``GPUS ─ util 36% ─── 3 of 12 ─``.
+    What does not fit is left out, the last ones first."""
+    line: Line = []
+    if title:
+        line = [(clip(f" {title} ", width), style)]
+    room = width - line_width(line)
+    for figure in figures:
+        room -= 3 + line_width(figure)
+        if room < 0:
+            break
+        line += [("─ ", "rule"), *figure, (" ", "text")]
+    tail: Line = []
+    for text, kind in [*notes, (note, "dim")]:
+        if text and cell_width(text) + 5 + line_width(tail) <= width - line_width(line):
+            tail += [(f" {text} ", kind), ("─", "rule")]
+    return [*line, ("─" * (width - line_width(line) - line_width(tail)), "rule"), *tail]
+
+
+def fill_height(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """Lines cut or filled up with blank ones to exactly ``height``."""
+    return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
+
+
+def join_blocks(*blocks: Sequence[Line]) -> list[Line]:
+    """Blocks of the same height next to each other."""
+    return [[span for line in lines for span in line] for lines in zip(*blocks, strict=True)]
+
+
 def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Line]:
     """Lines of ``width - 2`` cells in a frame with round corners; the first one is a heading, as of `rule`, and
     ``foot`` stands in the lower edge."""
     side: Span = ("│", "rule")
-    rest = width - 2 - cells_in(foot)
+    rest = width - 2 - line_width(foot)
     return [
         [("╭", "rule"), *lines[0], ("╮", "rule")],
         *([side, *line, side] for line in lines[1:]),
@@ -252,18 +302,15 @@ def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Li
     ]
 
 
-def as_panel(draw: Callable[[int, int], list[Line]], width: int, height: int, *, is_framed: bool) -> list[Line]:
+def draw_panel(draw: Callable[[int, int], list[Line]], width: int, height: int, *, is_framed: bool) -> list[Line]:
     """A panel in ``height`` lines: those that ``draw`` makes for the width and height within its frame, if it has one;
     the first is its heading."""
     if not is_framed:
         return draw(width, height)[:height]
-    return box(filled(draw(width - 2, height - 1), width - 2, height - 1), width)
+    return box(fill_height(draw(width - 2, height - 1), width - 2, height - 1), width)
 
 
-def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:
-    """A bar of ``width`` cells over its track; blank if unknown."""
-    filled, track = bar(fraction, width)
-    return [(filled, style), (track, "track")]
+# --- texts
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -296,6 +343,17 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
+def _cut(word: str, room: int) -> tuple[str, int]:
+    """The longest prefix of a word in at most ``room`` cells, and its width."""
+    used = 0
+    for place, char in enumerate(word):
+        size = char_width(char)
+        if used + size > room:
+            return word[:place], used
+        used += size
+    return word, used
+
+
 def clip_words(text: str, width: int) -> str:
     """A text of at most ``width`` cells, cut at the end of a word."""
     lines = wrap(text, width)
@@ -312,17 +370,9 @@ def wrap_at_most(text: str, width: int, count: int) -> list[str]:
     return [*lines[: count - 1], clip_words(" ".join(lines[count - 1 :]), width)]
 
 
-def _cut(word: str, room: int) -> tuple[str, int]:
-    """The longest prefix of a word in at most ``room`` cells, and its width."""
-    used = 0
-    for place, char in enumerate(word):
-        size = char_width(char)
-        if used + size > room:
-            return word[:place], used
-        used += size
-    return word, used
-
-
-def _needed(columns: Sequence[Column[Row]]) -> int:
-    """The cells that columns take at their least widths; the first has no gap before it."""
-    return sum(column.width for column in columns) + sum(column.gap for column in columns[1:])
+def paragraph(lead: Span, text: str, style: str, width: int) -> list[Line]:
+    """A text over as many lines as it needs, with ``lead`` before the first."""
+    indent = cell_width(lead[0])
+    parts = wrap(text, max(10, width - indent - 1))
+    leads = [lead, *[(" " * indent, lead[1])] * (len(parts) - 1)]
+    return [fit_line([first, (part, style)], width) for first, part in zip(leads, parts, strict=False)]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.layout.columns import Column, filled, fit_line, head_line, place, row_line, rule, selected
+from gputui.ui.tui.layout.columns import Column, fill_height, fit_line, head_line, highlight, place, row_line, rule
 
 Row = TypeVar("Row")
 
@@ -146,7 +146,7 @@ class Listing(Struct, Generic[Row], frozen=True):
                 continue
             line = row_line(placed, row, width - 1, self.base(row))
             if self.key(row) == state.cursor:
-                lines.append(selected([("▸", "cursor"), *line]))
+                lines.append(highlight([("▸", "cursor"), *line]))
             else:
                 lines.append([(" ", "cursor"), *line])
-        return filled(lines, width, height)
+        return fill_height(lines, width, height)

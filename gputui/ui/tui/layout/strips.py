@@ -16,7 +16,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample
-from gputui.ui.tui.layout.columns import between, fitting, paragraph
+from gputui.ui.tui.layout.columns import fit_parts, justify, paragraph
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import NO_KEYS, KeyWords, past_notices, right_end
 from gputui.ui.tui.layout.sparklines import merge_histories, spark
@@ -75,7 +75,7 @@ def head_line(
     for part in parts:
         pieces.append([separator, part])
         separator = (" · ", "dim")
-    return between(fitting(pieces, room), right, width)
+    return justify(fit_parts(pieces, room), right, width)
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
@@ -89,7 +89,7 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
     if failures:
         parts.append([(f" · t {clock(min(failures) + 1.0)} shows a failure", "dim")])
     parts += [[(" · n launches", "dim")], [(" · q ends it, nothing is kept", "dim")]]
-    return fitting(parts, width)
+    return fit_parts(parts, width)
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
@@ -324,4 +324,4 @@ def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Lin
         end.append((f"{quiet} acked or silenced  ", "dim"))
     if keys.get("alerts"):
         end += [(f" {keys['alerts']}", "key"), (" alerts ", "dim")]
-    return between([*parts, (sentence, SIGNS[worst.severity][1])], end, width)
+    return justify([*parts, (sentence, SIGNS[worst.severity][1])], end, width)

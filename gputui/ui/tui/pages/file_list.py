@@ -15,7 +15,7 @@ from gputui.core.text import cell_width, clean
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.dialogs.palette import best_matches
-from gputui.ui.tui.layout.columns import Column, between, without_left
+from gputui.ui.tui.layout.columns import Column, justify, skip_cells
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
@@ -38,7 +38,7 @@ Row = TypeVar("Row", bound=FileRow)
 def name_cell(row: FileRow, width: int) -> list[Span]:
     """The name of a file, or the end of its path."""
     over = cell_width(row.name) - width
-    end = without_left([(row.name, "accent")], over + 1)
+    end = skip_cells([(row.name, "accent")], over + 1)
     if over <= 0:
         return [(row.name, "accent")]
     return [("…", "accent"), *end]
@@ -127,7 +127,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         if has_room:
             note = f" type to filter · ↵ {self.VERB} · {self.PATH_NOTE} "
         edit = self.edit.spans(max(8, width - len(self.TITLE) - len(note) - 4))
-        return [between([(f" {self.TITLE}  ", "title"), *edit], [(note, "dim")], width), *lines[1:]]
+        return [justify([(f" {self.TITLE}  ", "title"), *edit], [(note, "dim")], width), *lines[1:]]
 
     def rows_read(self, rows: Sequence[Row], near: Path | None = None) -> None:
         """Take the rows, with the cursor on the file ``near``; a choice made before now counts."""

@@ -19,7 +19,7 @@ from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
-from gputui.ui.tui.layout.columns import as_panel, cells_in, clip_words, cut_line, fit_line, rule
+from gputui.ui.tui.layout.columns import clip_line, clip_words, draw_panel, fit_line, line_width, rule
 from gputui.ui.tui.layout.lists import after, index_of
 from gputui.ui.tui.layout.panels import (
     LEAST_NAMED_WIDTH,
@@ -120,7 +120,7 @@ class Charts:
         self.pane.show_when(
             (size, is_framed, is_focused, self.edit, self._visible, replace(look, runs=()), runs),
             parts,
-            lambda: as_panel(partial(self._lines, look, notes), *size, is_framed=is_framed),
+            lambda: draw_panel(partial(self._lines, look, notes), *size, is_framed=is_framed),
             height=size[1],
         )
 
@@ -185,9 +185,9 @@ class Charts:
                 # A long sentence of an event leaves room for what was measured.
                 spans.append((lead + clip_words(text, width // 2), style))
                 lead = " · "
-            while len(spans) > 1 and cells_in(spans) > width:
+            while len(spans) > 1 and line_width(spans) > width:
                 spans.pop()
-        line, rest = cut_line([*spans, (" ", "text")], width)
+        line, rest = clip_line([*spans, (" ", "text")], width)
         # In a frame, the rest is the frame's upper side.
         if self._is_framed:
             return [*line, ("─" * rest, "rule")]

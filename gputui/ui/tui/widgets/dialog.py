@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions.shown import HeldKey, key_spans
-from gputui.ui.tui.layout.columns import box, cut_line, fit_line, is_too_small, rule, selected
+from gputui.ui.tui.layout.columns import box, clip_line, fit_line, highlight, is_too_small, rule
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.terminal.layer import Overlay
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -164,7 +164,7 @@ class Dialog(Overlay[None]):
         body: list[Line] = [
             [(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in (*lines, *visible, *below)
         ]
-        keys, spare = cut_line(
+        keys, spare = clip_line(
             [(" ", "text"), *key_spans(self.keys, is_ascii=self.shell.is_ascii), (" ", "text")], width - 2
         )
         edge = [("─" * spare, "rule"), *keys]
@@ -177,5 +177,5 @@ class Dialog(Overlay[None]):
         room = min(self.WIDTH, self._drawn_size.width) - 6
         row = fit_line(line, room)
         if number == self.place:
-            return selected([("▸ ", "cursor"), *row])
+            return highlight([("▸ ", "cursor"), *row])
         return [("  ", "cursor"), *row]

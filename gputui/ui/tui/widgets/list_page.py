@@ -13,7 +13,7 @@ from textual import events
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
-from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
+from gputui.ui.tui.layout.columns import box, fit_line, is_boxed, justify
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, index_of, order_named
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -255,7 +255,7 @@ class ListingPage(ListPage, Generic[Row]):
         """Show the page's name behind the trail of pages, the summary, and the time."""
         end: list[Span] = [(" ", "text"), *right_end(self.snapshot.at, self.snapshot.past, self.key_words)]
         name: list[Span] = [(f" {self.crumb}", "title"), *self.summary()]
-        self.head.show([self.with_trail(lambda room: between(name, end, room), width)])
+        self.head.show([self.with_trail(lambda room: justify(name, end, room), width)])
 
     def framed(self, lines: list[Line], width: int) -> list[Line]:
         """Lines of `inner_width` in a frame, if panels have one."""

@@ -14,7 +14,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import silence_form
-from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
+from gputui.ui.tui.layout.columns import Column, fill_height, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching
 from gputui.ui.tui.layout.strips import SEVEREST_FIRST, alert_words
 from gputui.ui.tui.widgets.list_page import ListingPage
@@ -62,7 +62,7 @@ class AlertsScreen(ListingPage[AlertView]):
         lines += paragraph((" ", "text"), clean(f"To do: {alert.remedy}"), "accent", width)
         history = " · ".join(_history(alert, self.snapshot.at))
         lines += paragraph((" ", "text"), clean(history), "dim", width)
-        return filled(lines, width, min(DETAIL_MOST, max(DETAIL_LEAST, height // 3)))
+        return fill_height(lines, width, min(DETAIL_MOST, max(DETAIL_LEAST, height // 3)))
 
     def run_id_of(self, row: AlertView) -> str | None:
         return row.run_id

@@ -19,7 +19,17 @@ from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.actions.keymap import Keys
-from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
+from gputui.ui.tui.layout.columns import (
+    bar_spans,
+    box,
+    fill_height,
+    fit_line,
+    is_boxed,
+    join_blocks,
+    justify,
+    paragraph,
+    rule,
+)
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.lists import after
 from gputui.ui.tui.layout.moments import right_end
@@ -66,7 +76,7 @@ class GpuScreen(ActionScreen):
             arrange = self._wide if is_boxed(width, height) else self._narrow
             lines = arrange(gpu, width, room)
         end = right_end(snapshot.at, snapshot.past, self.key_words)
-        self.head.show([self.with_trail(lambda cells: between(title, end, cells), width)])
+        self.head.show([self.with_trail(lambda cells: justify(title, end, cells), width)])
         self.lines.show(lines, height=room)
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
@@ -86,15 +96,15 @@ class GpuScreen(ActionScreen):
         facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner, keys=self.shell.keys)]
         processes, reports = self._processes(gpu, inner), report_lines(page, now, inner)
         # The last panel has the rows that are left.
-        reports = filled(reports, inner, max(len(reports), room - len(facts) - len(processes) - 3))
+        reports = fill_height(reports, inner, max(len(reports), room - len(facts) - len(processes) - 3))
         panels = [line for panel in (facts, processes, reports) for line in box(panel, facts_width)]
         charts: Sequence[Line] = ()
         if page is not None:
             across = 2 if charts_width >= 120 or room < 24 else 1
             charts = chart_lines(gpu, page, charts_width, room - 2, across=across)
         title = rule("HISTORY", charts_width, f"last {duration(self.span_seconds)}")
-        history = box([title, *filled(charts, charts_width, room - 2)], width - facts_width)
-        return beside(self._scrolled(panels, facts_width, room), history)
+        history = box([title, *fill_height(charts, charts_width, room - 2)], width - facts_width)
+        return join_blocks(self._scrolled(panels, facts_width, room), history)
 
     def _processes(self, gpu: GpuView, width: int) -> list[Line]:
         only = replace(self.snapshot, gpus=(gpu,), processes=None)
@@ -480,5 +490,5 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     lines: list[Line] = []
     for first in range(0, 4, across):
         row = [block for lines_of_chart in drawn[first : first + across] for block in (lines_of_chart, gap)]
-        lines += [fit_line(line, width) for line in beside(*row)]
+        lines += [fit_line(line, width) for line in join_blocks(*row)]
     return lines

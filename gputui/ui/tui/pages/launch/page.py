@@ -27,7 +27,7 @@ from gputui.ui.tui.actions.shown import in_keys
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.layout.columns import Column, clip_words, filled, fit_line, paragraph, rule
+from gputui.ui.tui.layout.columns import Column, clip_words, fill_height, fit_line, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen, FileRow, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
@@ -435,7 +435,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             return []
         about = ". ".join(filter(None, (row.description.rstrip("."), row.missing)))
         lines = [rule(row.name, width), *paragraph((" ", "text"), about, "dim", width)]
-        return filled(lines, width, 3)
+        return fill_height(lines, width, 3)
 
     @property
     def matches(self) -> Sequence[ProfileRow]:

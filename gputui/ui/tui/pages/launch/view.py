@@ -12,7 +12,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.checks import CheckResult
 from gputui.runs.gpu_conditions import condition_of
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
+from gputui.ui.tui.layout.columns import Column, fill_height, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
@@ -132,7 +132,7 @@ def _gpu_state(gpu: GpuView, machine: MachineState) -> str:
 def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
     """Problems and warnings in full, the GPUs, then the passed checks: in full or by name."""
     if plan is None:
-        return filled([rule("CHECKS", width, "checking…")], width, height)
+        return fill_height([rule("CHECKS", width, "checking…")], width, height)
     passed = [check for check in plan.checks if check.status == "pass" and check.name != "gpus"]
     wrong = [check for status in ("fail", "warn") for check in plan.checks if check.status == status]
     failures = len(plan.problems) + sum(check.status == "fail" for check in wrong)
@@ -154,7 +154,7 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
         lines.append(fit_line([(" ✓ ", "good"), (names, "dim")], width))
     if len(lines) > height:
         lines = [*lines[: height - 1], fit_line([("   … more with ^d", "dim")], width)]
-    return filled(lines, width, height)
+    return fill_height(lines, width, height)
 
 
 def _checked(check: CheckResult, width: int, style: str) -> list[Line]:

@@ -12,7 +12,7 @@ from gputui.metrics.draw.parts import Curve, Line
 from gputui.metrics.draw.raster import Canvas, Span
 from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
-from gputui.ui.tui.layout.columns import beside, box, cells_in, fit_line
+from gputui.ui.tui.layout.columns import box, fit_line, join_blocks, line_width
 from gputui.ui.tui.layout.sparklines import History, merge_histories, shares, time_bins
 from gputui.ui.tui.layout.strips import gpu_totals
 from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
@@ -149,7 +149,9 @@ class GpuCharts:
             for subject, plot, size in zip(charted, self._plots, sizes, strict=False)
         ]
         charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
-        return [line for first in range(0, len(charts), across) for line in beside(*charts[first : first + across])]
+        return [
+            line for first in range(0, len(charts), across) for line in join_blocks(*charts[first : first + across])
+        ]
 
 
 def _shared(cells: int, parts: int) -> list[int]:
@@ -173,7 +175,7 @@ def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, figu
     """A chart with the first ``figures`` in its heading, whose words have the styles of the curves."""
     inner, _ = _inner(width, height)
     spans: list[Span] = [(" ", "text"), *subject.figures[:figures], (" ", "text")]
-    heading = [*spans, ("─" * (inner - cells_in(spans)), "rule")]
+    heading = [*spans, ("─" * (inner - line_width(spans)), "rule")]
     if height < BOXED_FROM:
         return [[*line, (" ", "text")] for line in [heading, *plot]]
     if figures < ALL_FIGURES:

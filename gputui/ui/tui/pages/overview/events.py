@@ -9,7 +9,7 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
-from gputui.ui.tui.layout.columns import fit_line, rule, selected, wrap
+from gputui.ui.tui.layout.columns import fit_line, highlight, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.views.snapshot import Snapshot
 from gputui.ui.views.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
@@ -66,7 +66,7 @@ def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None
             ]
         line = fit_line([*spans, (_GAP + text, "text")], width)
         if is_current:
-            line = selected(line)
+            line = highlight(line)
         lines.append(line)
     return lines[:height]
 

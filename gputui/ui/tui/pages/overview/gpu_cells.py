@@ -11,7 +11,7 @@ from gputui.core.units import UNKNOWN, gibibytes, percent, rate
 from gputui.metrics.draw.glyphs import SPARK
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, bar_spans, cells_in
+from gputui.ui.tui.layout.columns import Column, bar_spans, line_width
 from gputui.ui.tui.layout.gpu_words import (
     WAITING_FRACTION,
     GpuRow,
@@ -185,7 +185,7 @@ def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
     waiting: Column[GpuRow] = Column("DATA", 4, _wait, ">", importance=2, gap=1, value=_waiting)
     if width >= WIDE:
         waiting = replace(waiting, head="DATA WAIT", width=9)
-    longest = max((cells_in(who(row, WHO_MOST)) for row in rows), default=0)
+    longest = max((line_width(who(row, WHO_MOST)) for row in rows), default=0)
     name = max(WHO_LEAST, min(longest, WHO_LEAST + (width - 80) // 2))
     return [
         _INDEX,

@@ -11,14 +11,14 @@ from gputui.ui.tui.layout.columns import (
     Column,
     Placed,
     box,
+    drop_empty,
     fit_line,
-    fitting,
+    fit_parts,
     head_line,
+    highlight,
     place,
     row_line,
     rule,
-    selected,
-    telling,
     wrap,
 )
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost, who
@@ -104,7 +104,7 @@ def gpu_panel(
         return box(lines, width, rule("HOST", inner, figures=host))
     spans = [[("  ", "label"), *figure] for figure in host]
     spans[0][0] = (" host  ", "label")
-    return [*lines, fitting(spans, width)][:height]
+    return [*lines, fit_parts(spans, width)][:height]
 
 
 def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> list[Line]:
@@ -116,7 +116,7 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> 
     listed: Sequence[Column[GpuRow]] = SHORT_COLUMNS
     if grid.across == 1 and width >= NARROW:
         listed = columns(rows, width)
-    placed = place(telling(listed, rows), row_width - 1)
+    placed = place(drop_empty(listed, rows), row_width - 1)
     visible = rows[grid.top : grid.top + grid.across * grid.down]
     lines = [_gpu_line(placed, row, snapshot.at, row_width, cursor) for row in visible]
     head = _indented(head_line(placed, row_width - 1))
@@ -146,7 +146,7 @@ def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, curso
 
 def _indented(line: Line, is_current: bool = False) -> Line:
     if is_current:
-        return selected([("▸", "cursor"), *line])
+        return highlight([("▸", "cursor"), *line])
     return [(" ", "text"), *line]
 
 

@@ -10,7 +10,7 @@ from textual import events
 from textual.widget import Widget
 
 from gputui.ui.tui.actions import Scope
-from gputui.ui.tui.layout.columns import as_panel, is_boxed, rule
+from gputui.ui.tui.layout.columns import draw_panel, is_boxed, rule
 from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import alert_strip, demo_line, gpu_figures, head_line
 from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
@@ -91,7 +91,7 @@ class OverviewScreen(OverviewCursor):
         self.page_rows = rows.runs - frame - 1
         runs = partial(runs_panel, self.entries, self.table, snapshot)
         self.runs.draw(
-            lambda: self.with_filter(as_panel(runs, width, rows.runs, is_framed=is_framed), width), height=rows.runs
+            lambda: self.with_filter(draw_panel(runs, width, rows.runs, is_framed=is_framed), width), height=rows.runs
         )
         self.charts.draw(lambda: self._charts.lines(snapshot, width, rows.charts), height=rows.charts)
         self._draw_lower(width, rows, is_framed)
@@ -134,9 +134,9 @@ class OverviewScreen(OverviewCursor):
         events = partial(events_panel, snapshot, cursor=self._current_event)
         has_frame = is_framed and rows.events > 2
         self.processes.draw(
-            lambda: as_panel(processes, process_width, rows.processes, is_framed=is_framed), height=rows.processes
+            lambda: draw_panel(processes, process_width, rows.processes, is_framed=is_framed), height=rows.processes
         )
-        self.events.draw(lambda: as_panel(events, event_width, rows.events, is_framed=has_frame), height=rows.events)
+        self.events.draw(lambda: draw_panel(events, event_width, rows.events, is_framed=has_frame), height=rows.events)
 
     @property
     def _current_event(self) -> int | None:

@@ -21,14 +21,14 @@ from gputui.ui.tui.layout.columns import (
     Column,
     Placed,
     bar_spans,
-    cells_in,
+    drop_empty,
     fit_line,
-    fitted,
+    highlight,
+    line_width,
     place,
     row_line,
     rule,
-    selected,
-    telling,
+    shrink,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
 from gputui.ui.tui.layout.sparklines import ease, spark
@@ -112,8 +112,8 @@ def _heading(placed: Placed[_TableRow], state: RunsState, part: str, notes: Sequ
         part = part.replace(" of ", "/")
     whole = f"{title} {part}".rstrip()
     _, *rest = rule(whole, width, notes=notes)
-    line = fit_line([(f" {title} ", "title"), (f"{part} ".lstrip(), "dim")], width - cells_in(rest))
-    return _with_heads([*line, *rest], placed, cells_in(line))
+    line = fit_line([(f" {title} ", "title"), (f"{part} ".lstrip(), "dim")], width - line_width(rest))
+    return _with_heads([*line, *rest], placed, line_width(line))
 
 
 def _with_heads(line: Line, placed: Placed[_TableRow], start: int) -> Line:
@@ -145,7 +145,7 @@ def _row(placed: Placed[_TableRow], entry: Entry, snapshot: Snapshot, state: Run
     else:
         line = _idle_row(placed, _TableRow(entry, snapshot, state), width)
     if entry_id(entry) == state.cursor and state.is_focused:
-        return selected(line)
+        return highlight(line)
     return line
 
 
@@ -252,7 +252,7 @@ def _short_row(
         line += fit_line(spans, room, column.align)
     line.append((" " * gap, "text"))
     for text, style in tail:
-        while style == "dim" and cell_width(text) > width - cells_in(line) and " · " in text:
+        while style == "dim" and cell_width(text) > width - line_width(line) and " · " in text:
             text = text.rpartition(" · ")[0]
         line.append((text, style))
     return tuple(fit_line(line, width))
@@ -424,8 +424,8 @@ def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, wid
     for column in _OTHERS:
         if column.head not in _FITTED:
             others.append(column)
-        elif telling([column], active):
-            others.append(fitted(column, active))
+        elif drop_empty([column], active):
+            others.append(shrink(column, active))
     if any(row.progress.has_own_metric for row in rows):
         others[others.index(_LOSS)] = _METRIC
     if any(row.run.tags or row.run.note for row in rows):
@@ -433,7 +433,7 @@ def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, wid
     return [
         _SIGN,
         Column("RUN", name, _name, gap=_GAP_OF_NAME, grow=2, most=max(name, min(widest, 60))),
-        replace(_STATE, width=max(_STATE.width, fitted(_STATE, rows).width)),
+        replace(_STATE, width=max(_STATE.width, shrink(_STATE, rows).width)),
         *others,
     ]
 

@@ -15,7 +15,14 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.process_words import script_words
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
-from gputui.ui.tui.layout.columns import Column, filled, fitted, paragraph, rule, telling
+from gputui.ui.tui.layout.columns import (
+    Column,
+    drop_empty,
+    fill_height,
+    paragraph,
+    rule,
+    shrink,
+)
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.views.run_words import run_style
 from gputui.ui.views.snapshot import Snapshot
@@ -285,7 +292,9 @@ def detail_lines(row: ProcessRow, width: int) -> list[Line]:
     text = " · ".join(f"{name} {text}" for name, text in facts(row) if name not in ("PID", "command"))
     command = paragraph((" ", "text"), row.command or _unseen(row), "text", width)
     details = paragraph((" ", "dim"), text, "dim", width)
-    return filled([rule(f"PROCESS {row.pid}", width), *command[: DETAIL_LINES // 2], *details], width, DETAIL_LINES)
+    return fill_height(
+        [rule(f"PROCESS {row.pid}", width), *command[: DETAIL_LINES // 2], *details], width, DETAIL_LINES
+    )
 
 
 # --- columns
@@ -327,12 +336,12 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
             "TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", 5, gap=1,
             value=lambda row: row.running_seconds,
         ),
-        fitted(Column("RUN", 14, run, importance=2, most=26, value=lambda row: row.run_id), rows),
+        shrink(Column("RUN", 14, run, importance=2, most=26, value=lambda row: row.run_id), rows),
         Column("COMMAND", 14, _command, grow=8),
     ]  # fmt: skip
     if len(snapshot.gpus) < 2:
         columns = [column for column in columns if column.head != "GPU"]
-    return telling(columns, rows)
+    return drop_empty(columns, rows)
 
 
 def _gpu_value(row: ProcessRow, text: str) -> list[Span]:

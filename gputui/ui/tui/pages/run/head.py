@@ -15,7 +15,7 @@ from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.actions.shown import in_keys
-from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap_at_most
+from gputui.ui.tui.layout.columns import fit_line, fit_parts, line_width, wrap_at_most
 from gputui.ui.tui.layout.moments import KeyWords, right_end
 from gputui.ui.views.run_words import placement_words, run_title, state_sign, status_line, tag_words
 from gputui.ui.views.snapshot import Past, RunPage, RunRow
@@ -33,7 +33,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     run, progress, row = page.run, page.progress, RunRow(page.run, page.progress)
     sign = state_sign(row, now)
     tail = [(" ", "text"), *right_end(now, past, keys)]
-    room = width - cells_in(tail)
+    room = width - line_width(tail)
     status = status_line(row, now)
     if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
@@ -69,12 +69,12 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
             break
     least = _joined([part for part in parts if part[0] < 2])
     title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - least)), "title")]
-    return [*fitting([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
+    return [*fit_parts([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
 
 
 def _joined(parts: Sequence[tuple[int, Span]]) -> int:
     """Cells of the parts, each behind a dot."""
-    return sum(3 + cells_in([span]) for _, span in parts)
+    return sum(3 + line_width([span]) for _, span in parts)
 
 
 def _end_words(run: Run, now: float) -> str:
@@ -156,7 +156,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
         word = action.key_word(context)
         if word and action.why_not(context) is None:
             keys.append([(word, "key"), (f" {action.label or action.tooltip.lower()}   ", "text")])
-    return [*lines, fitting(keys, width)]
+    return [*lines, fit_parts(keys, width)]
 
 
 def _barred(text: str, style: str, width: int, *, bar: str = "bad") -> list[Line]:

@@ -18,7 +18,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.data.log_tail import OF_ATTEMPT
-from gputui.ui.tui.layout.columns import fit_line, rule, without_left
+from gputui.ui.tui.layout.columns import fit_line, rule, skip_cells
 from gputui.ui.tui.layout.lists import after
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.views.snapshot import LogTail
@@ -307,7 +307,7 @@ class RunLog:
             style = "dim" if number in harmless else _STYLES[level]
             spans = self._with_hits(text, style)
             if self.first_column:
-                spans = without_left(spans, self.first_column + 1)
+                spans = skip_cells(spans, self.first_column + 1)
                 if spans:
                     spans.insert(0, ("…", "dim"))
             mark: Span = ("▸", "cursor") if number == self.current_hit else (" ", "text")

@@ -22,7 +22,15 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
-from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, as_panel, box, filled, fit_line, is_boxed, rule
+from gputui.ui.tui.layout.columns import (
+    BOX_FROM_WIDTH,
+    box,
+    draw_panel,
+    fill_height,
+    fit_line,
+    is_boxed,
+    rule,
+)
 from gputui.ui.tui.pages.run.chart_files import chart_drawing, file_name, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
@@ -177,7 +185,7 @@ class RunScreen(ActionScreen):
                 self._draw_charts(page, size, is_framed=is_framed)
             elif name == "log":
                 log = partial(self._log_lines, page)
-                self.panes[name].draw(partial(as_panel, log, *size, is_framed=is_framed), height=size[1])
+                self.panes[name].draw(partial(draw_panel, log, *size, is_framed=is_framed), height=size[1])
             else:
                 drawing = partial(self._section_lines, name, sections[name], size, frame)
                 self.panes[name].draw(drawing, height=size[1])
@@ -289,7 +297,7 @@ class RunScreen(ActionScreen):
         title = rule(section.title, width, style=self._title_style(name))
         lines = [fit_line(line, width) for line in self.beside[name].visible(section, width, height - frame)]
         if frame == 2:
-            return box(filled([title, *lines], width, size[1] - 1), size[0])
+            return box(fill_height([title, *lines], width, size[1] - 1), size[0])
         if frame:
             edge: Line = [("│ ", "rule")]
             return [[*edge, *line] for line in (title, *lines)][: size[1]]

@@ -17,7 +17,7 @@ from gputui.runs.command import assignments, format_value
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import FormScreen
-from gputui.ui.tui.layout.columns import beside
+from gputui.ui.tui.layout.columns import join_blocks
 from gputui.ui.tui.layout.lists import Listing, after
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
@@ -127,7 +127,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         if width >= SIDE_LEAST:
             across = width * 3 // 5
             charts = self._pictures(page, width - across, height)
-            return beside(self.list_lines(across, height), charts)
+            return join_blocks(self.list_lines(across, height), charts)
         rows = min(len(self.listing.items) + self.listing.head_lines, max(LIST_LEAST, height - PICTURE_LEAST))
         if height - rows < PICTURE_LEAST:
             rows = height

@@ -24,7 +24,16 @@ from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, by_objective, ranked
 from gputui.studies.spec import StudySpec
 from gputui.ui.tui.layout.charts import SHAPES
-from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
+from gputui.ui.tui.layout.columns import (
+    Column,
+    bar_spans,
+    fill_height,
+    fit_line,
+    fit_parts,
+    join_blocks,
+    paragraph,
+    rule,
+)
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.sparklines import quantiles
 from gputui.ui.views.metric_words import metric_title
@@ -251,7 +260,7 @@ def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> lis
     """The head of a study: its method; trials, best value and cost; the study's reason and
     problem."""
     study, row = page.study, next(row for row in page.studies if row.study_id == page.study.study_id)
-    lines = [fitting(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
+    lines = [fit_parts(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
     reason, style = study.reason, "dim"
     if study.state is StudyState.FINISHED and row.over == row.planned:
         # The first line says that all its trials have ended.
@@ -354,7 +363,7 @@ def views_of(page: StudyPage) -> list[View]:
 def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) -> list[Line]:
     """The charts of the chosen view below a heading, in exactly ``height`` lines."""
     if height < 4 or width < 20:
-        return filled([], width, height)
+        return fill_height([], width, height)
     views = views_of(page)
     view = state.view if state.view in views else "values"
     title, note = _VIEWS[view]
@@ -371,8 +380,8 @@ def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) ->
     lines = [rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")]
     for first in range(0, across * down, across):
         row = [_drawn(*picture, width // across, room // down) for picture in drawings[first : first + across]]
-        lines += [fit_line(line, width) for line in beside(*row)]
-    return filled([*filled(lines, width, height - len(below)), *below], width, height)
+        lines += [fit_line(line, width) for line in join_blocks(*row)]
+    return fill_height([*fill_height(lines, width, height - len(below)), *below], width, height)
 
 
 Picture = tuple[Drawing, float | None, str]
