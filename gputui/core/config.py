@@ -172,7 +172,9 @@ def locate(
 ) -> Workspace:
     """The workspace of ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG
     directories. Links are followed: a run's processes are known by its folder."""
-    env = dict(os.environ) if environ is None else environ
+    env = environ
+    if env is None:
+        env = dict(os.environ)
     chosen = home or env.get("GPUTUI_HOME") or checkout
     if chosen:
         base = Path(os.path.realpath(Path(chosen).expanduser()))
@@ -224,8 +226,8 @@ def file_system_of(path: Path, mountinfo: str) -> str | None:
     best, best_type = "", None
     target = str(path)
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, tail = left.split(), right.split()
+        mount_part, _, right = line.partition(" - ")
+        fields, tail = mount_part.split(), right.split()
         if len(fields) < 5 or not tail:
             continue
         mount = fields[4].replace("\\040", " ")

@@ -43,11 +43,13 @@ _COMMAND_LINE_BYTES = 16 << 10
 class Redactor:
     """Takes out secrets by name and look, and the ``known`` values that must not appear."""
 
-    def __init__(self, known: Iterable[str] = ()) -> None:
-        texts = {each for each in known if REDACTED not in each and can_be_found(each)}
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        texts = {secret for secret in secrets if REDACTED not in secret and can_be_found(secret)}
         # The longest first: one secret may begin with another.
-        ordered = sorted(texts, key=lambda each: (-len(each), each))
-        self._known = re.compile("|".join(map(known_pattern, ordered))) if ordered else None
+        ordered = sorted(texts, key=lambda secret: (-len(secret), secret))
+        self._known = None
+        if ordered:
+            self._known = re.compile("|".join(map(known_pattern, ordered)))
         self.known = frozenset(texts)
 
     def without_known(self, text: str) -> str:
@@ -96,15 +98,15 @@ def redact_text(text: str) -> str:
     return _hide(text, [])
 
 
-def _hide(text: str, found: list[str]) -> str:
-    """As `redact_text`; ``found`` gets what was hidden, but for what is known by its look. The work
+def _hide(text: str, hidden_values: list[str]) -> str:
+    """As `redact_text`; ``hidden_values`` gets what was hidden, but for what is known by its look. The work
     grows with the text's length only: whoever writes a log must not be able to stop the agent."""
 
     def cut(match: re.Match[str]) -> str:
         before: str = next(group for group in match.groups() if group is not None)
         hidden = match[0][len(before) :]
         if not hidden.startswith(REDACTED[:-1]):
-            found.append(hidden)
+            hidden_values.append(hidden)
         return f"{before}{REDACTED}"
 
     text = SECRET_TEXT.sub(REDACTED, text)
@@ -115,14 +117,16 @@ def _hide(text: str, found: list[str]) -> str:
     if "curl" in text:
         text = CURL_USER.sub(cut, text)
     text = AUTHORIZATION.sub(cut, COOKIE.sub(cut, text))
-    return redact_named(text, is_secret_in_text, found)
+    return redact_named(text, is_secret_in_text, hidden_values)
 
 
-def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: list[str] | None = None) -> str:
+def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], hidden_values: list[str] | None = None) -> str:
     """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name
     value``. ``is_secret`` gets the name, the value (first a dash), and whether the name may be a
-    mere word (``name: value``). ``found`` gets the values."""
-    hidden: list[str] = [] if found is None else found
+    mere word (``name: value``). ``hidden_values`` gets the values."""
+    hidden: list[str] = []
+    if hidden_values is not None:
+        hidden = hidden_values
     if "=" in text or ":" in text:
         text = _without_named(ASSIGNED, text, is_secret, hidden)
     if "-" in text:
@@ -136,16 +140,19 @@ def _without_named(
     """``head`` ends where a value begins. What is no secret's name is passed over alone: behind it
     may be one (``ValueError: password=x``)."""
     pieces, done = [], 0
-    for found in head.finditer(text):
-        name, is_word = found["name"].lstrip("-"), found["between"].lstrip().startswith(":")
-        if found.start() < done or not is_secret(name, "-", is_word) or MARKED.match(text, found.end()):
+    for match in head.finditer(text):
+        name, is_word = match["name"].lstrip("-"), match["between"].lstrip().startswith(":")
+        if match.start() < done or not is_secret(name, "-", is_word) or MARKED.match(text, match.end()):
             continue
-        value = VALUE.match(text, found.end())
-        bare = "" if value is None else value[0].strip("\\\"'")
-        if value is None or not bare or not is_secret(name, bare, is_word):
+        value = VALUE.match(text, match.end())
+        if value is None:
             continue
-        opening = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))]
-        closing = opening if opening in ("'", '"') and len(value[0]) > 1 and value[0][-1] == opening else ""
+        bare = value[0].strip("\\\"'")
+        if not bare or not is_secret(name, bare, is_word):
+            continue
+        opening, closing = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))], ""
+        if opening in ("'", '"') and len(value[0]) > 1 and value[0][-1] == opening:
+            closing = opening
         pieces += [text[done : value.start()], opening, REDACTED, closing]
         if head is ASSIGNED or not bare.startswith("--"):
             hidden.append(bare)
@@ -158,18 +165,22 @@ def _without_named(
 def redact(env: Mapping[str, str]) -> dict[str, str]:
     """An environment as it may be shown: secrets by name vanish whole, those within a value are cut
     out. An empty value stays, for it shows that something is missing."""
-    return {
-        name: REDACTED if value and is_secret_variable(name, value) else redact_text(value)
-        for name, value in env.items()
-    }
+    redacted = {}
+    for name, value in env.items():
+        if value and is_secret_variable(name, value):
+            redacted[name] = REDACTED
+        else:
+            redacted[name] = redact_text(value)
+    return redacted
 
 
 def redact_params(params: Mapping[str, Value]) -> dict[str, Value]:
     """Parameters as they may be shown. Only text is ever replaced."""
-    shown: dict[str, Any] = {
-        name: BY_LOOK.named(name, value) if isinstance(value, str) else value for name, value in params.items()
-    }
-    return shown
+    redacted: dict[str, Any] = dict(params)
+    for name, value in params.items():
+        if isinstance(value, str):
+            redacted[name] = BY_LOOK.named(name, value)
+    return redacted
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
@@ -177,18 +188,18 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
     return _hide_argv(argv, [])
 
 
-def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
-    """As `redact_argv`; ``found`` gets what was hidden but what looks like an option."""
-    shown: list[str] = []
+def _hide_argv(argv: Sequence[str], hidden_values: list[str]) -> tuple[str, ...]:
+    """As `redact_argv`; ``hidden_values`` gets what was hidden but what looks like an option."""
+    redacted: list[str] = []
     hide_next = False
     is_curl = False
     for at, token in enumerate(argv):
         # What looks like an option may be a value where it has none itself.
         has_none = "=" not in token and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
         if hide_next and (not token.startswith("--") or has_none):
-            shown.append(REDACTED if token else token)
+            redacted.append(token and REDACTED)
             if not token.startswith("--"):
-                found.append(token)
+                hidden_values.append(token)
             hide_next = False
             continue
         option = f"{argv[at - 1]} " if argv[at - 1] in ("-u", "-U", "--user", "--proxy-user") else ""
@@ -199,24 +210,24 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
         )
         hide_next = is_secret and token.startswith("-") and not equals
         if is_secret and equals and value:
-            shown.append(f"{name}={REDACTED}")
-            found.append(value)
+            redacted.append(f"{name}={REDACTED}")
+            hidden_values.append(value)
         elif is_curl and (user := CURL_USER.fullmatch(before := option + token)) is not None:
-            shown.append(f"{user['before'][len(before) - len(token) :]}{REDACTED}")
-            found.append(before[user.end("before") :])
+            redacted.append(f"{user['before'][len(before) - len(token) :]}{REDACTED}")
+            hidden_values.append(before[user.end("before") :])
         else:
-            shown.append(_hide(token, found))
+            redacted.append(_hide(token, hidden_values))
         is_curl = is_curl or token.rpartition("/")[2] == "curl"
-    return tuple(shown)
+    return tuple(redacted)
 
 
 def redact_command_line(raw: bytes) -> str:
     """The words of /proc/PID/cmdline as one line that may be stored and shown, quoted as a shell wants them."""
-    shown = redact_argv(raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0"))
-    if len(shown) == 1:
+    arguments = redact_argv(raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0"))
+    if len(arguments) == 1:
         # A process that names itself, as "sshd: ada", has one word with spaces.
-        return shown[0].strip()
-    return " ".join(map(_quoted, shown))
+        return arguments[0].strip()
+    return " ".join(map(_quoted, arguments))
 
 
 def _quoted(word: str) -> str:
@@ -232,12 +243,16 @@ def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequen
     anywhere else: secret by their names, or found within a text. What is known by its look needs no
     list."""
     texts = {name: value for name, value in params.items() if isinstance(value, str)}
-    found = [value for name, value in env.items() if is_secret_variable(name, value)]
-    found += [value for name, value in texts.items() if is_secret_parameter(name)]
+    candidates = [value for name, value in env.items() if is_secret_variable(name, value)]
+    candidates += [value for name, value in texts.items() if is_secret_parameter(name)]
     for text in (*env.values(), *texts.values()):
-        _hide(text, found)
+        _hide(text, candidates)
     for argv in argvs:
-        _hide_argv(argv, found)
+        _hide_argv(argv, candidates)
     # A placeholder or a variable of the shell is no value.
-    values = {each for each in found if "{" not in each and not each.startswith("$") and REDACTED not in each}
-    return {each for each in values if len(each) >= SHORTEST_SECRET}
+    values = {
+        candidate
+        for candidate in candidates
+        if "{" not in candidate and not candidate.startswith("$") and REDACTED not in candidate
+    }
+    return {value for value in values if len(value) >= SHORTEST_SECRET}

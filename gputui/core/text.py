@@ -66,14 +66,14 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
     room = width - len(ellipsis)
     if PLAIN.issuperset(text):
         return text[:room] + ellipsis
-    kept = ""
+    clipped = ""
     used = 0
     for char in text:
         used += char_width(char)
         if used > room:
             break
-        kept += char
-    return kept + ellipsis
+        clipped += char
+    return clipped + ellipsis
 
 
 def clip_middle(text: str, width: int) -> str:
@@ -151,23 +151,25 @@ def clean(text: str) -> str:
         return text
     text = SEQUENCE.sub("\x1b", _DECORATION.sub("", text))
     text = unicodedata.normalize("NFC", text.translate(_REDUCED)).expandtabs(_TAB_COLUMNS)
-    shown: list[str] = []
+    characters: list[str] = []
     marks = MARKS_PER_CHARACTER  # a mark with no character in front has nothing to sit on
     for char in text:
         if char in PLAIN:
-            shown.append(char)
+            characters.append(char)
             marks = 0
             continue
         category = unicodedata.category(char)
         if category[0] == "M" and char not in _INVISIBLE:
             marks += 1
-            shown.append(char if marks <= MARKS_PER_CHARACTER else REPLACEMENT)
+            if marks > MARKS_PER_CHARACTER:
+                char = REPLACEMENT
+            characters.append(char)
             continue
-        if char == _ZERO_WIDTH_JOINER and shown and unicodedata.category(shown[-1]) == "So":
+        if char == _ZERO_WIDTH_JOINER and characters and unicodedata.category(characters[-1]) == "So":
             continue
         marks = 0
-        shown.append(_visible(char, category))
-    return "".join(shown)
+        characters.append(_visible(char, category))
+    return "".join(characters)
 
 
 def _visible(char: str, category: str) -> str:

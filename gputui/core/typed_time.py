@@ -22,8 +22,8 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
     """The moment in UTC unix seconds: the newest time of day, one in ISO 8601, or one before ``now``.
     ``zone`` is that of the text, by default the machine's. Raises TypedTimeError."""
     typed = text.strip()
-    span = typed[1:] if typed.startswith("-") else None
-    at = _moment(typed, now, zone, None if span is None else (-1, span), EXAMPLES)
+    span = (-1, typed[1:]) if typed.startswith("-") else None
+    at = _moment(typed, now, zone, span, EXAMPLES)
     if _CLOCK.fullmatch(typed) is not None and at > now:
         at = _moment(typed, now, zone, None, EXAMPLES, days=-1)
     if at > now:
@@ -34,8 +34,8 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
 def parse_begin(text: str, now: float, zone: tzinfo | None = None) -> float:
     """As `parse_moment`, a moment to come: the next time of day, one in ISO 8601, or one after ``now``."""
     typed = text.strip()
-    span = typed[2:] if typed.startswith("in ") else None
-    at = _moment(typed, now, zone, None if span is None else (1, span), COMING)
+    span = (1, typed[2:]) if typed.startswith("in ") else None
+    at = _moment(typed, now, zone, span, COMING)
     if _CLOCK.fullmatch(typed) is not None and at <= now:
         at = _moment(typed, now, zone, None, COMING, days=1)
     if at <= now:
@@ -48,18 +48,19 @@ def _moment(
 ) -> float:
     """A moment: a span before (-1) or after (1) ``now``, a time of day, ``days`` from today, or one in ISO 8601."""
     try:
-        seconds = None if span is None else parse_duration(span[1])
-        if span is not None and seconds is not None:
+        if span is not None and (seconds := parse_duration(span[1])) is not None:
             return datetime.fromtimestamp(now + span[0] * seconds, zone).timestamp()
         clock = _CLOCK.fullmatch(typed)
         if clock is None:
             return _in_zone(datetime.fromisoformat(typed), zone)
         today = datetime.fromtimestamp(now, zone).date()
-        shown = datetime.fromisoformat(f"{today} {clock[1]:0>2}{typed[len(clock[1]) :]}")
-        return _in_zone(shown + timedelta(days=days), zone)
+        moment = datetime.fromisoformat(f"{today} {clock[1]:0>2}{typed[len(clock[1]) :]}")
+        return _in_zone(moment + timedelta(days=days), zone)
     except (ValueError, OverflowError, OSError):
         raise TypedTimeError(f"{typed!r} is not a time; type one such as {examples}") from None
 
 
-def _in_zone(shown: datetime, zone: tzinfo | None) -> float:
-    return (shown if shown.tzinfo is not None else shown.replace(tzinfo=zone)).timestamp()
+def _in_zone(moment: datetime, zone: tzinfo | None) -> float:
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=zone)
+    return moment.timestamp()

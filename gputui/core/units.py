@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+Figure = TypeVar("Figure", int, float)
 
 UNKNOWN: Final = "–"
 LEAST_PLAIN: Final = 1e-4
@@ -65,7 +66,9 @@ def _scientific(value: float, decimals: int) -> str:
 def bytes_text(count_bytes: float) -> str:
     """Memory and file sizes in binary units: "347 GiB", "1.5 MiB", "12 B"."""
     value, unit = _scaled(count_bytes, 1024, _BINARY)
-    return f"{_three_digits(value) if unit != 'B' else round(value)} {unit}"
+    if unit == "B":
+        return f"{round(value)} B"
+    return f"{_three_digits(value)} {unit}"
 
 
 @_of_numbers
@@ -186,12 +189,18 @@ def duration(seconds: float) -> str:
         return f"{sign}{whole} s"
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
-        return f"{sign}{minutes} min" + (f" {rest} s" if rest else "")
+        return _two_units(f"{sign}{minutes} min", rest, "s")
     hours, minutes = divmod(round(seconds / 60), 60)
     if hours < 24:
-        return f"{sign}{hours} h" + (f" {minutes} min" if minutes else "")
+        return _two_units(f"{sign}{hours} h", minutes, "min")
     days, hours = divmod(round(seconds / 3600), 24)
-    return f"{sign}{days} d" + (f" {hours} h" if hours else "")
+    return _two_units(f"{sign}{days} d", hours, "h")
+
+
+def _two_units(larger: str, number: int, unit: str) -> str:
+    if number == 0:
+        return larger
+    return f"{larger} {number} {unit}"
 
 
 @_of_numbers
@@ -207,17 +216,31 @@ def age(seconds: float) -> str:
 
 def ago(seconds: float | None) -> str:
     """The same as a phrase: "just now", "47 s ago"."""
-    words = age(seconds)
-    if words == "now":
+    text = age(seconds)
+    if text == "now":
         return "just now"
-    return f"{words} ago"
+    return f"{text} ago"
+
+
+def sum_of_known(figures: Iterable[Figure | None]) -> Figure | None:
+    """The sum of the figures that are known; None if none is."""
+    known_figures = [figure for figure in figures if figure is not None]
+    if not known_figures:
+        return None
+    return sum(known_figures)
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
     """The texts of numbers, padded so that right-aligned decimal points are below each other."""
-    ends = [len(text) - text.index(".") if "." in text else 0 for text in texts]
-    widest = max(ends, default=0)
-    return [text + " " * (widest - end) if text != UNKNOWN else text for text, end in zip(texts, ends, strict=True)]
+    # What follows the point, with it.
+    widths = [len("".join(text.partition(".")[1:])) for text in texts]
+    widest = max(widths, default=0)
+    padded = []
+    for text, width in zip(texts, widths, strict=True):
+        if text != UNKNOWN:
+            text += " " * (widest - width)
+        padded.append(text)
+    return padded
 
 
 def index_ranges(values: Sequence[int]) -> str:
@@ -228,4 +251,10 @@ def index_ranges(values: Sequence[int]) -> str:
             parts[-1].append(value)
         else:
             parts.append([value])
-    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+    return ", ".join(map(_range, parts))
+
+
+def _range(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return f"{numbers[0]}–{numbers[-1]}"

@@ -101,7 +101,7 @@ def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPat
         elif target["kind"] not in REMOTE_KINDS:
             kind = str(target["kind"])
             meant = nearest(kind, list(REMOTE_KINDS))
-            yield (*at, "kind"), {"expected": f"one of {', '.join(REMOTE_KINDS)}", "found": kind, "nearest": meant}
+            yield (*at, "kind"), {"expected": f"one of {', '.join(REMOTE_KINDS)}", "actual": kind, "nearest": meant}
         else:
             try:
                 stored_target(target)

@@ -74,17 +74,22 @@ def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) ->
         root = yaml.compose(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
+        code = error.character
+        if not isinstance(code, int):
+            code = ord(str(code)[:1] or "\0")
         raise YamlError(f"not valid YAML: the character U+{code:04X} is not allowed", Mark(line, 1)) from error
     except yaml.MarkedYAMLError as error:
         mark = _mark(error.problem_mark or error.context_mark)
         raise YamlError(f"not valid YAML: {_in_words(error.problem or error.context or '')}", mark) from error
     except (ValueError, OverflowError, RecursionError) as error:
         # PyYAML converts the number of an escaped character, or of a version, without a check.
-        words = f"more than {MAX_DEPTH} levels deep" if isinstance(error, RecursionError) else "a number is too large"
-        raise YamlError(f"not valid YAML: {words}", None) from error
-    document = Document(None, {(): Mark(1, 1) if root is None else _mark(root.start_mark)})
+        reason = "a number is too large"
+        if isinstance(error, RecursionError):
+            reason = f"more than {MAX_DEPTH} levels deep"
+        raise YamlError(f"not valid YAML: {reason}", None) from error
+    document = Document(None, {(): Mark(1, 1)})
     if root is not None:
+        document.marks[()] = _mark(root.start_mark)
         document.data = _Builder(document, is_literal).build(root, (), ())
     return document
 
@@ -144,7 +149,10 @@ class _Builder:
         for key, value in node.value:
             if not _is_merge(key):
                 continue
-            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            sources = [value]
+            if isinstance(value, yaml.SequenceNode):
+                sources = value.value
+            for source in sources:
                 if not isinstance(source, yaml.MappingNode):
                     raise YamlError("<< takes a mapping, or a list of mappings", _mark(key.start_mark))
                 self._enter(source, parents)
@@ -180,7 +188,8 @@ def plain_value(text: str) -> str | int | float | bool | None:
     digits = text.replace("_", "")
     try:
         if match := _INTEGER.fullmatch(text):
-            return int(digits, 0 if match.group(1)[1:2] in ("b", "o", "x") else 10)
+            base = 0 if match.group(1)[1:2] in ("b", "o", "x") else 10
+            return int(digits, base)
         if _FLOAT.fullmatch(text):
             return float(digits)
     except ValueError:

@@ -56,14 +56,15 @@ def problem_at(
     *,
     mark: Mark | None = None,
     expected: str | None = None,
-    found: str | None = None,
+    actual: str | None = None,
     nearest: str | None = None,
 ) -> Problem:
     """A problem at a place, with its line. ``mark`` is the place of a duplicate key."""
     at = mark or document.mark(place)
     while place and place not in document.marks:
         place = place[:-1]  # a key that is not in the file, such as the default of a parameter's short form
-    return Problem(shown_path(path), at.line, at.column, ".".join(map(str, place)), problem, expected, found, nearest)
+    key = ".".join(map(str, place))
+    return Problem(shown_path(path), at.line, at.column, key, problem, expected, actual, nearest)
 
 
 def given_twice(path: Path, document: Document) -> list[Problem]:

@@ -82,14 +82,17 @@ def problem(what: str, *, at: KeyPath = ()) -> PydanticCustomError:
 
 def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: str = "") -> BeforeValidator:
     """The bounds of a finite number; ``what`` describes it more precisely than "a number"."""
-    what = what or ("a whole number" if whole else "a number")
-    sentence = f"{what} from {least:.12g}" + ("" if most >= UNBOUNDED else f" to {most:.12g}")
+    if not what:
+        what = "a whole number" if whole else "a number"
+    sentence = f"{what} from {least:.12g}"
+    if most < UNBOUNDED:
+        sentence = f"{sentence} to {most:.12g}"
 
-    def check(given: Any) -> object:
-        is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not (is_number and least <= given <= most and math.isfinite(given)) or (whole and given % 1):
+    def check(value: Any) -> object:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and least <= value <= most and math.isfinite(value)) or (whole and value % 1):
             raise expected(sentence)
-        return given
+        return value
 
     return BeforeValidator(check)
 
@@ -100,13 +103,14 @@ F = TypeVar("F", bound=Model)
 def validated(document: Document, path: Path, form: type[F], context: str | None = None) -> F:
     """The content of a file as its model. Raises ProfileError with every problem and its place."""
     problems = given_twice(path, document)
+    data = {} if document.data is None else document.data
     try:
-        found = form.model_validate({} if document.data is None else document.data, context=context)
+        model = form.model_validate(data, context=context)
     except ValidationError as error:
         problems += [problem_at(path, document, place, **what) for place, what in findings(error, form)]
     if problems:
         raise ProfileError(problems)
-    return found
+    return model
 
 
 def findings(
@@ -136,18 +140,19 @@ def _model_at(form: Any, place: KeyPath) -> Any:
     """The model or dataclass of the mapping at a place inside ``form``."""
     for part in place:
         form = _inside(form)
-        form = keys[part] if (keys := _keys(form)) else [kind for kind in get_args(form) if kind is not ...][-1]
+        keys, kinds = _keys(form), [kind for kind in get_args(form) if kind is not ...]
+        form = keys[part] if keys else kinds[-1]
     return _inside(form)
 
 
 def _keys(form: Any) -> dict[Any, Any]:
     """The types of a form's keys by their names in the file; empty for another type."""
     if isinstance(form, type) and issubclass(form, Model):
-        return {one.alias or name: one.annotation for name, one in form.model_fields.items()}
+        return {info.alias or name: info.annotation for name, info in form.model_fields.items()}
     if not is_dataclass(form):
         return {}
     hints = get_type_hints(form, include_extras=True)
-    return {one.metadata.get("alias", one.name): hints[one.name] for one in fields(form) if one.metadata}
+    return {field.metadata.get("alias", field.name): hints[field.name] for field in fields(form) if field.metadata}
 
 
 def _inside(kind: Any) -> Any:
@@ -158,32 +163,36 @@ def _inside(kind: Any) -> Any:
 
 
 def _finding(detail: ErrorDetails, place: KeyPath) -> tuple[KeyPath, dict[str, Any]]:
-    kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
+    kind, context, value = detail["type"], detail.get("ctx") or {}, detail["input"]
     # A value of the environment may be a secret.
-    found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)
+    actual = None
+    if place[:1] != ("env",) or len(place) == 1:
+        actual = shown_value(value)
     if kind == "missing":
         return place[:-1], {"problem": f"the key {place[-1]} is missing"}
     if kind == _PROBLEM:
         return (*place, *context["at"]), {"problem": context["what"]}
     if kind == _EXPECTED:
-        return place, {"expected": context["what"], "found": found}
+        return place, {"expected": context["what"], "actual": actual}
     if kind == "value_error":
         error = context["error"]
-        return place, {"expected": str(error), "found": found} if isinstance(error, ExpectedError) else {
-            "problem": str(error)
-        }
+        if isinstance(error, ExpectedError):
+            return place, {"expected": str(error), "actual": actual}
+        return place, {"problem": str(error)}
     if kind == "literal_error":
         options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        meant = nearest(given, options) if isinstance(given, str) else None
+        meant = None
+        if isinstance(value, str):
+            meant = nearest(value, options)
         if meant is not None and len(options) > _OPTIONS_SHOWN:
-            return place, {"problem": f"there is no {found}", "nearest": meant}
-        return place, {"expected": one_of(options), "found": found, "nearest": meant}
+            return place, {"problem": f"there is no {actual}", "nearest": meant}
+        return place, {"expected": one_of(options), "actual": actual, "nearest": meant}
     if kind == "string_pattern_mismatch":
-        return place, {"expected": _PATTERNS[str(place[-1])], "found": found}
-    if kind == "string_type" and isinstance(given, bool | int | float):
-        return place, {"expected": "text (put it in quotes)", "found": found}
-    if kind == "string_type" and isinstance(given, dict):
-        return place, {"expected": f"text ({IN_QUOTES})", "found": found}
+        return place, {"expected": _PATTERNS[str(place[-1])], "actual": actual}
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return place, {"expected": "text (put it in quotes)", "actual": actual}
+    if kind == "string_type" and isinstance(value, dict):
+        return place, {"expected": f"text ({IN_QUOTES})", "actual": actual}
     if kind in _EXPECTATIONS:
-        return place, {"expected": _EXPECTATIONS[kind].format(**context), "found": found}
+        return place, {"expected": _EXPECTATIONS[kind].format(**context), "actual": actual}
     return place, {"problem": detail["msg"]}

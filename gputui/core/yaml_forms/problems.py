@@ -31,20 +31,19 @@ class Problem(Struct, frozen=True):
     key: str
     problem: str | None = None
     expected: str | None = None
-    found: str | None = None
+    actual: str | None = None
     nearest: str | None = None
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
-        parts = [where, self.key] if self.key else [where]
-        return clean(": ".join([*parts, self._message()]))
+        return clean(": ".join(filter(None, (where, self.key, self._message()))))
 
     def _message(self) -> str:
         what = self.problem or f"expected {self.expected}"
         if self.problem and self.expected:
             what += f": expected {self.expected}"
-        if self.found is not None:
-            what += f", found {self.found}"
+        if self.actual is not None:
+            what += f", found {self.actual}"
         if self.nearest is not None:
             what += f"; did you mean {self.nearest}?"
         return what
@@ -106,9 +105,9 @@ def shorten(text: str) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of ``names`` closest to ``name``, or None; case and dashes do not count."""
     plain = {_plain(candidate): candidate for candidate in names}
-    found = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
-    if found:
-        return plain[found[0]]
+    matches = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
+    if matches:
+        return plain[matches[0]]
     return None
 
 
@@ -124,30 +123,33 @@ def nearest_file(name: str, names: Iterable[str]) -> str | None:
     """As `nearest`, for files. A common suffix alone does not make names similar."""
     listed = list(names)
     stem = PurePath(name).stem
-    same = {PurePath(each).stem: each for each in reversed(listed) if PurePath(each).suffix == PurePath(name).suffix}
-    others = {each: each for each in listed if each not in same.values()}
-    found = nearest(stem, same)
-    if found is not None:
-        return same[found]
+    same = {PurePath(file).stem: file for file in reversed(listed) if PurePath(file).suffix == PurePath(name).suffix}
+    others = {file: file for file in listed if file not in same.values()}
+    nearest_stem = nearest(stem, same)
+    if nearest_stem is not None:
+        return same[nearest_stem]
     return nearest(name, others)
 
 
 def not_one_of(
-    what: str, name: str, known: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})
+    what: str, name: str, options: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, str | None]:
     """The message for an unknown name, and the nearest known one. ``other_names`` maps names of
     other tools to names here."""
-    names = list(known)
+    names = list(options)
     meant = other_names.get(_plain(name)) or nearest(name, names)
-    return f"unknown {what}" + ("" if meant else f"; there are {', '.join(names)}"), meant
+    message = f"unknown {what}"
+    if not meant:
+        message = f"{message}; there are {', '.join(names)}"
+    return message, meant
 
 
 def one_of(names: Iterable[object]) -> str:
     """``a, b or c``."""
-    words = [str(name) for name in names]
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+    options = [str(name) for name in names]
+    if len(options) == 1:
+        return options[0]
+    return f"{', '.join(options[:-1])} or {options[-1]}"
 
 
 def _plain(name: str) -> str:

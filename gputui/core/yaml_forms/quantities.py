@@ -25,10 +25,10 @@ DURATION_PATTERN = r"^\s*([0-9]{1,9}(\.[0-9]+)?\s*([sSmMhHdDwWyY]|[mM][iI][nN])\
 """The pattern of durations for JSON Schema."""
 
 
-def is_number(given: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a finite number that a float can hold."""
     try:
-        return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
         return False
 
