@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from gputui.core.units import sum_of_known
 from gputui.store.series import GpuSample
 
 # States in which the values of a GPU are outdated.
@@ -35,29 +37,26 @@ def totals(readings: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTota
     index wins. Lost and unreadable GPUs are only counted."""
     listed = list(readings)
     gpus = [gpu for gpu in listed if gpu.state not in _GONE]
-    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
-    reserved = [gpu.memory_reserved_bytes for gpu in gpus if gpu.memory_reserved_bytes is not None]
-    total = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
-    utilization = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
-    power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
-    limit = [gpu.power_limit_watts for gpu in gpus if gpu.power_limit_watts is not None]
+    utilization = None
+    if shares := [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]:
+        utilization = sum(shares) / len(shares)
     warm = [
         (-gpu.temperature_celsius, indices.get(gpu.uuid, len(indices)), gpu.uuid)
         for gpu in gpus
         if gpu.temperature_celsius is not None
     ]
-    hottest = min(warm, default=None)
-    return GpuTotals(
+    totals = GpuTotals(
         gpu_count=len(listed),
         answering_count=sum(gpu.state == "ok" for gpu in gpus),
         lost_count=sum(gpu.state == "lost" for gpu in listed),
-        memory_used_bytes=sum(used) if used else None,
-        memory_reserved_bytes=sum(reserved) if reserved else None,
-        memory_total_bytes=sum(total) if total else None,
-        utilization_percent=sum(utilization) / len(utilization) if utilization else None,
-        power_watts=sum(power) if power else None,
-        power_limit_watts=sum(limit) if limit else None,
-        hottest_index=indices.get(hottest[2]) if hottest else None,
-        hottest_uuid=hottest[2] if hottest else None,
-        hottest_celsius=-hottest[0] if hottest else None,
+        memory_used_bytes=sum_of_known(gpu.memory_used_bytes for gpu in gpus),
+        memory_reserved_bytes=sum_of_known(gpu.memory_reserved_bytes for gpu in gpus),
+        memory_total_bytes=sum_of_known(gpu.memory_total_bytes for gpu in gpus),
+        utilization_percent=utilization,
+        power_watts=sum_of_known(gpu.power_watts for gpu in gpus),
+        power_limit_watts=sum_of_known(gpu.power_limit_watts for gpu in gpus),
     )
+    if not warm:
+        return totals
+    celsius, _, uuid = min(warm)
+    return replace(totals, hottest_index=indices.get(uuid), hottest_uuid=uuid, hottest_celsius=-celsius)

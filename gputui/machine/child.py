@@ -41,6 +41,7 @@ def run_child(
 ) -> ChildOutput:
     """Run a command in a new session, and kill the session at the deadline. Raises ChildError if it
     cannot be started or is not over in time."""
+    env = None if environ is None else dict(environ)
     try:
         process = subprocess.Popen(
             list(argv),
@@ -48,7 +49,7 @@ def run_child(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=None if environ is None else dict(environ),
+            env=env,
             cwd=workdir,
         )
     except (OSError, ValueError) as error:

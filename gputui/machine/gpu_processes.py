@@ -24,6 +24,12 @@ class ProcessOwner(Struct, frozen=True):
     command: str | None
 
 
+def _printable(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    return " "
+
+
 class GpuProcessReader:
     """Identifies PIDs, and caches results while (PID, start) stays the same.
 
@@ -49,7 +55,7 @@ class GpuProcessReader:
         if start_ticks != stat.start_ticks:
             owner = None
             if not self._must_use_driver or _uses_driver(pid):
-                command = "".join(letter if letter.isprintable() else " " for letter in command_of(pid))
+                command = "".join(map(_printable, command_of(pid)))
                 owner = ProcessOwner(stat.start_ticks, user_of(pid), command[:_COMMAND_MAX_CHARACTERS] or None)
             self._known[pid] = (stat.start_ticks, owner)
         return owner
@@ -57,7 +63,7 @@ class GpuProcessReader:
     def keep_only(self, pids: Iterable[int]) -> None:
         """Drop other PIDs from the cache, to bound its size."""
         keep = set(pids)
-        self._known = {pid: known for pid, known in self._known.items() if pid in keep}
+        self._known = {pid: identity for pid, identity in self._known.items() if pid in keep}
 
 
 def _uses_driver(pid: int) -> bool:

@@ -41,7 +41,8 @@ class HostSampler:
             self._swap_used_bytes = _swap_used_bytes()
             self._disk = _space(self._state_dir)
             self._shared = _space(_SHARED_MEMORY)
-        disk, shared = self._disk, self._shared
+        disk_used, disk_total = self._disk or (None, None)
+        shared_used, shared_total = self._shared or (None, None)
 
         def rate(name: str) -> float | None:
             if before is None or name not in counters or name not in before[1] or now <= before[0]:
@@ -61,10 +62,10 @@ class HostSampler:
             swap_used_bytes=self._swap_used_bytes,
             disk_read_bytes_per_second=rate("read"),
             disk_write_bytes_per_second=rate("write"),
-            disk_used_bytes=disk[0] if disk else None,
-            disk_total_bytes=disk[1] if disk else None,
-            shm_used_bytes=shared[0] if shared else None,
-            shm_total_bytes=shared[1] if shared else None,
+            disk_used_bytes=disk_used,
+            disk_total_bytes=disk_total,
+            shm_used_bytes=shared_used,
+            shm_total_bytes=shared_total,
             network_received_bytes_per_second=rate("received"),
             network_sent_bytes_per_second=rate("sent"),
         )

@@ -59,17 +59,17 @@ class XidEvents:
 
     def read(self) -> list[tuple[str, int]]:
         """Return (UUID, XID) of the events since the last call, without waiting."""
-        found: list[tuple[str, int]] = []
+        events: list[tuple[str, int]] = []
         if not self._uuids:
-            return found
+            return events
         # Any error ends the reading: usually a timeout. The fast tier reports a lost GPU.
         with contextlib.suppress(self._nvml.NVMLError):
-            while len(found) < _AT_ONCE_MAX:
+            while len(events) < _AT_ONCE_MAX:
                 data = self._nvml.nvmlEventSetWait_v2(self._set, 0)
                 uuid = self._uuids.get(_address(data.device))
                 if uuid is not None and data.eventType & _XID_CRITICAL_ERROR:
-                    found.append((uuid, int(data.eventData)))
-        return found
+                    events.append((uuid, int(data.eventData)))
+        return events
 
     def close(self) -> None:
         if self._set is not None:
@@ -176,9 +176,9 @@ class NvmlSource:
             return None
 
         unknown: dict[str, tuple[GpuProcess, ...] | None] = dict.fromkeys(self._gpus)
-        found = unknown | self._read_each(at, read)
-        self._reader.keep_only(process.pid for listed in found.values() for process in listed or ())
-        return ProcessTick(at=at, processes=found)
+        by_uuid = unknown | self._read_each(at, read)
+        self._reader.keep_only(process.pid for listed in by_uuid.values() for process in listed or ())
+        return ProcessTick(at=at, processes=by_uuid)
 
     def link_step(self) -> None:
         answering = [gpu for gpu in self._gpus.values() if gpu.handle is not None]
@@ -201,7 +201,9 @@ class NvmlSource:
         self._end_session()
 
     def _take_xids(self, at: float) -> None:
-        for uuid, code in self._xids.read() if self._xids is not None else ():
+        if self._xids is None:
+            return
+        for uuid, code in self._xids.read():
             self._events.append(GpuEvent(at=at, uuid=uuid, event="xid", code=code, text=xid_text(code)))
             if code == FALLEN_OFF_THE_BUS:
                 self._mark_lost(at, self._gpus[uuid], xid_text(code))
@@ -230,15 +232,18 @@ class NvmlSource:
         nvml = session.nvml
         driver_version = session.run("", "nvmlSystemGetDriverVersion", nvml.nvmlSystemGetDriverVersion)
         cuda = session.run("", "nvmlSystemGetCudaDriverVersion", nvml.nvmlSystemGetCudaDriverVersion_v2)
-        cuda_version = None if not cuda else f"{cuda // 1000}.{cuda % 1000 // 10}"
+        if driver_version is not None:
+            driver_version = str(driver_version) or None
+        cuda_version = None
+        if cuda:
+            cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
         handles: dict[str, Any] = {}
         unopened: list[str] = []
         for index in range(session.run("", "nvmlDeviceGetCount", nvml.nvmlDeviceGetCount) or 0):
             name = f"GPU {index}"
             try:
                 handle = session.ask(name, "nvmlDeviceGetHandleByIndex", index)
-                uuid = None if handle is None else session.text(name, "nvmlDeviceGetUUID", handle)
-                if uuid is None:
+                if handle is None or (uuid := session.text(name, "nvmlDeviceGetUUID", handle)) is None:
                     raise GpuGoneError(session.last_error.get(name, "not supported"))
                 self._admit(at, session, index, uuid, handle)
                 handles[uuid] = handle
@@ -252,8 +257,10 @@ class NvmlSource:
         self._xids = XidEvents(nvml, handles)
         self._lists = ProcessLists(session, self._reader)
         self._unopened = bool(unopened) or not self._gpus
-        problem = "; ".join(unopened) or (None if self._gpus else _NO_GPU)
-        return self._inventory(at, problem, str(driver_version) if driver_version else None, cuda_version)
+        problem = "; ".join(unopened) or None
+        if problem is None and not self._gpus:
+            problem = _NO_GPU
+        return self._inventory(at, problem, driver_version, cuda_version)
 
     def _miss(self, at: float, index: int, reason: str) -> None:
         """Keep a GPU that cannot be opened as a lost one, unless the one in its place was seen

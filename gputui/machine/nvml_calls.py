@@ -88,27 +88,27 @@ class Calls:
         """Return whether the GPU has not answered "not supported" to this call."""
         return (gpu, function, *args) not in self._never
 
-    def fields(self, gpu: str, handle: Any, wanted: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
+    def fields(self, gpu: str, handle: Any, requested: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
         """Several field values in one call: ID → (value, timestamp of the driver in microseconds),
         without unknown ones. ``wanted`` holds (field ID, scope) pairs; unsupported ones are removed
         from it. Raises GpuGoneError, DriverGoneError."""
-        if not wanted:
+        if not requested:
             return {}
-        answers = self.ask(gpu, "nvmlDeviceGetFieldValues", handle, tuple(wanted))
-        found: dict[int, tuple[float, int]] = {}
-        for pair, answer in zip(tuple(wanted), answers or (), strict=False):
+        answers = self.ask(gpu, "nvmlDeviceGetFieldValues", handle, tuple(requested))
+        by_field: dict[int, tuple[float, int]] = {}
+        for pair, answer in zip(tuple(requested), answers or (), strict=False):
             status = answer.nvmlReturn
             if status == 0:
                 kind = answer.valueType
                 if 0 <= kind < len(_FIELD_MEMBERS):
                     value = getattr(answer.value, _FIELD_MEMBERS[kind])
                     if value not in _BLANK:
-                        found[pair[0]] = (value, answer.timestamp)
+                        by_field[pair[0]] = (value, answer.timestamp)
             elif status in _FIELD_NEVER:
-                wanted.remove(pair)
+                requested.remove(pair)
             elif status in _GPU_GONE:
                 raise GpuGoneError(_GPU_GONE[status])
-        return found
+        return by_field
 
     def _guarded(self, gpu: str, key: tuple[object, ...], function: Callable[..., Any], *args: object) -> Any:
         try:

@@ -58,8 +58,8 @@ class ProcessLists:
         shares = None
         if listed:
             shares = self._calls.run(gpu, "nvmlDeviceGetProcessUtilization", partial(self._shares, gpu, handle))
-        found = [self._named(process, shares) for process in merged(listed)]
-        return tuple(sorted(found, key=lambda process: (-(process.memory_bytes or 0), process.pid)))
+        processes = [self._named(process, shares) for process in merged(listed)]
+        return tuple(sorted(processes, key=lambda process: (-(process.memory_bytes or 0), process.pid)))
 
     def _seldom_listed(self, gpu: str, handle: Any) -> list[GpuProcess]:
         """The graphics and MPS lists, often cached: then without processes that have ended
@@ -77,7 +77,9 @@ class ProcessLists:
 
     def _named(self, process: GpuProcess, shares: dict[int, int] | None) -> GpuProcess:
         """The process with its owner and its share of the GPU."""
-        share = None if shares is None else shares.get(process.pid, 0)
+        share = None
+        if shares is not None:
+            share = shares.get(process.pid, 0)
         owner = self._reader.identify(process.pid)
         if owner is None:
             return replace(process, sm_percent=share)
@@ -91,25 +93,27 @@ class ProcessLists:
             pointer = nvml._nvmlGetFunctionPointer(_FUNCTIONS[kind])
             rows = self._filled(nvml.c_nvmlProcessInfo_v2_t, lambda count, rows: pointer(handle, count, rows))
             blank = nvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
-            return [
-                GpuProcess(row.pid, None if row.usedGpuMemory == blank else row.usedGpuMemory, kind) for row in rows
-            ]
+            listed = []
+            for row in rows:
+                memory_bytes = None if row.usedGpuMemory == blank else row.usedGpuMemory
+                listed.append(GpuProcess(row.pid, memory_bytes, kind))
+            return listed
 
-        found: list[GpuProcess] | None = self._calls.run(gpu, _FUNCTIONS[kind], read)
-        return found
+        processes: list[GpuProcess] | None = self._calls.run(gpu, _FUNCTIONS[kind], read)
+        return processes
 
     def _shares(self, gpu: str, handle: Any) -> dict[int, int]:
         """PID → SM share since the previous call, in percent, without idle PIDs."""
         nvml = self._calls.nvml
         pointer = nvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
-        until = self._shares_until.get(gpu, 0)
+        measured_until = self._shares_until.get(gpu, 0)
         samples = self._filled(
             nvml.c_nvmlProcessUtilizationSample_t,
-            lambda count, samples: pointer(handle, samples, count, c_ulonglong(until)),
+            lambda count, samples: pointer(handle, samples, count, c_ulonglong(measured_until)),
         )
         # The driver sometimes reports stale samples and shares above 100.
-        fresh = [sample for sample in samples if sample.timeStamp > until and sample.smUtil <= 100]
-        self._shares_until[gpu] = max((sample.timeStamp for sample in fresh), default=until)
+        fresh = [sample for sample in samples if sample.timeStamp > measured_until and sample.smUtil <= 100]
+        self._shares_until[gpu] = max((sample.timeStamp for sample in fresh), default=measured_until)
         return {sample.pid: sample.smUtil for sample in sorted(fresh, key=lambda sample: sample.timeStamp)}
 
     def _filled(self, row_type: Any, fill: Callable[[Any, Any], int]) -> Any:
@@ -144,8 +148,10 @@ def merged(processes: Iterable[GpuProcess]) -> list[GpuProcess]:
     its memory."""
     by_pid: dict[int, GpuProcess] = {}
     for process in processes:
-        other = by_pid.get(process.pid, process)
-        known = [each.memory_bytes for each in (process, other) if each.memory_bytes is not None]
-        kind: Kind = "C" if "C" in (process.kind, other.kind) else other.kind
-        by_pid[process.pid] = replace(other, memory_bytes=max(known, default=None), kind=kind)
+        first = by_pid.get(process.pid, process)
+        sizes = [entry.memory_bytes for entry in (process, first) if entry.memory_bytes is not None]
+        kind: Kind = first.kind
+        if process.kind == "C":
+            kind = "C"
+        by_pid[process.pid] = replace(first, memory_bytes=max(sizes, default=None), kind=kind)
     return list(by_pid.values())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.nvml_calls import Calls
@@ -92,26 +93,29 @@ class Gpu:
         if with_clocks:
             self._read_sm_clock(calls)
         reasons = self.throttle_reasons
-        own_memory = None if isinstance(memory, UnifiedMemory) else memory
-        silent = all(value is None for value in (utilization, own_memory, temperature, power))
-        error = calls.last_error.get(uuid) if silent else None
-        return GpuSample(
+        sample = GpuSample(
             uuid=uuid,
-            state="error" if error else "ok",
-            detail=error,
-            utilization_percent=_percent(utilization.gpu) if utilization is not None else None,
-            memory_utilization_percent=_percent(utilization.memory) if utilization is not None else None,
-            memory_used_bytes=memory.used if memory is not None else None,
-            memory_reserved_bytes=memory.reserved if memory is not None else None,
-            memory_total_bytes=memory.total if memory is not None else None,
-            temperature_celsius=None if temperature is None else float(temperature),
             power_watts=power,
             power_limit_watts=self.power_limit_watts,
             sm_clock_mhz=self.sm_clock_mhz,
             memory_clock_mhz=self.memory_clock_mhz,
             performance_state=self.performance_state,
-            throttle_reasons=None if reasons is None else throttle_words(reasons),
         )
+        if utilization is not None:
+            busy, memory_busy = _percent(utilization.gpu), _percent(utilization.memory)
+            sample = replace(sample, utilization_percent=busy, memory_utilization_percent=memory_busy)
+        if memory is not None:
+            sizes = {"memory_used_bytes": memory.used, "memory_reserved_bytes": memory.reserved}
+            sample = replace(sample, memory_total_bytes=memory.total, **sizes)
+        if temperature is not None:
+            sample = replace(sample, temperature_celsius=float(temperature))
+        if reasons is not None:
+            sample = replace(sample, throttle_reasons=throttle_words(reasons))
+        has_own_memory = memory is not None and not isinstance(memory, UnifiedMemory)
+        is_silent = utilization is None and temperature is None and power is None and not has_own_memory
+        if is_silent and (error := calls.last_error.get(uuid)):
+            return replace(sample, state="error", detail=error)
+        return sample
 
     def read_slow(self, calls: Calls) -> GpuSlowSample:
         """Raises GpuGoneError, DriverGoneError."""
@@ -136,9 +140,11 @@ class Gpu:
             return None
 
         energy = value(_ENERGY_MILLIJOULES)
+        if energy is not None:
+            energy /= 1000.0
         return GpuSlowSample(
             uuid=uuid,
-            fan_percent=None if fan is None else float(fan),
+            fan_percent=_as_float(fan),
             memory_temperature_celsius=value(_MEMORY_TEMPERATURE) or None,  # some boards report 0 without a sensor
             pcie_generation=self.link.generation,
             pcie_width=self.link.width,
@@ -150,7 +156,7 @@ class Gpu:
             ecc_uncorrected=whole(_ECC_UNCORRECTED),
             row_remap_pending=flag(_REMAP_PENDING),
             row_remap_failed=flag(_REMAP_FAILED),
-            energy_joules=None if energy is None else energy / 1000.0,
+            energy_joules=energy,
             pcie_replays=whole(_PCIE_REPLAYS),
             encoder_percent=self.encoder_percent,
             decoder_percent=self.decoder_percent,
@@ -172,15 +178,18 @@ class Gpu:
         encoder = calls.ask(uuid, "nvmlDeviceGetEncoderUtilization", handle)
         decoder = calls.ask(uuid, "nvmlDeviceGetDecoderUtilization", handle)
         # Each comes with the time over which it was measured.
-        self.encoder_percent = None if encoder is None else _percent(encoder[0])
-        self.decoder_percent = None if decoder is None else _percent(decoder[0])
+        self.encoder_percent = self.decoder_percent = None
+        if encoder is not None:
+            self.encoder_percent = _percent(encoder[0])
+        if decoder is not None:
+            self.decoder_percent = _percent(decoder[0])
         received = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_RECEIVED)
         sent = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_SENT)
         self.link = Link(
             generation=calls.number(uuid, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
             width=calls.number(uuid, "nvmlDeviceGetCurrPcieLinkWidth", handle),
-            received_bytes_per_second=None if received is None else received * 1000.0,
-            sent_bytes_per_second=None if sent is None else sent * 1000.0,
+            received_bytes_per_second=_as_float(received, 1000.0),
+            sent_bytes_per_second=_as_float(sent, 1000.0),
         )
 
     def _read_sm_clock(self, calls: Calls) -> None:
@@ -192,7 +201,9 @@ class Gpu:
         uuid, handle = self.facts.uuid, self.handle
         self.memory_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY)
         state = calls.number(uuid, "nvmlDeviceGetPerformanceState", handle)
-        self.performance_state = state if state is not None and state <= _LAST_PERFORMANCE_STATE else None
+        self.performance_state = None
+        if state is not None and state <= _LAST_PERFORMANCE_STATE:
+            self.performance_state = state
 
     def _read_power_limit(self, calls: Calls) -> None:
         self.power_limit_watts = watts(calls.number(self.facts.uuid, "nvmlDeviceGetEnforcedPowerLimit", self.handle))
@@ -245,25 +256,39 @@ def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
     persistence = calls.number(uuid, "nvmlDeviceGetPersistenceMode", handle)
     mig = calls.ask(uuid, "nvmlDeviceGetMigMode", handle)
     memory = read_memory(calls, uuid, handle)
-    instant = calls.fields(uuid, handle, [(FIELD_POWER_INSTANT, 0)])
-    return GpuFacts(
+    has_instant_power = bool(calls.fields(uuid, handle, [(FIELD_POWER_INSTANT, 0)]))
+    facts = GpuFacts(
         uuid=uuid,
         index=index,
         name=calls.text(uuid, "nvmlDeviceGetName", handle) or "NVIDIA GPU",
-        pci_bus_id=str(pci.busId) if pci is not None else None,
-        memory_total_bytes=memory.total if memory is not None else None,
         power_limit_default_watts=watts(calls.number(uuid, "nvmlDeviceGetPowerManagementDefaultLimit", handle)),
-        power_limit_max_watts=watts(limits[1]) if limits is not None else None,
         temperature_slowdown_celsius=_threshold(calls, uuid, handle, _THRESHOLD_SLOWDOWN),
         temperature_shutdown_celsius=_threshold(calls, uuid, handle, _THRESHOLD_SHUTDOWN),
         pcie_generation_max=calls.number(uuid, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
         pcie_width_max=calls.number(uuid, "nvmlDeviceGetMaxPcieLinkWidth", handle),
-        compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
-        persistence_mode=None if persistence is None else bool(persistence),
-        mig_mode=None if mig is None else bool(mig[0]),
-        power_reading="instant" if instant else "driver",
         memory_is_unified=isinstance(memory, UnifiedMemory),
     )
+    if pci is not None:
+        facts = replace(facts, pci_bus_id=str(pci.busId))
+    if memory is not None:
+        facts = replace(facts, memory_total_bytes=memory.total)
+    if limits is not None:
+        facts = replace(facts, power_limit_max_watts=watts(limits[1]))
+    if capability is not None:
+        facts = replace(facts, compute_capability=f"{capability[0]}.{capability[1]}")
+    if persistence is not None:
+        facts = replace(facts, persistence_mode=bool(persistence))
+    if mig is not None:
+        facts = replace(facts, mig_mode=bool(mig[0]))
+    if has_instant_power:
+        facts = replace(facts, power_reading="instant")
+    return facts
+
+
+def _as_float(number: int | None, factor: float = 1.0) -> float | None:
+    if number is None:
+        return None
+    return number * factor
 
 
 def read_memory(calls: Calls, uuid: str, handle: Any) -> Any:

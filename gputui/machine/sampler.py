@@ -92,10 +92,10 @@ class Output:
         with self._lock:
             self._held.append(line)
             if is_last:
-                left = memoryview(b"".join(self._held))
+                unwritten = memoryview(b"".join(self._held))
                 self._held.clear()
-                while left:
-                    left = left[os.write(self._fd, left) :]
+                while unwritten:
+                    unwritten = unwritten[os.write(self._fd, unwritten) :]
 
 
 class GpuThread(threading.Thread):
@@ -143,7 +143,7 @@ class GpuThread(threading.Thread):
     def _loop(self) -> None:
         schedule = Schedule(self._interval, self._begin_at)
         recheck = ReadBackoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
-        known = self._announce(None, schedule, recheck)
+        inventory = self._announce(None, schedule, recheck)
         while not self._ending.is_set():
             self._apply_commands(schedule)
             for tier in schedule.due(time.monotonic()):
@@ -159,35 +159,35 @@ class GpuThread(threading.Thread):
                     self._source.link_step()
                 if self._ending.is_set():
                     return
-            known = self._recheck(known, schedule, recheck)
+            inventory = self._recheck(inventory, schedule, recheck)
             self._wake.wait(schedule.wait_seconds(time.monotonic()))
             self._wake.clear()
 
-    def _recheck(self, known: Inventory, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
+    def _recheck(self, inventory: Inventory, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
         """Reopen the source if it asks for this, each time after a longer wait."""
-        wanted = self._source.recheck_after_seconds()
+        recheck_seconds = self._source.recheck_after_seconds()
         now = time.monotonic()
-        if wanted is None:
+        if recheck_seconds is None:
             recheck.reset()
-            return known
+            return inventory
         if recheck.due_at is None:
-            recheck.fail(now, wanted)
+            recheck.fail(now, recheck_seconds)
         if recheck.due(now):
-            return self._announce(known, schedule, recheck)
-        return known
+            return self._announce(inventory, schedule, recheck)
+        return inventory
 
-    def _announce(self, known: Inventory | None, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
-        found = self._source.inventory(time.time())
-        schedule.set_gpu_count(len(found.gpus))
-        wanted = self._source.recheck_after_seconds()
-        if wanted is None:
+    def _announce(self, announced: Inventory | None, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
+        inventory = self._source.inventory(time.time())
+        schedule.set_gpu_count(len(inventory.gpus))
+        recheck_seconds = self._source.recheck_after_seconds()
+        if recheck_seconds is None:
             recheck.reset()
         else:
-            recheck.fail(time.monotonic(), wanted)
-        if known is None or (found.gpus, found.problem) != (known.gpus, known.problem):
-            self._output.add(found)
-            return found
-        return known
+            recheck.fail(time.monotonic(), recheck_seconds)
+        if announced is None or (inventory.gpus, inventory.problem) != (announced.gpus, announced.problem):
+            self._output.add(inventory)
+            return inventory
+        return announced
 
     def _apply_commands(self, schedule: Schedule) -> None:
         with self._lock:
@@ -264,13 +264,13 @@ class Sampler:
         self.should_end = True
 
 
-def start_successor(agent: int, words: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
-    """Start another agent, with the arguments ``words``, if the process ``agent`` has died without
+def start_successor(agent: int, arguments: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
+    """Start another agent, with these ``arguments``, if the process ``agent`` has died without
     ending this one, which began at ``began_at`` (monotonic). Start it again for as long as it fails
     at once, as on a full disk."""
-    until = time.monotonic() + _DYING_SECONDS
+    deadline = time.monotonic() + _DYING_SECONDS
     while os.getppid() == agent:
-        if should_end() or time.monotonic() >= until:
+        if should_end() or time.monotonic() >= deadline:
             return
         time.sleep(0.01)
     time.sleep(max(0.0, began_at + _SUCCESSOR_SECONDS - time.monotonic()))
@@ -279,7 +279,7 @@ def start_successor(agent: int, words: list[str], began_at: float, should_end: C
     for delay in itertools.chain(_AGAIN_SECONDS, itertools.repeat(_AGAIN_SECONDS[-1])):
         try:
             successor = subprocess.Popen(
-                [sys.executable, *words],
+                [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 stderr=sys.stderr,

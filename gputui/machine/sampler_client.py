@@ -110,7 +110,9 @@ class SamplerClient:
         can be created."""
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
-        self._spawn(time.monotonic() if now is None else now)
+        if now is None:
+            now = time.monotonic()
+        self._spawn(now)
 
     def fileno(self) -> int:
         """A descriptor that is readable when messages have arrived. Restarts of the sampler do not
@@ -187,7 +189,9 @@ class SamplerClient:
         self._partial = b""
         self._started_at = now
         self._tick_at = self._killed_at = None
-        self._unsent = None if self._occupants is None else WireCommand(self._occupants)
+        self._unsent = None
+        if self._occupants is not None:
+            self._unsent = WireCommand(self._occupants)
         self._sending = b""
         command = replace(self._command, interval_seconds=self._interval)
         # A single malloc arena, not one per thread, saves some MB.
@@ -228,9 +232,11 @@ class SamplerClient:
             self._reason = "the driver was updated; starting a fresh sampler"
             self._backoff.reset()
             return
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
-        stderr_tail = self._stderr_tail() if status > 0 else None
-        self._reason = f"the sampler {how}" + (f": {stderr_tail}" if stderr_tail else "")
+        self._reason = f"the sampler ended with status {status}"
+        if status < 0:
+            self._reason = f"the sampler was killed by {signal_name(-status)}"
+        elif status > 0 and (line := self._stderr_tail()):
+            self._reason = f"{self._reason}: {line}"
         self._backoff.fail(now)
 
     def _judge(self, now: float) -> SamplerHealth:
@@ -309,10 +315,12 @@ class SamplerClient:
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return None
-        own = [line.removeprefix(LOG_PREFIX) for line in lines if line.startswith(LOG_PREFIX)]
-        if not own:
+        lines_of_sampler = [line.removeprefix(LOG_PREFIX) for line in lines if line.startswith(LOG_PREFIX)]
+        if not lines_of_sampler:
             return None
-        return "".join(character for character in own[-1] if character.isprintable())[:_REASON_MAX_CHARACTERS]
+        return "".join(character for character in lines_of_sampler[-1] if character.isprintable())[
+            :_REASON_MAX_CHARACTERS
+        ]
 
 
 def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -33,10 +33,12 @@ FaultKind = Literal["lost", "hang", "xid", "hot", "throttle"]
 _LONG_SECONDS = 1_000_000_000
 
 
-def _bytes(given: object) -> int:
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    size = parse_size(given) if isinstance(given, str) else None
+def _bytes(setting: object) -> int:
+    if isinstance(setting, int) and not isinstance(setting, bool) and setting >= 0:
+        return setting
+    size = None
+    if isinstance(setting, str):
+        size = parse_size(setting)
     if size is None:
         raise expected("a size such as 16GiB")
     return size

@@ -130,11 +130,16 @@ class SimulatedGpu:
         load that was not there then: more, where this source began later."""
         index = self.facts.index
         wobble = noise(self.seed, index, int(at)) - 0.5
-        self.utilization = float(round(min(100.0, max(0.0, load_percent + 6.0 * wobble)))) if load_percent else 0.0
-        held = bool(reasons) or self.temperature >= _SLOWDOWN_CELSIUS
-        share = self.utilization / 100.0 * (0.55 if held else 0.88 + 0.04 * wobble)
+        self.utilization = 0.0
+        if load_percent:
+            self.utilization = float(round(min(100.0, max(0.0, load_percent + 6.0 * wobble))))
+        full_share = 0.88 + 0.04 * wobble
+        if reasons or self.temperature >= _SLOWDOWN_CELSIUS:
+            full_share = 0.55
+        share = self.utilization / 100.0 * full_share
         target = _IDLE_WATTS + 1.5 * index % 7 + (_LIMIT_WATTS - _IDLE_WATTS) * share
-        self.energy_joules += self.power * (0.0 if math.isinf(seconds) else seconds)
+        if math.isfinite(seconds):
+            self.energy_joules += self.power * seconds
         seconds = max(seconds, loaded_seconds)
         self.power = _approached(self.power, target, _POWER_INERTIA_SECONDS, seconds)
         target, inertia_seconds = _IDLE_CELSIUS + index % 4 + _CELSIUS_PER_WATT * self.power, _INERTIA_SECONDS
@@ -143,7 +148,11 @@ class SimulatedGpu:
         self.temperature = _approached(self.temperature, target, inertia_seconds, seconds)
         if self.temperature >= _SLOWDOWN_CELSIUS and _HOT not in reasons:
             reasons = (*reasons, _HOT)
-        busy = self.utilization > 0
+        clock_mhz, performance_state = _CLOCK_IDLE_MHZ, 8
+        if self.utilization > 0:
+            clock_mhz, performance_state = _CLOCK_MHZ, 0
+            if reasons:
+                clock_mhz = _CLOCK_HELD_MHZ
         return GpuSample(
             uuid=self.facts.uuid,
             utilization_percent=self.utilization,
@@ -154,9 +163,9 @@ class SimulatedGpu:
             temperature_celsius=float(round(self.temperature)),
             power_watts=round(self.power, 1),
             power_limit_watts=_LIMIT_WATTS,
-            sm_clock_mhz=(_CLOCK_HELD_MHZ if reasons else _CLOCK_MHZ) if busy else _CLOCK_IDLE_MHZ,
+            sm_clock_mhz=clock_mhz,
             memory_clock_mhz=_MEMORY_CLOCK_MHZ,
-            performance_state=0 if busy else 8,
+            performance_state=performance_state,
             throttle_reasons=reasons,
         )
 
@@ -215,9 +224,11 @@ class SimulatedSource:
         if scenario_path is not None and scenario_path.exists():
             self._take_over(scenario_path)
         scenario = self._scenario
+        if gpu_count is None:
+            gpu_count = scenario.gpus
         self._gpus = [
             SimulatedGpu(simulated_facts(index, scenario.seed, scenario.name, scenario.memory), scenario.seed)
-            for index in range(scenario.gpus if gpu_count is None else gpu_count)
+            for index in range(gpu_count)
         ]
         self._lost: set[int] = set()
         self._occupants: tuple[Occupant, ...] = ()
@@ -225,12 +236,13 @@ class SimulatedSource:
         self._advanced_at: float | None = None
 
     def inventory(self, at: float) -> Inventory:
+        problem = None if self._gpus else "The simulation has no GPUs. Add some with --gpus 8"
         return Inventory(
             at=at,
             source="simulated",
             driver_version="simulated",
             gpus=tuple(gpu.facts for gpu in self._gpus),
-            problem=None if self._gpus else "The simulation has no GPUs. Add some with --gpus 8",
+            problem=problem,
         )
 
     def recheck_after_seconds(self) -> float | None:
@@ -241,7 +253,9 @@ class SimulatedSource:
         for fault in self._active(at, "hang"):
             self._hang(fault, at)
         # At the first sample, what is there has been there for long.
-        seconds = math.inf if self._advanced_at is None else max(0.0, at - self._advanced_at)
+        seconds = math.inf
+        if self._advanced_at is not None:
+            seconds = max(0.0, at - self._advanced_at)
         self._advanced_at = at
         return FastTick(at=at, gpus=tuple(self._sample(gpu, at, seconds) for gpu in self._gpus))
 
@@ -249,25 +263,31 @@ class SimulatedSource:
         return SlowTick(at=at, gpus=tuple(gpu.slow(at) for gpu in self._gpus if not self._is_lost(gpu, at)))
 
     def processes(self, at: float) -> ProcessTick:
-        listed = {gpu.facts.uuid: None if self._is_lost(gpu, at) else self._listed(gpu, at) for gpu in self._gpus}
-        return ProcessTick(at=at, processes=listed)
+        by_uuid: dict[str, tuple[GpuProcess, ...] | None] = {}
+        for gpu in self._gpus:
+            by_uuid[gpu.facts.uuid] = None
+            if not self._is_lost(gpu, at):
+                by_uuid[gpu.facts.uuid] = self._listed(gpu, at)
+        return ProcessTick(at=at, processes=by_uuid)
 
     def link_step(self) -> None:
         """Nothing to do: the slow tier has its own values."""
 
     def events(self, at: float) -> list[GpuEvent]:
-        found: list[GpuEvent] = []
+        events: list[GpuEvent] = []
         for gpu in self._gpus:
             uuid, index = gpu.facts.uuid, gpu.facts.index
             for fault in self._active(at, "xid", index):
                 if (id(fault), index) not in self._reported:
                     self._reported.add((id(fault), index))
-                    found.append(GpuEvent(at=at, uuid=uuid, event="xid", code=fault.code, text=xid_text(fault.code)))
+                    events.append(GpuEvent(at=at, uuid=uuid, event="xid", code=fault.code, text=xid_text(fault.code)))
             if self._is_lost(gpu, at) != (index in self._lost):
                 self._lost ^= {index}
-                event = GpuEvent(at=at, uuid=uuid, event="lost" if index in self._lost else "returned")
-                found.append(replace(event, text="the scenario says so"))
-        return found
+                event = GpuEvent(at=at, uuid=uuid, event="returned", text="the scenario says so")
+                if index in self._lost:
+                    event = replace(event, event="lost")
+                events.append(event)
+        return events
 
     def occupy(self, occupants: Sequence[Occupant]) -> None:
         """Replace the occupants."""
@@ -300,12 +320,12 @@ class SimulatedSource:
 
     def _listed(self, gpu: SimulatedGpu, at: float) -> tuple[GpuProcess, ...]:
         """The processes on a GPU, those of runs first. Together they hold at most its memory."""
-        left = (gpu.facts.memory_total_bytes or 0) - RESERVED_BYTES
+        free_bytes = (gpu.facts.memory_total_bytes or 0) - RESERVED_BYTES
         fitting = []
         for process in (*self._processes_of_runs(gpu, at), *self._foreign_on(gpu, at)):
-            held = min(process.memory_bytes or 0, left)
-            fitting.append(replace(process, memory_bytes=held))
-            left -= held
+            memory_bytes = min(process.memory_bytes or 0, free_bytes)
+            fitting.append(replace(process, memory_bytes=memory_bytes))
+            free_bytes -= memory_bytes
         return tuple(fitting)
 
     def _processes_of_runs(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
@@ -322,15 +342,11 @@ class SimulatedSource:
             if memory is None:
                 share = 0.3 + 0.4 * noise(gpu.seed, *occupant.run_id.encode())
                 memory = int((gpu.facts.memory_total_bytes or 0) * share)
-            owner = self._reader.identify(occupant.pid)
-            yield GpuProcess(
-                pid=occupant.pid,
-                memory_bytes=int(memory * memory_share),
-                user=owner.user if owner else None,
-                command=owner.command if owner else None,
-                start_ticks=owner.start_ticks if owner else None,
-                sm_percent=round(percent),
-            )
+            held_bytes = int(memory * memory_share)
+            process = GpuProcess(pid=occupant.pid, memory_bytes=held_bytes, sm_percent=round(percent))
+            if (owner := self._reader.identify(occupant.pid)) is not None:
+                process = replace(process, user=owner.user, command=owner.command, start_ticks=owner.start_ticks)
+            yield process
 
     def _foreign_on(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
         """The scenario's processes of other people."""

@@ -25,14 +25,14 @@ _BENIGN = 0x001 | 0x002 | 0x100
 
 def throttle_words(bitmap: int) -> tuple[str, ...]:
     """The reasons in ``bitmap``; an unknown bit is named by its number."""
-    left = bitmap & ~_BENIGN
-    words = []
+    bits = bitmap & ~_BENIGN
+    names = []
     for bit, word in _WORDS.items():
-        if left & bit:
-            words.append(word)
-            left &= ~bit
-    while left:
-        bit = left & -left
-        words.append(f"reason 0x{bit:x}")
-        left &= ~bit
-    return tuple(words)
+        if bits & bit:
+            names.append(word)
+            bits &= ~bit
+    while bits:
+        bit = bits & -bits
+        names.append(f"reason 0x{bit:x}")
+        bits &= ~bit
+    return tuple(names)

@@ -66,5 +66,5 @@ def closest_gpus(
 
 
 def _spread(group: Sequence[int], distances: Mapping[frozenset[int], int]) -> tuple[int, int]:
-    found = [distances.get(frozenset(two), _UNKNOWN) for two in combinations(group, 2)]
-    return max(found, default=0), sum(found)
+    pair_distances = [distances.get(frozenset(two), _UNKNOWN) for two in combinations(group, 2)]
+    return max(pair_distances, default=0), sum(pair_distances)
