@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.units import count_of, duration, gpu_hours
+from gputui.core.units import count_of, duration, gpu_hours, sum_of_known
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.checkpoint_names import tells_step
 from gputui.store.attempts import SECONDS_PER_HOUR, Attempt
 from gputui.store.json_shapes import rounded
 from gputui.store.metrics.step_lines import StepLines, up_to_step
 from gputui.store.run_history import DecisionView, IncidentView
-
-Figure = TypeVar("Figure", int, float)
 
 
 class Cost(Struct, frozen=True):
@@ -112,9 +110,9 @@ def total(costs: Iterable[Cost]) -> Cost | None:
     if not parts:
         return None
     return Cost(
-        _sum(part.lost_steps for part in parts),
-        _sum(part.lost_seconds for part in parts),
-        _sum(part.lost_gpu_hours for part in parts),
+        sum_of_known(part.lost_steps for part in parts),
+        sum_of_known(part.lost_seconds for part in parts),
+        sum_of_known(part.lost_gpu_hours for part in parts),
         len(parts),
         sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
         any(part.is_at_least for part in parts),
@@ -201,14 +199,6 @@ def _lost_since(attempt: Attempt, kept_step: int | None, lines: StepLines, had_p
     if line is not None:
         return line.at
     return _first_step_at(attempt, lines)
-
-
-def _sum(figures: Iterable[Figure | None]) -> Figure | None:
-    """The sum of the figures that are known; None if none is."""
-    known_figures = [figure for figure in figures if figure is not None]
-    if not known_figures:
-        return None
-    return sum(known_figures)
 
 
 def _is_inferred(heir: Attempt) -> bool:

@@ -65,7 +65,8 @@ def age_words(seconds: float | None) -> str:
         return "for ever"
     for size, word in ((365 * DAY_SECONDS, "year"), (DAY_SECONDS, "day"), (3600.0, "hour")):
         if seconds >= 2 * size or seconds == size:
-            return f"{seconds / size:g} {word}{'' if seconds == size else 's'}"
+            plural = "" if seconds == size else "s"
+            return f"{seconds / size:g} {word}{plural}"
     return f"{seconds / 3600:g} hours"
 
 
@@ -86,23 +87,26 @@ class RecordStatus(Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """The status as text."""
-        kept = self.retention
-        limit = "any size" if kept.size_bytes is None else f"at most {bytes_text(kept.size_bytes)}"
-        found = [] if self.problem is None else [f"record.yaml is not used: {self.problem}"]
+        limits = self.retention
+        lines, limit = [], "any size"
+        if limits.size_bytes is not None:
+            limit = f"at most {bytes_text(limits.size_bytes)}"
+        if self.problem is not None:
+            lines.append(f"record.yaml is not used: {self.problem}")
         if self.began_at is not None and self.used_bytes is not None:
             day = datetime.fromtimestamp(self.began_at, UTC).strftime("%Y-%m-%d")
-            found.append(f"record      since {day}, {bytes_text(self.used_bytes)} of {limit}")
-        found.append(
-            f"kept        samples {age_words(kept.raw_seconds)}, minutes {age_words(kept.minutes_seconds)}, "
-            f"hours {age_words(kept.hours_seconds)}, events and alerts {age_words(kept.events_seconds)}"
+            lines.append(f"record      since {day}, {bytes_text(self.used_bytes)} of {limit}")
+        lines.append(
+            f"kept        samples {age_words(limits.raw_seconds)}, minutes {age_words(limits.minutes_seconds)}, "
+            f"hours {age_words(limits.hours_seconds)}, events and alerts {age_words(limits.events_seconds)}"
         )
-        return found
+        return lines
 
 
 def record_status(connection: sqlite3.Connection, retention: Retention, problem: str | None) -> RecordStatus:
     """The status. Raises sqlite3.Error."""
-    began, taken = first_sample(connection), room(connection)
+    began, space = first_sample(connection), room(connection)
     if began is None:
         return RecordStatus(retention, problem)
     raw_since = max(began, bounds(connection).raw_since)
-    return RecordStatus(retention, problem, began, raw_since, taken.file_bytes, taken.used_bytes)
+    return RecordStatus(retention, problem, began, raw_since, space.file_bytes, space.used_bytes)

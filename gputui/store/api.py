@@ -177,17 +177,17 @@ def runs(
         ValueError: there is no such state.
         StoreError: the home cannot be read.
     """
-    asked = {"state": state, "profile": profile, "tag": tag, "study": study}
-    _check_texts(**{name: value for name, value in asked.items() if value is not None})
-    states = [str(known) for known in RunState]
+    texts = {"state": state, "profile": profile, "tag": tag, "study": study}
+    _check_texts(**{name: value for name, value in texts.items() if value is not None})
+    states = [str(run_state) for run_state in RunState]
     if state is not None and state not in states:
         raise ValueError(f"{state!r} is no state of a run; they are {', '.join(states)}")
-    wanted = {"state": state, "profile": profile, "study_id": study}
+    conditions = {"state": state, "profile": profile, "study_id": study}
     with _opened(home) as connection:
         chosen = [
             run
             for run in stored_runs.read_runs(connection)
-            if all(value is None or getattr(run, name) == value for name, value in wanted.items())
+            if all(value is None or getattr(run, name) == value for name, value in conditions.items())
             and (tag is None or tag in run.tags)
         ]
         return Table(RunRecord, [_run(connection, run) for run in chosen])
@@ -210,16 +210,18 @@ def metrics(run_id: str, names: str | Sequence[str] | None = None, *, home: Home
         LookupError: the run has no such metric.
         StoreError: the home cannot be read.
     """
-    wanted = [names] if isinstance(names, str) else list(names or ())
-    _check_texts(run_id=run_id, **{f"names[{place}]": name for place, name in enumerate(wanted)})
+    wanted_names = list(names or ())
+    if isinstance(names, str):
+        wanted_names = [names]
+    _check_texts(run_id=run_id, **{f"names[{place}]": name for place, name in enumerate(wanted_names)})
     with _opened(home) as connection:
-        found = stored_runs.find_run(connection, run_id).run_id
-        known = queries.metric_names(connection, found)
-        for name in wanted:
-            if name not in known:
-                raise LookupError(f"{found} has no metric {name!r}; it has {', '.join(known) or 'none yet'}")
-        cuts = cuts_of(read_attempts(connection, found))
-        points = queries.points_json(connection, found, wanted or known)
+        full_id = stored_runs.find_run(connection, run_id).run_id
+        known_names = queries.metric_names(connection, full_id)
+        for name in wanted_names:
+            if name not in known_names:
+                raise LookupError(f"{full_id} has no metric {name!r}; it has {', '.join(known_names) or 'none yet'}")
+        cuts = cuts_of(read_attempts(connection, full_id))
+        points = queries.points_json(connection, full_id, wanted_names or known_names)
         return Table(MetricPoint, [_point(point, cuts) for point in points])
 
 
@@ -269,6 +271,7 @@ def _moment(at: float | None) -> datetime | None:
 
 def _run(connection: sqlite3.Connection, run: Run) -> RunRecord:
     cost = run_cost(connection, run.run_id, time.time())
+    reason = run.waiting_for if run.reason is None else run.reason
     return RunRecord(
         id=run.run_id,
         name=run.name,
@@ -279,7 +282,7 @@ def _run(connection: sqlite3.Connection, run: Run) -> RunRecord:
         created_at=datetime.fromtimestamp(run.created_at, UTC),
         started_at=_moment(run.started_at),
         ended_at=_moment(run.ended_at),
-        reason=run.waiting_for if run.reason is None else run.reason,
+        reason=reason,
         target=run.target,
         study=run.study_id,
         trial=run.trial,
@@ -298,7 +301,9 @@ def _attempts(connection: sqlite3.Connection, run_id: str) -> tuple[AttemptRecor
     decisions = {decision.incident_id: decision.reason for decision in read_decisions(connection, run_id)}
 
     def record(attempt: Attempt) -> AttemptRecord:
-        incident = incidents.get(attempt.number)
+        kind = summary = decision = None
+        if (incident := incidents.get(attempt.number)) is not None:
+            kind, summary, decision = incident.kind, incident.summary, decisions.get(incident.incident_id)
         return AttemptRecord(
             number=attempt.number,
             state=attempt.state,
@@ -311,9 +316,9 @@ def _attempts(connection: sqlite3.Connection, run_id: str) -> tuple[AttemptRecor
             resumed_from=attempt.resumed_from,
             resumed_step=attempt.resumed_step,
             last_step=attempt.last_step,
-            incident=None if incident is None else incident.kind,
-            summary=None if incident is None else incident.summary,
-            decision=None if incident is None else decisions.get(incident.incident_id),
+            incident=kind,
+            summary=summary,
+            decision=decision,
         )
 
     return tuple(record(attempt) for attempt in read_attempts(connection, run_id))
@@ -351,7 +356,7 @@ def _newest(view: hardware.GpuView) -> GpuPoint:
 def _history(connection: sqlite3.Connection, since: float) -> Iterator[GpuPoint]:
     """The values of all GPUs since a time, in order of time: the finest that are still kept."""
     limits = rollups.bounds(connection)
-    names = [kept.column for kept in rollups.GPU_KEPT]
+    names = [statistic.column for statistic in rollups.GPU_KEPT]
     means = [f"{name}_mean AS {name}" for name in names]
     for table, columns, begin, end in (
         ("gpu_hours", means, 0.0, limits.minutes_since),

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.units import sum_of_known
 from gputui.store import placements
 from gputui.store.placements import PlacementView
 from gputui.store.rows import named_rows, records
@@ -140,7 +141,7 @@ def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
     """For each attempt, the first step that a later one did again; infinite if none."""
     cuts: dict[int, float] = {}
     lowest = math.inf
-    for attempt in sorted(attempts, key=lambda each: -each.number):
+    for attempt in sorted(attempts, key=lambda attempt: -attempt.number):
         cuts[attempt.number] = lowest
         if attempt.first_step is not None:
             lowest = min(lowest, attempt.first_step)
@@ -158,11 +159,13 @@ def seconds_since_asked(connection: sqlite3.Connection, run_id: str, now: float)
 
 def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[FellowStay]:
     """The runs with which an attempt shared its GPU at any time, first to last."""
-    if (asked := _share_of(connection, run_id)) is None:
+    if (study_and_share := _share_of(connection, run_id)) is None:
         return []
-    study_id, share = asked
+    study_id, share = study_and_share
     # Written out, because IS would not use the index of trials.
-    others = "other.study_id IS NULL" if study_id is None else "other.study_id = :study"
+    others = "other.study_id IS NULL"
+    if study_id is not None:
+        others = "other.study_id = :study"
     rows = connection.execute(
         "SELECT b.run_id, b.started_at, b.ended_at, "  # noqa: S608 - one of two fixed texts
         "coalesce(iif(json_valid(other.spec), other.spec ->> '$.gpus.share', 1.0), 1.0) / :share FROM attempts AS a "
@@ -187,15 +190,18 @@ def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
 
 def attempt_at(attempt: Attempt, at: float) -> Attempt:
     """The attempt as it was at a time."""
-    started = attempt.started_at if is_by(attempt.started_at, at) else None
-    # A run that was rebuilt from its folder has no time of its first step.
-    stepped = is_by(attempt.first_step_at if attempt.first_step_at is not None else attempt.started_at, at)
-    changes: dict[str, Any] = {"started_at": started}
-    if not stepped:
+    changes: dict[str, Any] = {}
+    first_step_at, state = attempt.first_step_at, "running"
+    if first_step_at is None:
+        # A run that was rebuilt from its folder has no time of its first step.
+        first_step_at = attempt.started_at
+    if not is_by(first_step_at, at):
         changes |= {"first_step_at": None, "first_step": None}
+    if not is_by(attempt.started_at, at):
+        changes["started_at"], state = None, "starting"
     if not is_by(attempt.ended_at, at):
         later = ("exited_at", "ended_at", "exit_code", "exit_signal", "exit", "last_step", "stop_requested")
-        changes |= {**dict.fromkeys(later), "state": "starting" if started is None else "running"}
+        changes |= {**dict.fromkeys(later), "state": state}
     return replace(attempt, **changes)
 
 
@@ -246,11 +252,17 @@ def _shared_parts(begin: float, end: float, others: Sequence[FellowStay]) -> Ite
     """Parts of the time with a constant set of users: duration, and weight of the others together."""
     if end <= begin:
         return  # the clock was set back
-    stays = [(max(begin, stay.begin), end if stay.end is None else min(end, stay.end), stay.weight) for stay in others]
-    overlaps = [(since, until, weight) for since, until, weight in stays if since < until]
-    moments = {begin, end, *(moment for since, until, _ in overlaps for moment in (since, until))}
+    overlaps = []
+    for stay in others:
+        since, end_of_stay = max(begin, stay.begin), end
+        if stay.end is not None:
+            end_of_stay = min(end, stay.end)
+        if since < end_of_stay:
+            overlaps.append((since, end_of_stay, stay.weight))
+    moments = {begin, end}.union(*(bounds for *bounds, _ in overlaps))
     for earlier, later in itertools.pairwise(sorted(moments)):
-        yield later - earlier, sum(weight for since, until, weight in overlaps if since <= earlier and later <= until)
+        weights = (weight for since, last, weight in overlaps if since <= earlier and later <= last)
+        yield later - earlier, sum(weights)
 
 
 SECONDS_PER_HOUR = 3600.0
@@ -304,7 +316,9 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
         begin, seconds, gpu_seconds = attempt.started_at, attempt.ran_seconds(now), None
         if begin is not None and seconds is not None:
             gpu_seconds = attempt.gpu_seconds(begin, begin + seconds)
-        hours = None if gpu_seconds is None else gpu_seconds / SECONDS_PER_HOUR
+        hours = None
+        if gpu_seconds is not None:
+            hours = gpu_seconds / SECONDS_PER_HOUR
         # The energy of a target's GPUs is never known.
         is_settled = attempt.placement is not None or row["settled"] >= len(attempt.gpus)
         is_final = attempt.ended_at is not None and is_settled
@@ -316,11 +330,9 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
 def total(attempts: Sequence[AttemptCost]) -> RunCost:
     """The sum of attempts. Those that have not started do not count."""
     begun = [cost for cost in attempts if cost.gpu_hours is not None]
-    hours = [cost.gpu_hours for cost in begun if cost.gpu_hours is not None]
-    energies = [cost.energy_joules for cost in begun if cost.energy_joules is not None]
     return RunCost(
-        sum(hours) if hours else None,
-        sum(energies) if energies else None,
+        sum_of_known(cost.gpu_hours for cost in begun),
+        sum_of_known(cost.energy_joules for cost in begun),
         any(cost.measured_gpus < cost.gpu_count for cost in begun),
         tuple(attempts),
     )

@@ -103,13 +103,13 @@ class CheckpointRow(Struct, frozen=True):
         """The numbers of ranks in the path."""
         return tuple(number for _, number in _RANK.findall(self.path))
 
-    def is_same_save_as(self, other: CheckpointRow) -> bool:
+    def is_same_save_as(self, second: CheckpointRow) -> bool:
         """Return whether ranks of one attempt wrote both as one save, whole only together."""
-        return self.attempt == other.attempt and self.name_of_save == other.name_of_save
+        return self.attempt == second.attempt and self.name_of_save == second.name_of_save
 
-    def is_later_than(self, other: CheckpointRow) -> bool:
+    def is_later_than(self, second: CheckpointRow) -> bool:
         """Return whether it was seen after the other one, and is no part of the same save."""
-        return self.seen > other.seen and not self.is_same_save_as(other)
+        return self.seen > second.seen and not self.is_same_save_as(second)
 
 
 class Neighbour(Struct, frozen=True):
@@ -128,11 +128,11 @@ class Neighbour(Struct, frozen=True):
 def of_run(connection: sqlite3.Connection, run_id: str, *, with_gone: bool = False) -> list[CheckpointRow]:
     """The ledger of a run, as seen, without or with the newest of those that are gone."""
     query = "SELECT * FROM checkpoints WHERE run_id = ? AND gone_at IS"
-    found = records(connection, CheckpointRow, f"{query} NULL", run_id)
+    rows = records(connection, CheckpointRow, f"{query} NULL", run_id)
     if with_gone:
         gone = f"{query} NOT NULL ORDER BY seen DESC LIMIT {MOST_GONE}"
-        found += records(connection, CheckpointRow, gone, run_id)
-    return sorted(found, key=lambda row: (row.seen, row.path))
+        rows += records(connection, CheckpointRow, gone, run_id)
+    return sorted(rows, key=lambda row: (row.seen, row.path))
 
 
 def former(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[Any, ...]]:
@@ -183,7 +183,9 @@ def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> lis
 
 def note_scan(connection: sqlite3.Connection, run_id: str, number: int, folder: str | None, at: float) -> None:
     """Store the real path of an attempt's checkpoint folder, if known, and the scan's time."""
-    values = {"scanned_at": at} | ({} if folder is None else {"checkpoint_folder": folder})
+    values: dict[str, Any] = {"scanned_at": at}
+    if folder is not None:
+        values["checkpoint_folder"] = folder
     update(connection, "attempts", {"run_id": run_id, "number": number}, **values)
 
 

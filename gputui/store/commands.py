@@ -68,9 +68,8 @@ def submit(
     doorbell: Path | None = None,
 ) -> int:
     """Insert a command and wake the agent; return the command's id. Raises sqlite3.Error."""
-    about = None if run_id is None else _storable(run_id)
-    words = {"args": json.dumps(dict(args)), "actor": _storable(actor)}
-    command_id = insert(connection, "commands", created_at=now, verb=verb, run_id=about, **words)
+    texts = {"run_id": _storable(run_id), "args": json.dumps(dict(args)), "actor": _storable(actor)}
+    command_id = insert(connection, "commands", created_at=now, verb=verb, **texts)
     if doorbell is not None:
         # Without the notification, the agent finds the row a little later.
         with contextlib.suppress(OSError):
@@ -113,10 +112,11 @@ def wait_for_answer(
     sqlite3.Error."""
     asked_at = time.monotonic()
     deadline = asked_at + timeout_seconds
-    while (found := answer(connection, command_id)) is None:
+    while (command_answer := answer(connection, command_id)) is None:
         if time.monotonic() >= asked_at + 1.0:
             asked_at = time.monotonic()
-            deadline = min(deadline, asked_at) if is_in_vain() else deadline
+            if is_in_vain():
+                deadline = min(deadline, asked_at)
         if time.monotonic() >= deadline:
             try:
                 if withdraw(connection, command_id):
@@ -124,7 +124,7 @@ def wait_for_answer(
             except sqlite3.OperationalError as error:
                 raise NotWithdrawnError(str(error)) from error
         pause(0.02)
-    return found
+    return command_answer
 
 
 def withdraw(connection: sqlite3.Connection, command_id: int) -> bool:
@@ -163,16 +163,18 @@ def give_answer(
     result: Mapping[str, Any] | None = None,
 ) -> None:
     """Answer a command in the transaction of its changes. Raises WithdrawnError."""
-    told = None if result is None else json.dumps(dict(result))
+    result_json = None if result is None else json.dumps(dict(result))
     answered = connection.execute(
         "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "
         "WHERE command_id = ? AND state = 'pending'",
-        (state, None if reason is None else _storable(reason), told, now, command_id),
+        (state, _storable(reason), result_json, now, command_id),
     )
     if answered.rowcount != 1:
         raise WithdrawnError(f"command {command_id} was withdrawn")
 
 
-def _storable(text: str) -> str:
+def _storable(text: str | None) -> str | None:
     """The text with undecodable bytes of file names escaped, because SQLite stores valid UTF-8."""
+    if text is None:
+        return None
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

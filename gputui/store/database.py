@@ -170,10 +170,10 @@ def schema() -> str:
     return Path(__file__).with_name("schema.sql").read_text("utf-8")
 
 
-def is_same_file(path: Path, own: os.stat_result) -> bool:
+def is_same_file(path: Path, status: os.stat_result) -> bool:
     """Return whether a path still names the file with the status ``own``, and was not replaced or
     removed."""
-    return path.exists() and os.path.samestat(path.stat(), own)
+    return path.exists() and os.path.samestat(path.stat(), status)
 
 
 def set_aside(path: Path, now: float) -> Path:

@@ -137,7 +137,7 @@ def add_event(
 ) -> None:
     """Insert an event, redacted, at ``now`` (UTC unix seconds)."""
     where = {"subject": subject, "run_id": run_id, "attempt": attempt}
-    texts = {"key": None if key is None else _storable(key), "message": _storable(message)}
+    texts = {"key": _storable(key), "message": _storable(message)}
     insert(connection, "events", at=now, severity=severity, kind=kind, **where, **texts)
 
 
@@ -146,7 +146,7 @@ def has_event(
 ) -> bool:
     row = connection.execute(
         "SELECT 1 FROM events WHERE run_id IS ? AND kind = ? AND key IS ?",
-        (run_id, kind, None if key is None else _storable(key)),
+        (run_id, kind, _storable(key)),
     ).fetchone()
     return row is not None
 
@@ -199,6 +199,8 @@ def read_data_events(
     return [event for event in events if event.kind in DATA_KINDS]
 
 
-def _storable(text: str) -> str:
+def _storable(text: str | None) -> str | None:
     """The text without secrets and lone surrogates, which SQLite does not store."""
+    if text is None:
+        return None
     return redact_text(text).encode("utf-8", "replace").decode("utf-8")

@@ -48,12 +48,12 @@ def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCoun
                 continue
             # What the whole host has in use is no peak of the GPU.
             counts_memory = not json_mapping(row[1]).get("memory_is_unified")
-            for table, since, until in (
+            for table, since, limit in (
                 ("samples", limits.raw_since, math.inf),
                 ("minutes", limits.minutes_since, limits.raw_since),
                 ("hours", -math.inf, limits.minutes_since),
             ):
-                begin, end = max(stay.begin, since), min(stay.end, until)
+                begin, end = max(stay.begin, since), min(stay.end, limit)
                 if begin < end:
                     most = _count(connection, counts, table, row[0], stay, begin, end)
                     if most is not None and counts_memory:
@@ -62,7 +62,7 @@ def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCoun
 
 
 def _count(
-    connection: sqlite3.Connection, found: GpuCounts, table: str, gpu_id: int, stay: Stay, begin: float, end: float
+    connection: sqlite3.Connection, counts: GpuCounts, table: str, gpu_id: int, stay: Stay, begin: float, end: float
 ) -> int | None:
     """Add the samples, minutes or hours of a stay in [begin, end); return its largest memory in
     use. A span that overlaps in part counts in part, and its maximum not at all."""
@@ -73,19 +73,22 @@ def _count(
         weight = "sample_count * (min(at + :seconds, :end) - max(at, :begin)) / :seconds"
         whole = "at >= :stay_begin AND at + :seconds <= :stay_end"
         where = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND at > :begin - :seconds AND at < :end"
-    named = {
+    values = {
         "gpu_id": gpu_id, "seconds": seconds, "begin": begin, "end": end, "stay_begin": stay.begin,
         "stay_end": stay.end,
     }  # fmt: skip
-    for column, counts in (("utilization_percent", found.utilization_percent), ("power_watts", found.power_watts)):
+    for column, histogram in (
+        ("utilization_percent", counts.utilization_percent),
+        ("power_watts", counts.power_watts),
+    ):
         rows = connection.execute(
             f"SELECT round({column}{mean}) AS value, sum({weight}) {where} AND {column}{mean} NOTNULL GROUP BY value",
-            named,
+            values,
         )
         for value, number in rows:
             if round(number):
-                counts[value] += round(number)
-    (used,) = connection.execute(f"SELECT max(memory_used_bytes{most}) {where} AND {whole}", named).fetchone()
+                histogram[value] += round(number)
+    (used,) = connection.execute(f"SELECT max(memory_used_bytes{most}) {where} AND {whole}", values).fetchone()
     if used is None:
         return None
     return int(used)

@@ -155,18 +155,18 @@ def read_gpus(
     """All GPUs in the driver's order. Ages are relative to ``now`` (UTC unix seconds). With ``at``,
     their state at that time; ``holders`` are then the (id, name) of runs that leased them, by
     UUID."""
-    interval = connection.execute("SELECT interval_seconds FROM agent").fetchone()
-    until = now + CLOCK_SLACK_SECONDS if at is None else at
+    (interval,) = connection.execute("SELECT interval_seconds FROM agent").fetchone() or (None,)
+    moment = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []
-    for row in named_rows(connection, _GPUS, {"at": until, "is_past": at is not None}):
+    for row in named_rows(connection, _GPUS, {"at": moment, "is_past": at is not None}):
         if at is None:
             leased = json_items(row["holders"])
-            view = _gpu_view(row, leased, now, stale_after_seconds(interval[0] if interval else None))
+            view = _gpu_view(row, leased, now, stale_after_seconds(interval))
         elif row["at"] is None and row["first_seen_at"] > at:
             continue
         else:
             view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), at)
-        if view.state != "lost" or until - (view.at or view.last_seen_at) <= LOST_SHOWN_SECONDS:
+        if view.state != "lost" or moment - (view.at or view.last_seen_at) <= LOST_SHOWN_SECONDS:
             views.append(view)
     return views
 
@@ -187,12 +187,14 @@ def _gpu_at(
     view = _gpu_view(row, holders, at, stale_after_seconds(interval))
     limits = rollups.bounds(connection)
     if view.at is None and at < limits.raw_since:
-        columns = [kept.column for kept in rollups.GPU_KEPT]
+        columns = [statistic.column for statistic in rollups.GPU_KEPT]
         means = rollups.then(connection, columns, at, limits, row["gpu_id"])
         if means is not None:
             if means["sm_clock_mhz"] is not None:
                 means["sm_clock_mhz"] = round(means["sm_clock_mhz"])
-            view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
+            view = replace(view, **means, age_seconds=0.0)
+            if view.state != "lost":
+                view = replace(view, state="ok")
     slow = samples.newest(connection, series.SLOW, row["gpu_id"], tuple(series.SLOW.columns), at)
     if slow is None:
         return replace(view, slow={})
@@ -211,8 +213,9 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
     if gpu.at is None:
         return gpu
     age = max(0.0, now - gpu.at)
-    state = "stale" if gpu.state in ("ok", "error") and age > stale_after else gpu.state
-    return replace(gpu, age_seconds=age, state=state)
+    if gpu.state in ("ok", "error") and age > stale_after:
+        return replace(gpu, age_seconds=age, state="stale")
+    return replace(gpu, age_seconds=age)
 
 
 def _gpu_view(
@@ -224,7 +227,9 @@ def _gpu_view(
     """A GPU from a row of `_GPUS` at ``now``."""
     run_id, run_name = holders[0] if holders else (None, None)
     facts, processes = json_mapping(row["facts"]), _processes(row["processes"])
-    age = None if row["at"] is None else max(0.0, now - row["at"])
+    age = None
+    if row["at"] is not None:
+        age = max(0.0, now - row["at"])
     state: GpuState
     if not row["present"] or row["state"] == "lost":
         state = "lost"
@@ -233,20 +238,24 @@ def _gpu_view(
     else:
         state = "error" if row["state"] == "error" else "ok"
     total, reasons = row["memory_total_bytes"], row["throttle_reasons"]
+    if total is None:
+        total = facts.get("memory_total_bytes")
+    if reasons is not None:
+        reasons = json_items(reasons)
     return GpuView(
         **{name: row[name] for name in _PLAIN},
         index=row["position"],
         state=state,
         age_seconds=age,
-        memory_total_bytes=facts.get("memory_total_bytes") if total is None else total,
-        throttle_reasons=None if reasons is None else json_items(reasons),
+        memory_total_bytes=total,
+        throttle_reasons=reasons,
         facts=facts,
         slow=json_mapping(row["slow"]),
         processes=processes,
         run_id=run_id,
         run_name=run_name,
         rank=rank_among(processes, run_id),
-        shared_with=tuple((other, name) for other, name in holders[1:]),
+        shared_with=tuple((sharing_id, name) for sharing_id, name in holders[1:]),
         shared_by=row["shared_by"],
         shares=json_mapping(row["shares"]),
         is_excluded=bool(row["is_excluded"]),
@@ -269,10 +278,10 @@ def xid_counts(connection: sqlite3.Connection, at: float) -> dict[str, int]:
     return dict(rows.fetchall())
 
 
-def gpu_events(connection: sqlite3.Connection, uuid: str, until: float, limit: int) -> list[GpuEventView]:
+def gpu_events(connection: sqlite3.Connection, uuid: str, end: float, limit: int) -> list[GpuEventView]:
     """The newest driver events of one GPU up to a time, newest first."""
     query = "SELECT * FROM gpu_events WHERE uuid = ? AND at <= ? ORDER BY event_id DESC LIMIT ?"
-    return records(connection, GpuEventView, query, uuid, until, limit)
+    return records(connection, GpuEventView, query, uuid, end, limit)
 
 
 def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:
@@ -294,11 +303,12 @@ def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float
     ):
         if used is not None and used > 0:
             return Idleness(since, was_busy=True)
-        since = at if used is not None else since
+        if used is not None:
+            since = at
     return Idleness(since, was_busy=False)
 
 
-def memory_percent(connection: sqlite3.Connection, uuids: Sequence[str], since: float, until: float) -> float | None:
+def memory_percent(connection: sqlite3.Connection, uuids: Sequence[str], since: float, end: float) -> float | None:
     """The highest part of the memory of one of these GPUs that samples between two times show in use;
     None without samples."""
     row = connection.execute(
@@ -306,7 +316,7 @@ def memory_percent(connection: sqlite3.Connection, uuids: Sequence[str], since: 
         "/ coalesce(s.memory_total_bytes, json_extract(g.facts, '$.memory_total_bytes'))) "
         "FROM gpus AS g JOIN gpu_samples AS s USING (gpu_id) "
         "WHERE g.uuid IN (SELECT value FROM json_each(?)) AND s.at BETWEEN ? AND ?",
-        (json.dumps(list(uuids)), since, until),
+        (json.dumps(list(uuids)), since, end),
     ).fetchone()
     percent: float | None = row[0]
     return percent
@@ -341,7 +351,7 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
     since: dict[int, float] = {}
     staying: set[int] | None = None
     for at, text in rows:
-        pids = {process["pid"] for process in json.loads(text)} if text else set()
+        pids = {process["pid"] for process in json.loads(text or "[]")}
         staying = pids if staying is None else staying & pids
         if not staying:
             break
@@ -350,35 +360,33 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
 
 
 def gpu_history(
-    connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
+    connection: sqlite3.Connection, since: float, end: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
     """Means over ``buckets`` equal spans of [since, until), by UUID, of GPUs with samples."""
     gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
     histories: dict[str, GpuHistory] = {}
     # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
     for gpu_id, name in gpus:
-        table = rollups.means(connection, series.GPU, gpu_id, GpuHistory.__struct_fields__, since, until, buckets)
+        table = rollups.means(connection, series.GPU, gpu_id, GpuHistory.__struct_fields__, since, end, buckets)
         if any(value is not None for column in table for value in column):
             histories[name] = GpuHistory(*table)
     return histories
 
 
 def memory_temperature_history(
-    connection: sqlite3.Connection, uuid: str, since: float, until: float, buckets: int
+    connection: sqlite3.Connection, uuid: str, since: float, end: float, buckets: int
 ) -> tuple[float | None, ...]:
     """The mean temperature of a GPU's memory in ``buckets`` equal spans of [since, until)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
-    return rollups.means(connection, series.SLOW, row[0], (rollups.MEMORY_TEMPERATURE.column,), since, until, buckets)[
-        0
-    ]
+    return rollups.means(connection, series.SLOW, row[0], (rollups.MEMORY_TEMPERATURE.column,), since, end, buckets)[0]
 
 
-def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
+def host_history(connection: sqlite3.Connection, since: float, end: float, buckets: int) -> HostHistory:
     """Means over ``buckets`` equal spans of [since, until)."""
     columns = HostHistory.__struct_fields__
-    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets))
+    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, columns, since, end, buckets))
 
 
 _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")
@@ -386,14 +394,14 @@ _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "
 
 def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSample | None:
     """The newest sample of the host; with ``at`` (UTC unix seconds), the newest at that time."""
-    until = math.inf if at is None else at
-    found = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, until)
-    if found is None and at is not None:
-        columns = [kept.column for kept in rollups.HOST_KEPT]
-        found = rollups.then(connection, columns, at, rollups.bounds(connection))
-    if found is None:
+    moment = math.inf if at is None else at
+    values = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, moment)
+    if values is None and at is not None:
+        columns = [statistic.column for statistic in rollups.HOST_KEPT]
+        values = rollups.then(connection, columns, at, rollups.bounds(connection))
+    if values is None:
         return None
-    return HostSample(**found)
+    return HostSample(**values)
 
 
 @lru_cache(maxsize=256)
@@ -430,8 +438,8 @@ class Quarantined(Struct, frozen=True):
 
 def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
     """All GPUs in quarantine by UUID."""
-    found = records(connection, Quarantined, "SELECT *, gpu_uuid AS uuid FROM gpu_quarantine")
-    return {gpu.uuid: gpu for gpu in found}
+    records_of_gpus = records(connection, Quarantined, "SELECT *, gpu_uuid AS uuid FROM gpu_quarantine")
+    return {gpu.uuid: gpu for gpu in records_of_gpus}
 
 
 def quarantine(

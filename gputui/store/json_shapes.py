@@ -77,14 +77,21 @@ def gpu_shape(
 ) -> Shape:
     """One GPU of ``gputui gpus --json``. ``failed`` is its quarantine, ``xids`` its number of XIDs
     within a day; the others are figures of its rank."""
+    reasons = processes = event = None
+    if gpu.throttle_reasons is not None:
+        reasons = list(gpu.throttle_reasons)
+    if gpu.processes is not None:
+        processes = [asdict(process) for process in gpu.processes]
+    if gpu.event_at is not None:
+        event = {"at": iso(gpu.event_at), "code": gpu.event_code, "text": gpu.event_text}
     return {
         **_of(gpu, *_VIEW_FIELDS),
-        "throttle_reasons": None if gpu.throttle_reasons is None else list(gpu.throttle_reasons),
+        "throttle_reasons": reasons,
         "state": gpu.state,
         "age_seconds": rounded(gpu.age_seconds, 3),
         "run_id": gpu.run_id,
         "rank": gpu.rank,
-        "processes": None if gpu.processes is None else [asdict(process) for process in gpu.processes],
+        "processes": processes,
         "quarantine": failed and {"since": iso(failed.since), **_of(failed, "reason", "run_id", "attempt", "actor")},
         "run_name": gpu.run_name,
         "step_seconds": step_seconds,
@@ -95,9 +102,7 @@ def gpu_shape(
         **{name: gpu.slow.get(name) for name in SLOW.columns},
         **{name: gpu.facts.get(name) for name in _FACT_FIELDS},
         "xids_last_day": xids,
-        "last_event": None
-        if gpu.event_at is None
-        else {"at": iso(gpu.event_at), "code": gpu.event_code, "text": gpu.event_text},
+        "last_event": event,
         "run_ids": list(gpu.run_ids),
         "locked_by": gpu.locked_by,
         "excluded": gpu.is_excluded,
@@ -106,7 +111,8 @@ def gpu_shape(
 
 def _of(record: Any, *names: str) -> Shape:
     """Fields of a record; those that end in ``_at`` are times."""
-    return {name: iso(getattr(record, name)) if name.endswith("_at") else getattr(record, name) for name in names}
+    shape = {name: getattr(record, name) for name in names}
+    return shape | {name: iso(at) for name, at in shape.items() if name.endswith("_at")}
 
 
 def run_shape(run: Run) -> Shape:
@@ -117,9 +123,9 @@ def run_shape(run: Run) -> Shape:
         "gpus": list(run.gpus),
         "params": dict(run.params),
         **_of(run, "created_at", "started_at", "ended_at"),
-        "reason": run.reason if run.reason is not None else run.waiting_for,
+        "reason": run.waiting_for if run.reason is None else run.reason,
         "target": run.target,
-        "placement": None if run.placement is None else _placement_shape(run.placement),
+        "placement": _placement_shape(run.placement),
         "study": run.study_id,
         "trial": run.trial,
         "tags": list(run.tags),
@@ -128,7 +134,9 @@ def run_shape(run: Run) -> Shape:
     }
 
 
-def _placement_shape(placement: PlacementView) -> Shape:
+def _placement_shape(placement: PlacementView | None) -> Shape | None:
+    if placement is None:
+        return None
     times = {name: iso(getattr(placement, name)) for name in ("expected_start", "limit_at", "contact_at")}
     return {**asdict(placement), **times, "nodes": list(placement.nodes)}
 
@@ -140,32 +148,33 @@ def show_shape(
     decisions: Sequence[DecisionView],
     costs: Mapping[int, Shape] | None = None,
     cost_of_failures: Shape | None = None,
-    taken: RunCost | None = None,
+    used: RunCost | None = None,
 ) -> Shape:
     """``gputui show RUN --json``. Of several incidents of an attempt, the first is shown, because
     the others follow from it.
 
     ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures``
-    their sum, or null without incidents. ``taken`` are the resources that the run and its attempts
-    used.
+    their sum, or null without incidents. ``used`` are the resources of the run and its attempts.
     """
     first: dict[int, IncidentView] = {}
     for incident in incidents:
         first.setdefault(incident.attempt, incident)
     decided = {decision.incident_id: decision for decision in decisions}
-    by_attempt = {one.attempt: one for one in (taken.attempts if taken else ())}
+    by_attempt: dict[int, AttemptCost] = {}
+    if used is not None:
+        by_attempt = {cost.attempt: cost for cost in used.attempts}
     return {
         **run_shape(run),
         "attempts": [
             {
                 **_attempt_shape(attempt, first.get(attempt.number), decided, costs or {}),
-                **_taken_shape(by_attempt.get(attempt.number)),
+                **_cost_shape(by_attempt.get(attempt.number)),
             }
             for attempt in attempts
         ],
         "cost_of_failures": cost_of_failures,
-        **_taken_shape(taken),
-        "energy_is_partial": taken.energy_is_partial if taken else False,
+        **_cost_shape(used),
+        "energy_is_partial": used is not None and used.energy_is_partial,
     }
 
 
@@ -183,22 +192,18 @@ def alert_shape(alert: AlertView, now: float) -> Shape:
 
 def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
     """``gputui agent status --json``; the caller says whether the agent is ``running``."""
-    known = agent if running else None
-    return {
-        "running": running,
-        "pid": known.pid if known else None,
-        "version": known.version if known else None,
-        "started_at": iso(known.started_at) if known else None,
-        "recording": bool(known and known.recording),
-        "home": home,
-    }
+    shape: Shape = {"running": running, "pid": None, "version": None, "started_at": None, "recording": False}
+    if agent is not None and running:
+        shape |= _of(agent, "pid", "version", "started_at") | {"recording": bool(agent.recording)}
+    return {**shape, "home": home}
 
 
-def _taken_shape(cost: RunCost | AttemptCost | None) -> Shape:
-    hours, joules = (None, None) if cost is None else (cost.gpu_hours, cost.energy_joules)
+def _cost_shape(cost: RunCost | AttemptCost | None) -> Shape:
+    if cost is None:
+        return {"gpu_hours": None, "energy_joules": None}
     return {
-        "gpu_hours": rounded(hours, 6),
-        "energy_joules": rounded(joules, 1),
+        "gpu_hours": rounded(cost.gpu_hours, 6),
+        "energy_joules": rounded(cost.energy_joules, 1),
     }
 
 
@@ -208,27 +213,30 @@ def _attempt_shape(
     decided: Mapping[int, DecisionView],
     costs: Mapping[int, Shape],
 ) -> Shape:
-    decision = decided.get(incident.incident_id) if incident else None
-    ended = attempt.exit_code is not None or attempt.exit_signal is not None
-    return {
-        "number": attempt.number,
-        "state": attempt.state,
-        "params": dict(attempt.params),
-        "gpus": list(attempt.gpus),
-        "placement": None if attempt.placement is None else _placement_shape(attempt.placement),
-        "started_at": iso(attempt.started_at),
-        "ended_at": iso(attempt.ended_at),
-        "exit": {"code": attempt.exit_code, "signal": attempt.exit_signal} if ended else None,
-        "resumed_from": attempt.resumed_from,
-        "last_step": attempt.last_step,
-        "incident": {
+    exit_shape = incident_shape = decision_shape = None
+    if attempt.exit_code is not None or attempt.exit_signal is not None:
+        exit_shape = {"code": attempt.exit_code, "signal": attempt.exit_signal}
+    if incident is not None:
+        incident_shape = {
             "kind": incident.kind,
             "rank": incident.rank,
             "summary": incident.summary,
             "evidence": list(incident.evidence),
             **(costs.get(incident.incident_id) or _NO_COST),
         }
-        if incident
-        else None,
-        "decision": {"actions": list(decision.actions), "reason": decision.reason} if decision else None,
+        if (decision := decided.get(incident.incident_id)) is not None:
+            decision_shape = {"actions": list(decision.actions), "reason": decision.reason}
+    return {
+        "number": attempt.number,
+        "state": attempt.state,
+        "params": dict(attempt.params),
+        "gpus": list(attempt.gpus),
+        "placement": _placement_shape(attempt.placement),
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+        "exit": exit_shape,
+        "resumed_from": attempt.resumed_from,
+        "last_step": attempt.last_step,
+        "incident": incident_shape,
+        "decision": decision_shape,
     }

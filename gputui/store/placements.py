@@ -86,8 +86,8 @@ def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> Placement
 def of_run(connection: sqlite3.Connection, run_id: str) -> dict[int, PlacementView]:
     """The placements of a run's attempts, by their numbers. Raises sqlite3.Error."""
     numbers = [row[0] for row in connection.execute("SELECT attempt FROM placements WHERE run_id = ?", (run_id,))]
-    found = ((number, read(connection, run_id, number)) for number in numbers)
-    return {number: placement for number, placement in found if placement is not None}
+    placements = ((number, read(connection, run_id, number)) for number in numbers)
+    return {number: placement for number, placement in placements if placement is not None}
 
 
 def _shown(text: str | None) -> str | None:

@@ -48,26 +48,30 @@ HOST_KEPT = (
 )
 
 
-def names(kept: Sequence[Kept]) -> list[str]:
+def names(statistics: Sequence[Kept]) -> list[str]:
     """The columns of kept statistics."""
-    return [f"{column.column}_{part}" for column in kept for part in column.parts]
+    return [f"{column.column}_{part}" for column in statistics for part in column.parts]
 
 
-def summary(kept: Sequence[Kept], columns: Sequence[Sequence[float | None]]) -> list[float | int | None]:
+def summary(statistics: Sequence[Kept], columns: Sequence[Sequence[float | None]]) -> list[float | int | None]:
     """The statistics of the samples of one span, given as a sequence per kept column, in the order
     of `names`; None without a known value."""
-    found: list[float | int | None] = []
-    for one, column in zip(kept, columns, strict=True):
+    row: list[float | int | None] = []
+    for statistic, column in zip(statistics, columns, strict=True):
         values = sorted(value for value in column if value is not None)
-        parts = _parts(values, one.digits) if values else {}
-        found += [parts.get(part) for part in one.parts]
-    return found
+        parts: Mapping[str, float | int] = {}
+        if values:
+            parts = _parts(values, statistic.digits)
+        row += [parts.get(part) for part in statistic.parts]
+    return row
 
 
 def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
-    mean = math.fsum(values) / len(values)
+    mean: float | int = round(math.fsum(values) / len(values), digits)
+    if not digits:
+        mean = int(mean)
     return {
-        "mean": round(mean, digits) if digits else round(mean),
+        "mean": mean,
         "min": values[0],
         "max": values[-1],
         "p95": values[math.ceil(0.95 * len(values)) - 1],
@@ -121,25 +125,27 @@ def span_seconds(name: str) -> int:
 
 
 def means(
-    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], since: float, until: float,
+    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], since: float, end: float,
     buckets: int,
 ) -> list[tuple[float | None, ...]]:  # fmt: skip
     """The means of columns in ``buckets`` equal parts of [since, until): of samples or, where these
     are deleted, of the longest spans that fit into a part or still exist. A span counts for the
     part in which it begins."""
-    limits, width = bounds(connection), (until - since) / buckets
+    limits, width = bounds(connection), (end - since) / buckets
     tables = [(series.table, "avg({0})")]
     if since < limits.raw_since:
         name = "hours" if width >= HOUR or since < limits.minutes_since else "minutes"
-        tables.append((f"{'host' if gpu_id == HOST_ID else 'gpu'}_{name}", _MEAN_OF_ROLLUPS))
-    found: list[list[float | None]] = [[None] * buckets for _ in columns]
+        subject = "host" if gpu_id == HOST_ID else "gpu"
+        tables.append((f"{subject}_{name}", _MEAN_OF_ROLLUPS))
+    table_of_means: list[list[float | None]] = [[None] * buckets for _ in columns]
     for table, mean in tables:
-        asked = ", ".join(mean.format(column) for column in columns)
+        expressions = ", ".join(mean.format(column) for column in columns)
         parts = _Parts(since, width, 0, buckets - 1, width)
-        for bucket, *values in _rows_by_part(connection, table, gpu_id, asked, parts):
-            for column, value in zip(found, values, strict=True):
-                column[bucket] = value if column[bucket] is None else column[bucket]
-    return [held(column) for column in found]
+        for bucket, *values in _rows_by_part(connection, table, gpu_id, expressions, parts):
+            for column, value in zip(table_of_means, values, strict=True):
+                if column[bucket] is None:
+                    column[bucket] = value
+    return [held(column) for column in table_of_means]
 
 
 # Weighted by samples; rows without a value are left out.
@@ -157,13 +163,15 @@ class _Parts(NamedTuple):
     read_seconds: float
 
 
-def _rows_by_part(connection: sqlite3.Connection, table: str, gpu_id: int, asked: str, parts: _Parts) -> sqlite3.Cursor:
-    """The number of each part with rows, and what is ``asked`` of these in SQL."""
+def _rows_by_part(
+    connection: sqlite3.Connection, table: str, gpu_id: int, expressions: str, parts: _Parts
+) -> sqlite3.Cursor:
+    """The number of each part with rows, and the SQL ``expressions`` over these."""
     source = "" if gpu_id == HOST_ID else "gpu_id = :gpu_id AND"
     # A loop over the parts: with a GROUP BY alone, SQLite would sort the rows of a year first.
     return connection.execute(
         "WITH RECURSIVE parts (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM parts WHERE n < :last) "  # noqa: S608 - fixed names
-        f"SELECT n, {asked} FROM parts CROSS JOIN {table} ON {source} at >= :origin + n * :seconds "
+        f"SELECT n, {expressions} FROM parts CROSS JOIN {table} ON {source} at >= :origin + n * :seconds "
         "AND at < :origin + n * :seconds + :read_seconds GROUP BY n",
         {**parts._asdict(), "gpu_id": gpu_id},
     )
@@ -172,15 +180,16 @@ def _rows_by_part(connection: sqlite3.Connection, table: str, gpu_id: int, asked
 def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
     """The values of equal buckets; where samples come less often than buckets, an empty bucket has
     the value before it. Empty for longer than that, it stays None."""
-    known = [place for place, value in enumerate(values) if value is not None]
-    if len(known) < 3 or len(known) == len(values):
+    places = [place for place, value in enumerate(values) if value is not None]
+    if len(places) < 3 or len(places) == len(values):
         return tuple(values)
     # Not the longest ones: those are interruptions.
-    usual = sorted(after - before for before, after in pairwise(known))[int(0.9 * (len(known) - 2))]
+    usual = sorted(after - before for before, after in pairwise(places))[int(0.9 * (len(places) - 2))]
     filled = list(values)
-    for before, after in pairwise([*known, len(values)]):
+    for before, after in pairwise([*places, len(values)]):
         # The newest value holds until the next one is due.
-        if usual > 1 and after - before <= (1.5 * usual if after < len(values) else usual):
+        longest = 1.5 * usual if after < len(values) else usual
+        if usual > 1 and after - before <= longest:
             filled[before:after] = [values[before]] * (after - before)
     return tuple(filled)
 
@@ -208,20 +217,22 @@ def sampled_around(
 ) -> tuple[float | None, float | None]:
     """The times of the host's last sample up to a time and of its first one after it, or of their
     rollups. ``limits`` are the result of `bounds`, if known."""
-    limits = bounds(connection) if limits is None else limits
+    if limits is None:
+        limits = bounds(connection)
     places = [("host_samples", math.inf)]
     if limits.raw_since:
         places += [("host_minutes", limits.raw_since), ("host_hours", limits.minutes_since)]
     before: float | None = None
     after: float | None = None
-    for table, until in places:
+    for table, limit in places:
         if before is None:
             query = f"SELECT max(at) FROM {table} WHERE at <= ? AND at < ?"  # noqa: S608
-            (before,) = connection.execute(query, (at, until)).fetchone()
-        if at < until:
+            (before,) = connection.execute(query, (at, limit)).fetchone()
+        if at < limit:
             query = f"SELECT min(at) FROM {table} WHERE at > ? AND at < ?"  # noqa: S608
-            (earlier,) = connection.execute(query, (at, until)).fetchone()
-            after = after if earlier is None else earlier
+            (earlier,) = connection.execute(query, (at, limit)).fetchone()
+            if earlier is not None:
+                after = earlier
     return before, after
 
 
@@ -246,8 +257,8 @@ class SampleSpan(NamedTuple):
 
 def newest_sample(connection: sqlite3.Connection, uuid: str | None) -> float | None:
     """The time of the newest sample of a GPU, or of the host (None)."""
-    gpu_id = _gpu_id(connection, uuid)
-    sample = samples.newest(connection, HOST if uuid is None else GPU, gpu_id, (), math.inf)
+    series = HOST if uuid is None else GPU
+    sample = samples.newest(connection, series, _gpu_id(connection, uuid), (), math.inf)
     if sample:
         at: float = sample["at"]
         return at
@@ -262,7 +273,8 @@ def sample_at(
     limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
     if at < limits.raw_since:
         return then(connection, columns, at, limits, gpu_id)
-    return samples.newest(connection, HOST if uuid is None else GPU, gpu_id, columns, at)
+    series = HOST if uuid is None else GPU
+    return samples.newest(connection, series, gpu_id, columns, at)
 
 
 def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
@@ -273,6 +285,13 @@ def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
     if row is None:
         return -1
     return int(row[0])
+
+
+def _column_values(count: float, low: Any, high: Any, total: float) -> Values:
+    """The number of values of a column in a span, their bounds, and their mean."""
+    if not count:
+        return 0, low, high, None
+    return int(count), low, high, total / count
 
 
 def sample_spans(
@@ -287,26 +306,32 @@ def sample_spans(
     """
     with one_moment(connection):
         limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
-        found = []
-        for table, since, until in (
+        spans = []
+        for table, since, limit in (
             ("hours", -math.inf, limits.minutes_since),
             ("minutes", limits.minutes_since, limits.raw_since),
             ("samples", limits.raw_since, math.inf),
         ):
-            begin = first if since == -math.inf else max(first, math.ceil(since / seconds))
-            end = last if until == math.inf else min(last, math.ceil(until / seconds) - 1)
+            begin, end = first, last
+            if since != -math.inf:
+                begin = max(first, math.ceil(since / seconds))
+            if limit != math.inf:
+                end = min(last, math.ceil(limit / seconds) - 1)
             if begin > end:
                 continue
-            is_raw = table == "samples"
-            count, of_column = _OF_SAMPLES if is_raw else _OF_ROLLUPS
-            asked = ", ".join(("min(at), max(at)", count, *(of_column.format(name) for name in columns)))
-            parts = _Parts(0.0, seconds, begin, end, read_seconds if is_raw else seconds)
-            name = f"{'host' if uuid is None else 'gpu'}_{table}"
-            for number, first_at, last_at, there, *rest in _rows_by_part(connection, name, gpu_id, asked, parts):
+            (count, of_column), part_seconds = _OF_ROLLUPS, seconds
+            if table == "samples":
+                (count, of_column), part_seconds = _OF_SAMPLES, read_seconds
+            expressions = ", ".join(("min(at), max(at)", count, *(of_column.format(name) for name in columns)))
+            parts = _Parts(0.0, seconds, begin, end, part_seconds)
+            name = f"host_{table}" if uuid is None else f"gpu_{table}"
+            for number, first_at, last_at, sample_count, *rest in _rows_by_part(
+                connection, name, gpu_id, expressions, parts
+            ):
                 by_column = (rest[at : at + 4] for at in range(0, len(rest), 4))
-                values = [(int(n), low, high, total / n if n else None) for n, low, high, total in by_column]
-                found.append(SampleSpan(number, first_at, last_at, int(there), values))
-        return found
+                values = [_column_values(*column) for column in by_column]
+                spans.append(SampleSpan(number, first_at, last_at, int(sample_count), values))
+        return spans
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.

@@ -85,9 +85,11 @@ def _converters(kind: type[Struct]) -> dict[str, Callable[[Any], Any] | None]:
 
 def _converter(kind: Any) -> Callable[[Any], Any] | None:
     """The converter for a field of the type ``kind``, which may be optional."""
-    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    one = next(option for option in options if option is not NoneType)
-    origin = get_origin(one) or one
+    options = (kind,)
+    if get_origin(kind) in (Union, UnionType):
+        options = get_args(kind)
+    option = next(option for option in options if option is not NoneType)
+    origin = get_origin(option) or option
     convert: Callable[[Any], Any]
     if origin is tuple:
         convert = json_items

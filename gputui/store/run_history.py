@@ -157,12 +157,14 @@ def appended(
         if value is not None:
             conditions.append(condition)
             values.append(value)  # type: ignore[arg-type]
-    found = records(
+    order = key if at is None else f"at DESC, {key}"
+    most = -1 if limit is None else limit
+    newest_first = records(
         connection,
         kind,
         f"SELECT * FROM {table} WHERE {' AND '.join(conditions)} "  # noqa: S608 - names only
-        f"ORDER BY {key if at is None else f'at DESC, {key}'} DESC LIMIT ?",
+        f"ORDER BY {order} DESC LIMIT ?",
         *values,
-        -1 if limit is None else limit,
+        most,
     )
-    return found[::-1]
+    return newest_first[::-1]

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.errors import ExplainedError
-from gputui.store.attempts import ended_seconds, is_by, read_attempts
+from gputui.store.attempts import Attempt, ended_seconds, is_by, read_attempts
 from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.store.placements import PlacementView
 from gputui.store.queue import ORDER
@@ -132,8 +132,10 @@ class Run(Struct, frozen=True):
             return self.ended_seconds
         if self.placement is not None:
             return (self.ended_seconds or 0.0) + self.placement.ran_seconds
-        until = now if self.attempt_exited_at is None else min(now, self.attempt_exited_at)
-        return (self.ended_seconds or 0.0) + max(0.0, until - self.attempt_started_at)
+        end = now
+        if self.attempt_exited_at is not None:
+            end = min(now, self.attempt_exited_at)
+        return (self.ended_seconds or 0.0) + max(0.0, end - self.attempt_started_at)
 
     @property
     def has_exited(self) -> bool:
@@ -163,10 +165,9 @@ class Run(Struct, frozen=True):
     def seen_until(self, now: float) -> float:
         """The time up to which its files are known here: on a target, until the last contact. A step
         that was not fetched yet is not missing."""
-        contact_at = None if self.placement is None else self.placement.contact_at
-        if contact_at is None:
+        if self.placement is None or self.placement.contact_at is None:
             return now
-        return min(now, contact_at)
+        return min(now, self.placement.contact_at)
 
     @property
     def reported_reason(self) -> str | None:
@@ -263,8 +264,14 @@ def read_runs(
     """Runs, newest first; with ``active_only`` those that are not over, with ``over_only`` the
     others. At a past time, ``limit`` applies to runs that were over, and keeps the newest ends."""
     if at is None:
-        where = f"WHERE r.state {'' if over_only else 'NOT '}IN {_OVER}" if active_only or over_only else ""
-        return _read(connection, f"{where} ORDER BY r.sequence DESC LIMIT ?", -1 if limit is None else limit)
+        where, most = "", -1
+        if over_only:
+            where = f"WHERE r.state IN {_OVER}"
+        elif active_only:
+            where = f"WHERE r.state NOT IN {_OVER}"
+        if limit is not None:
+            most = limit
+        return _read(connection, f"{where} ORDER BY r.sequence DESC LIMIT ?", most)
     newest = "SELECT max(transition_id) FROM transitions WHERE at <= ? GROUP BY run_id"
     query = f"SELECT * FROM transitions WHERE transition_id IN ({newest})"  # noqa: S608 - fixed names
     moves = {move.run_id: move for move in records(connection, TransitionView, query, at)}
@@ -322,36 +329,38 @@ def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
     return row[0], row[1], row[2], row[3]
 
 
-def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = None, *, only: bool = False) -> Run:
-    """The run with the id ``wanted``, else the newest with that name, or the ``only`` one: what
+def find_run(connection: sqlite3.Connection, name: str, at: float | None = None, *, only: bool = False) -> Run:
+    """The run with the id ``name``, else the newest with that name, or the ``only`` one: what
     changes or removes a run asks for that. Raises RunLookupError, also if it was launched after
     ``at``."""
     # Names are valid UTF-8; a shell's argument need not be.
-    text = wanted.strip().encode("utf-8", "replace").decode()
-    found = _read(
+    text = name.strip().encode("utf-8", "replace").decode()
+    matches = _read(
         connection, "WHERE r.run_id = ?1 OR r.name = ?1 ORDER BY r.run_id = ?1 DESC, r.sequence DESC LIMIT 6", text
     )
-    ids = [run.run_id for run in found]
+    ids = [run.run_id for run in matches]
     if only and len(ids) > 1 and ids[0] != text:
-        raise RunLookupError(f"{wanted!r} is the name of {', '.join(ids)}; give the id of one", ids)
+        raise RunLookupError(f"{name!r} is the name of {', '.join(ids)}; give the id of one", ids)
     nearest: list[str] = []
-    if found:
-        run = found[0]
+    if matches:
+        run = matches[0]
         if at is None:
             return run
         if run.created_at <= at:
-            moves = read_transitions(connection, run.run_id, at, limit=1)
-            return _as_it_was(connection, run, moves[0] if moves else _move_of_row(run, at), at)
+            moves = read_transitions(connection, run.run_id, at, limit=1) or [_move_of_row(run, at)]
+            return _as_it_was(connection, run, moves[0], at)
     else:
         names = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
         ids = [run_id for run_id, _ in names]
         # A name of the launch is no run, but the beginning of the ids of several.
-        words = list(dict.fromkeys([*ids, *(name for run_id, name in names if is_renamed(run_id, name))]))
-        longer = [word for word in words if text and word.startswith(text)]
-        near = difflib.get_close_matches(text, words, n=3, cutoff=0.5)
+        options = list(dict.fromkeys([*ids, *(name for run_id, name in names if is_renamed(run_id, name))]))
+        longer = [word for word in options if text and word.startswith(text)]
+        near = difflib.get_close_matches(text, options, n=3, cutoff=0.5)
         nearest = list(dict.fromkeys(longer + near))[:3]
-    hint = f"nearest: {', '.join(nearest)}" if nearest else "gputui ps lists them"
-    raise RunLookupError(f"no run {wanted!r}; {hint}", nearest)
+    hint = "gputui ps lists them"
+    if nearest:
+        hint = f"nearest: {', '.join(nearest)}"
+    raise RunLookupError(f"no run {name!r}; {hint}", nearest)
 
 
 def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Run]:
@@ -369,8 +378,13 @@ def _run(row: dict[str, Any]) -> Run:
         placed = {name: row[f"placement_{name}"] for name in PlacementView.__struct_fields__}
         placement = PlacementView(**placed | {"nodes": json_items(placed["nodes"])})
     roles = MetricRoles(*(row[f"role_{name}"] for name in MetricRoles.__struct_fields__))
-    named = (params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str))
-    row["unsound_since"] = json_mapping(row["attempt_exit"]).get("unsound_since") if row["attempt_exit"] else None
+    metric_names = (params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str))
+    row["unsound_since"] = None
+    if row["attempt_exit"]:
+        row["unsound_since"] = json_mapping(row["attempt_exit"]).get("unsound_since")
+    has_checkpoint = row["has_checkpoint"]
+    if has_checkpoint is not None:
+        has_checkpoint = bool(has_checkpoint)
     return Run(
         **{name: row[name] for name in _PLAIN},
         state=RunState(row["state"]),
@@ -380,17 +394,18 @@ def _run(row: dict[str, Any]) -> Run:
         holds_gpus=bool(leased),
         stop=stop,
         tags=json_items(row["tags"]),
-        metric=row["objective"] or roles.best or next(named, None),
+        metric=row["objective"] or roles.best or next(metric_names, None),
         roles=roles,
-        has_checkpoint=None if row["has_checkpoint"] is None else bool(row["has_checkpoint"]),
+        has_checkpoint=has_checkpoint,
     )
 
 
 def holders(runs: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
     """The runs that hold each GPU: (id, name) by UUID, in the order of their start."""
     by_gpu: dict[str, list[tuple[str, str]]] = {}
-    for run in sorted(runs, key=lambda run: (run.attempt_started_at or 0.0, run.run_id)):
-        for uuid in run.gpus if run.holds_gpus else ():
+    holding = (run for run in runs if run.holds_gpus)
+    for run in sorted(holding, key=lambda run: (run.attempt_started_at or 0.0, run.run_id)):
+        for uuid in run.gpus:
             by_gpu.setdefault(uuid, []).append((run.run_id, run.name))
     return by_gpu
 
@@ -413,39 +428,54 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, a
     if is_over and run.state == state and run.ended_at == move.at:
         return replace(run, holds_gpus=holds)
     attempts = read_attempts(connection, run.run_id, at)
-    attempt = attempts[-1] if attempts else None
-    number = attempt.number if attempt else 0
-    decided = [decision for decision in read_decisions(connection, run.run_id, at) if decision.attempt == number]
-    params = attempt.params if attempt else run.params
+    run = replace(_without_later(run), state=state, ended_seconds=ended_seconds(attempts))
+    stepped = attempts
+    if state.has_attempt:
+        stepped = attempts[-1:]
+    for attempt in stepped:
+        if attempt.last_step is not None:
+            run = replace(run, last_step=attempt.last_step)
+    if attempts:
+        run = _with_attempt(run, attempts[-1], is_holding=holds)
+    if not is_by(run.started_at, at):
+        run = replace(run, started_at=None)
+    decided = [decision for decision in read_decisions(connection, run.run_id, at) if decision.attempt == run.attempt]
     for decision in decided:
-        params = {**params, **decision.params}
-    next_one = decided[-1] if is_queued and decided else None
-    stepped = attempts[-1:] if state.has_attempt else attempts
-    steps = [each.last_step for each in stepped if each.last_step is not None]
+        run = replace(run, params={**run.params, **decision.params})
+    if is_queued:
+        run = replace(run, waiting_for=QUEUED_WORDS)
+        if decided:
+            last = decided[-1]
+            run = replace(run, not_before=last.at + last.delay_seconds, resume_from=last.resume_from)
+    if is_over:
+        run = replace(run, ended_at=move.at)
+    if is_over or state is RunState.RECOVERING:
+        run = replace(run, reason=move.cause)
+    if state is RunState.STOPPING:
+        run = replace(run, stop=StopRequest(move.at))
+    return run
+
+
+def _without_later(run: Run) -> Run:
+    """The run without an attempt, a request or a result."""
+    names = (
+        *("not_before", "ended_at", "reason", "waiting_for", "resume_from", "attempt_state", "attempt_started_at"),
+        *("attempt_exited_at", "last_step", "attempt_resumed_step", "placement", "usual_start_seconds", "no_metrics"),
+        *("stop", "size_bytes", "has_checkpoint", "checkpoint_step"),
+    )
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    return replace(run, attempt=0, gpus=(), holds_gpus=False, **nothing)
+
+
+def _with_attempt(run: Run, attempt: Attempt, *, is_holding: bool) -> Run:
     return replace(
         run,
-        state=state,
-        attempt=number,
-        params=params,
-        not_before=next_one.at + next_one.delay_seconds if next_one else None,
-        started_at=run.started_at if is_by(run.started_at, at) else None,
-        ended_at=move.at if is_over else None,
-        reason=move.cause if is_over or state is RunState.RECOVERING else None,
-        waiting_for=QUEUED_WORDS if is_queued else None,
-        resume_from=next_one.resume_from if next_one else None,
-        attempt_state=attempt.state if attempt else None,
-        attempt_started_at=attempt.started_at if attempt else None,
-        attempt_exited_at=attempt.exited_at if attempt else None,
-        last_step=steps[-1] if steps else None,
-        attempt_resumed_step=attempt.resumed_step if attempt else None,
-        gpus=attempt.gpus if attempt else (),
-        placement=None,
-        holds_gpus=holds and attempt is not None and bool(attempt.gpus),
-        ended_seconds=ended_seconds(attempts),
-        usual_start_seconds=None,
-        no_metrics=None,
-        stop=StopRequest(move.at) if state is RunState.STOPPING else None,
-        size_bytes=None,
-        has_checkpoint=None,
-        checkpoint_step=None,
+        attempt=attempt.number,
+        params=attempt.params,
+        gpus=attempt.gpus,
+        holds_gpus=is_holding and bool(attempt.gpus),
+        attempt_state=attempt.state,
+        attempt_started_at=attempt.started_at,
+        attempt_exited_at=attempt.exited_at,
+        attempt_resumed_step=attempt.resumed_step,
     )

@@ -57,12 +57,12 @@ WINDOW_COLUMNS = (
 
 
 def samples_between(
-    connection: sqlite3.Connection, uuids: Sequence[str], since: float, until: float, limit: int
+    connection: sqlite3.Connection, uuids: Sequence[str], since: float, end: float, limit: int
 ) -> list[tuple[object, ...]]:
     """Rows of WINDOW_COLUMNS from ``since`` to ``until`` (UTC unix seconds), oldest first; of more
     than ``limit`` the newest. ``gpu`` is the GPU's index."""
     merged: list[tuple[object, ...]] = []
-    after = math.nextafter(until, math.inf)
+    after = math.nextafter(end, math.inf)
     for gpu_id, index, uuid in connection.execute("SELECT gpu_id, position, uuid FROM gpus").fetchall():
         if uuid in uuids:
             rows = between(connection, GPU, gpu_id, WINDOW_COLUMNS[3:], since, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import math
 import sqlite3
@@ -116,7 +117,7 @@ class StudyRecord(Struct, frozen=True):
 
     def importances_for(self, metric: str) -> list[Importance]:
         """Parameters by their importance for an objective, the most important first."""
-        return [Importance(**one) for one in self.importances if one["objective"] == metric]
+        return [Importance(**fields) for fields in self.importances if fields["objective"] == metric]
 
 
 class Importance(Struct, frozen=True):
@@ -209,22 +210,27 @@ def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = 
 
 
 def find_study(
-    connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
+    connection: sqlite3.Connection, name: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
-    """The study with the id ``wanted``, else the newest with that name, or the ``only`` one: what
+    """The study with the id ``name``, else the newest with that name, or the ``only`` one: what
     changes a study asks for that. None means the newest of all. Raises StudyLookupError."""
     studies = read_studies(connection, at)
-    if wanted is None and studies:
+    if name is None and studies:
         return studies[0]
-    found = [study for study in studies if study.study_id == wanted] or [s for s in studies if s.name == wanted]
-    if only and len(found) > 1:
-        ids = ", ".join(study.study_id for study in found[:6])
-        raise StudyLookupError(f"{wanted!r} is the name of {ids}; give the id of one")
-    if found:
-        return found[0]
-    near = difflib.get_close_matches(wanted or "", [study.study_id for study in studies], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "gputui study list names them"
-    raise StudyLookupError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
+    matches = [study for study in studies if study.study_id == name]
+    if not matches:
+        matches = [study for study in studies if study.name == name]
+    if only and len(matches) > 1:
+        ids = ", ".join(study.study_id for study in matches[:6])
+        raise StudyLookupError(f"{name!r} is the name of {ids}; give the id of one")
+    if matches:
+        return matches[0]
+    if not name:
+        raise StudyLookupError("no study yet; gputui study run begins one")
+    hint = "gputui study list names them"
+    if near := difflib.get_close_matches(name, [study.study_id for study in studies], n=1, cutoff=0.5):
+        hint = f"did you mean {near[0]}?"
+    raise StudyLookupError(f"no study {name!r}; {hint}")
 
 
 def get_trial(connection: sqlite3.Connection, study_id: str, number: int) -> TrialRecord:
@@ -265,8 +271,8 @@ class TrialReader:
         over = ", ".join(f"'{state}'" for state in _VERDICTS)
         unread = f"number >= ? OR number IN (SELECT value FROM json_each(?)) OR state NOT IN ({over})"  # noqa: S608
         going_on = [trial.number for trial in self._known if not trial.state.is_over]
-        known = (len(self._known), json.dumps(going_on))
-        for trial in _trials(self._connection, f"study_id = ? AND ({unread}) ORDER BY number", self._study_id, *known):
+        values = (self._study_id, len(self._known), json.dumps(going_on))
+        for trial in _trials(self._connection, f"study_id = ? AND ({unread}) ORDER BY number", *values):
             self._known[trial.number : trial.number + 1] = [trial]
         return list(self._known)
 
@@ -279,17 +285,18 @@ def read_rungs(
         "SELECT * FROM trial_rungs WHERE study_id = ?1 AND (?3 IS NULL OR at <= ?3) "
         "AND (?2 IS NULL OR number IN (SELECT value FROM json_each(?2))) ORDER BY number, rung"
     )
-    return records(connection, RungValue, query, study_id, None if numbers is None else json.dumps(list(numbers)), at)
+    numbers_json = None if numbers is None else json.dumps(list(numbers))
+    return records(connection, RungValue, query, study_id, numbers_json, at)
 
 
 def rungs_by_trial(
     connection: sqlite3.Connection, study_id: str, at: float | None = None
 ) -> defaultdict[int, list[RungValue]]:
     """The values at rungs of each trial."""
-    found: defaultdict[int, list[RungValue]] = defaultdict(list)
-    for one in read_rungs(connection, study_id, at):
-        found[one.number].append(one)
-    return found
+    by_trial: defaultdict[int, list[RungValue]] = defaultdict(list)
+    for rung in read_rungs(connection, study_id, at):
+        by_trial[rung.number].append(rung)
+    return by_trial
 
 
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:
@@ -316,9 +323,9 @@ def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float
     moves = connection.execute(
         "SELECT at, to_state FROM study_moves WHERE study_id = ? AND at <= ? ORDER BY move_id", (study_id, now)
     ).fetchall()
-    ends = [*(at for at, _ in moves[1:]), now] if moves else []
     goes_on = (StudyState.RUNNING, StudyState.STOPPING)
-    return math.fsum(max(0.0, end - at) for (at, state), end in zip(moves, ends, strict=True) if state in goes_on)
+    spans = itertools.pairwise([*moves, (now, None)])
+    return math.fsum(max(0.0, end - at) for (at, state), (end, _) in spans if state in goes_on)
 
 
 def _studies(connection: sqlite3.Connection, condition: str, *values: object) -> list[StudyRecord]:
@@ -352,7 +359,13 @@ def _trial_at(
 ) -> TrialRecord:
     if trial.ended_at is not None and trial.ended_at <= at:
         return trial
-    state = TrialState.ENQUEUED if run_id is None and trial.origin == "enqueued" else TrialState.LAUNCHING
-    state = TrialState.RUNNING if since is not None and since <= at else state
-    then = {"rung": passed.rung, "latest_value": passed.value} if passed else {"rung": None, "latest_value": None}
-    return replace(trial, run_id=run_id, state=state, **then, values=(), constraints=(), reason=None, ended_at=None)
+    state = TrialState.LAUNCHING
+    if since is not None and since <= at:
+        state = TrialState.RUNNING
+    elif run_id is None and trial.origin == "enqueued":
+        state = TrialState.ENQUEUED
+    rung = value = None
+    if passed is not None:
+        rung, value = passed.rung, passed.value
+    then = replace(trial, run_id=run_id, state=state, rung=rung, latest_value=value)
+    return replace(then, values=(), constraints=(), reason=None, ended_at=None)

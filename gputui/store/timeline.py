@@ -75,7 +75,8 @@ def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
     before, after = sampled_around(connection, at)
     if before is None:
         return Span(None, after)
-    if not _is_gap(connection, before, at if after is None else after):
+    end = at if after is None else after
+    if not _is_gap(connection, before, end):
         return None
     return Span(before, after)
 
@@ -163,24 +164,30 @@ def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: in
     a gap, ``direction`` (-1, 0 or 1) moves to its edge. The result is within the history and not
     after ``now``."""
     for _ in range(abs(ticks)):
-        found = at if ticks < 0 else _tick(connection, at, after=True)
-        if found is not None:
+        tick_at: float | None = at
+        if ticks > 0:
+            tick_at = _tick(connection, at, after=True)
+        if tick_at is not None:
             # The last of those that count as one.
-            found = _tick(connection, found + math.copysign(TOGETHER_SECONDS, ticks), after=False)
-        if found is None:
+            tick_at = _tick(connection, tick_at + math.copysign(TOGETHER_SECONDS, ticks), after=False)
+        if tick_at is None:
             break
-        at = found
-    began = began_at(connection)
-    at = min(max(at, at if began is None else began), now)
-    if direction and (gap := gap_at(connection, at)) is not None:
-        edge = gap.start if direction < 0 else gap.end
-        at = now if edge is None and direction > 0 else edge if edge is not None else at
-    return at
+        at = tick_at
+    if (began := began_at(connection)) is not None:
+        at = max(at, began)
+    at = min(at, now)
+    if not direction or (gap := gap_at(connection, at)) is None:
+        return at
+    if direction > 0:
+        return now if gap.end is None else gap.end
+    return at if gap.start is None else gap.start
 
 
 def _tick(connection: sqlite3.Connection, at: float, *, after: bool) -> float | None:
     """The time of the first tick after a time, or of the last one before it."""
-    what = "min(at) FROM {} WHERE at >" if after else "max(at) FROM {} WHERE at <"
+    what, nearest = "max(at) FROM {} WHERE at <", max
+    if after:
+        what, nearest = "min(at) FROM {} WHERE at >", min
     queries = [f"SELECT {what.format(table)} ?" for _, _, table in _SOURCES]
     times = [connection.execute(query, (at,)).fetchone()[0] for query in queries]
-    return (min if after else max)((time for time in times if time is not None), default=None)
+    return nearest((time for time in times if time is not None), default=None)

@@ -51,9 +51,9 @@ def test_acknowledging_keeps_who_was_first(store: sqlite3.Connection) -> None:
 def test_silences(store: sqlite3.Connection) -> None:
     alerts.raise_alert(store, BASE)
     alerts.raise_alert(store, {**BASE, "subject_id": "GPU-b"})
-    assert alerts.silence(store, "gpu_hot", "gpu", "GPU-a", until=200.0, actor="me") == 1
+    assert alerts.silence(store, "gpu_hot", "gpu", "GPU-a", ends_at=200.0, actor="me") == 1
     assert [one.is_silenced(150.0) for one in alerts.lasting(store)] == [False, True]
-    assert alerts.silence(store, "gpu_hot", "gpu", alerts.ANY_SUBJECT, until=300.0, actor="me") == 2
+    assert alerts.silence(store, "gpu_hot", "gpu", alerts.ANY_SUBJECT, ends_at=300.0, actor="me") == 2
     assert set(alerts.silences(store, 150.0)) == {("gpu_hot", "gpu", "GPU-a"), ("gpu_hot", "gpu", "*")}
     assert set(alerts.silences(store, 250.0)) == {("gpu_hot", "gpu", "*")}
     alerts.forget_old_silences(store, 301.0)

@@ -123,7 +123,7 @@ def silence(request: CommandRequest) -> Result:
     title, actor = RULES[rule].title, request.actor
     does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
     text, until = f"{title} {whose} is {does}", request.context.now() + seconds
-    count = alerts.silence(request.connection, rule, kind, subject_id, until=until, actor=actor)
+    count = alerts.silence(request.connection, rule, kind, subject_id, ends_at=until, actor=actor)
     request.context.note("alert_silenced", f"{text} by {actor}", key=rule, subject="alert")
     return {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
 

@@ -109,7 +109,9 @@ def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
     total = 0
     for source_id, (generation, offset) in end_positions(connection, run_id).items():
         last = last_stretch(connection, source_id)
-        total += offset - (last.end[1] if last is not None and last.end[0] == generation else 0)
+        total += offset
+        if last is not None and last.end[0] == generation:
+            total -= last.end[1]
     return total
 
 
@@ -144,11 +146,11 @@ def entries(
         (source_id, attempt, name, level, begin // FAN, (end - 1) // FAN),
     )
     for number, packed in rows:
-        found = unpack(number, packed)
+        unpacked = unpack(number, packed)
         if number * FAN >= begin and (number + 1) * FAN <= end:
-            yield from found
+            yield from unpacked
         else:
-            yield from (entry for entry in found if begin <= entry.place < end)
+            yield from (entry for entry in unpacked if begin <= entry.place < end)
 
 
 def pieces(begin: int, end: int, level: int) -> Iterator[tuple[int, int, int]]:
@@ -170,11 +172,11 @@ def pieces(begin: int, end: int, level: int) -> Iterator[tuple[int, int, int]]:
     yield from pieces(high * unit, end, level - 1)
 
 
-def level_for(lines: int, wanted: int) -> int:
-    """The highest level with at least ``wanted`` entries for this number of lines; 0 if there is
+def level_for(lines: int, least: int) -> int:
+    """The highest level with at ``least`` so many entries for this number of lines; 0 if there is
     none."""
     level = 0
-    while lines // (BLOCK_LINES * FAN ** (level + 1)) >= wanted:
+    while lines // (BLOCK_LINES * FAN ** (level + 1)) >= least:
         level += 1
     return level
 

@@ -180,21 +180,21 @@ def _lines(
     positions = dict(after)
     has_more = False
     for source_id, path, generation, byte_offset in sources:
-        since, until = after.get(path, START), (generation, byte_offset)
-        if since > until:
+        since, end = after.get(path, START), (generation, byte_offset)
+        if since > end:
             raise HistoryLostError(run_id)
-        if since == until:
+        if since == end:
             continue
         room = most - len(lines)
         columns = "generation, byte_offset, attempt, rank, step, at, data"
-        rows = rows_between(connection, source_id, since, until, columns=columns, limit=room + 1).fetchall()
+        rows = rows_between(connection, source_id, since, end, columns=columns, limit=room + 1).fetchall()
         for _, _, attempt, rank, step, at, text in rows[:room]:
             lines.append(StoredLine(attempt, rank, step, at, orjson.loads(text)))
         if len(rows) > room:
             positions[path] = (rows[room][0], rows[room][1])
             has_more = True
             break
-        positions[path] = until
+        positions[path] = end
     return lines, positions, has_more
 
 
@@ -218,8 +218,8 @@ def _notes(connection: sqlite3.Connection, run_id: str, after: Mapping[str, int]
         "WHERE run_id = ? AND decision_id > ?",
         (run_id, after.get("decision", 0)),
     ).fetchall():
-        resumed = None if resume_from is None else PurePath(resume_from).name
-        data = {"verdict": verdict, "reason": reason, "changed": json.loads(params), "resume_from": resumed}
+        name = _name_of(resume_from)
+        data = {"verdict": verdict, "reason": reason, "changed": json.loads(params), "resume_from": name}
         notes.append(Note("decision", attempt, at, number, data))
     for number, at, state, cause in connection.execute(
         "SELECT transition_id, at, to_state, cause FROM transitions WHERE run_id = ? AND "
@@ -235,9 +235,17 @@ def _attempts(rows: Sequence[tuple[Any, ...]], after: int) -> Iterator[Note]:
     before: dict[str, Any] | None = None
     for number, at, text, gpus, resumed_from, step in rows:
         params = json.loads(text)
-        changed = {} if before is None else {name: value for name, value in params.items() if before.get(name) != value}
+        changed = {}
+        if before is not None:
+            changed = {name: value for name, value in params.items() if before.get(name) != value}
         before = params
         if number > after:
-            resumed = None if resumed_from is None else PurePath(resumed_from).name
-            data = {"gpus": len(json.loads(gpus)), "resumed_from": resumed, "resumed_step": step, "changed": changed}
+            name = _name_of(resumed_from)
+            data = {"gpus": len(json.loads(gpus)), "resumed_from": name, "resumed_step": step, "changed": changed}
             yield Note("attempt", number, at, number, data)
+
+
+def _name_of(path: str | None) -> str | None:
+    if path is None:
+        return None
+    return PurePath(path).name

@@ -21,7 +21,7 @@ class Intake(Struct, frozen=True):
     what fails early may not have come to its metrics. ``short_of`` is the `short_of` of its newest
     attempt, if that ended so."""
 
-    taken: int = 0
+    accepted: int = 0
     rejected: int = 0
     reason: str | None = None
     example: str | None = None
@@ -34,7 +34,7 @@ class Intake(Struct, frozen=True):
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
     """The statistics of one run. Raises sqlite3.Error."""
-    taken, rejected, has_printed = connection.execute(
+    accepted, rejected, has_printed = connection.execute(
         "SELECT coalesce(sum(line_count), 0), coalesce(sum(rejected_count), 0), "
         "coalesce(max(format IN ('stdout', 'output') AND byte_offset > 0), 0) "
         "FROM metric_sources WHERE run_id = ?",
@@ -50,16 +50,21 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
         (run_id,),
     ).fetchone() or (False, None, None)
+    problem = shortfall = None
+    if not accepted:
+        problem = without_metrics(connection).get(run_id)
+    if step is not None and total is not None:
+        shortfall = int(step), int(total)
     return Intake(
-        taken,
+        accepted,
         rejected,
         reason,
         example,
         bool(has_printed),
         _learns(connection, run_id),
-        no_metrics=None if taken else without_metrics(connection).get(run_id),
+        no_metrics=problem,
         has_succeeded=bool(has_succeeded),
-        short_of=None if step is None or total is None else (int(step), int(total)),
+        short_of=shortfall,
     )
 
 
@@ -119,26 +124,26 @@ def output_read(connection: sqlite3.Connection, run_id: str, attempt: int) -> li
     ).fetchall()
 
 
-def intake_words(known: Intake) -> str | None:
+def intake_words(statistics: Intake) -> str | None:
     """A sentence about lines that could not be used; None if all could, or if nothing was written
     yet."""
-    if known.rejected:
-        count = f"{known.rejected} of {known.taken + known.rejected} metrics lines could not be used"
-        if known.reason is None or known.example is None:
+    if statistics.rejected:
+        count = f"{statistics.rejected} of {statistics.accepted + statistics.rejected} metrics lines could not be used"
+        if statistics.reason is None or statistics.example is None:
             return count
-        return f"{count} ({known.reason}): {clip(known.example, _EXAMPLE_CHARACTERS)}"
-    if known.no_metrics is not None:
+        return f"{count} ({statistics.reason}): {clip(statistics.example, _EXAMPLE_CHARACTERS)}"
+    if statistics.no_metrics is not None:
         way = "gputui check --log FILE PROFILE tries patterns"
-        if known.learns:
+        if statistics.learns:
             way = "metrics: in a profile can name them"
-        return f"{known.no_metrics[:1].upper()}{known.no_metrics[1:]}; {way}"
-    if known.short_of is not None:
-        step, total = known.short_of
+        return f"{statistics.no_metrics[:1].upper()}{statistics.no_metrics[1:]}; {way}"
+    if statistics.short_of is not None:
+        step, total = statistics.short_of
         how = "see with gputui check --log FILE PROFILE whether its steps are read, or let it write an end event"
         return f"It ended at step {step} of {total}: if that is complete, {how}"
-    if known.has_succeeded and known.learns and not known.taken:
+    if statistics.has_succeeded and statistics.learns and not statistics.accepted:
         unsure = "Nothing that it printed or wrote is surely metrics: one line of a form is not enough"
         return f"{unsure}; metrics: in a profile can name them"
-    if known.has_succeeded and known.has_printed and not known.taken:
+    if statistics.has_succeeded and statistics.has_printed and not statistics.accepted:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None

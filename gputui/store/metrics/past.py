@@ -66,7 +66,8 @@ def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> lis
         lines = [*lines_of[source_id], *reversed(_first(connection, source_id, position, newest_attempt))]
         values_by_rank: dict[tuple[int, int], dict[str, float]] = {}
         for line in lines:
-            values = values_by_rank.setdefault((line.attempt, -1 if line.rank is None else line.rank), {})
+            rank = -1 if line.rank is None else line.rank
+            values = values_by_rank.setdefault((line.attempt, rank), {})
             for name, value in line.data.items():
                 values.setdefault(name, value)
         rows += [(attempt, rank, values) for (attempt, rank), values in sorted(values_by_rank.items())]
@@ -122,8 +123,10 @@ def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, w
         return None
     end = by_source[source_id][0]
     position = positions_at(connection, run_id, end[0] - window_seconds).get(source_id)
-    earlier = [] if position is None else _steps(newest(connection, {source_id: position}, _PROBE_LINES), attempt)
-    start = earlier[0] if earlier else by_source[source_id][-1]
+    start = by_source[source_id][-1]
+    if position is not None:
+        earlier = _steps(newest(connection, {source_id: position}, _PROBE_LINES), attempt)
+        start = next(iter(earlier), start)
     if start[0] >= end[0] or start[1] >= end[1]:
         return None
     return (end[1] - start[1]) / (end[0] - start[0])

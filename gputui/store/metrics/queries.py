@@ -99,7 +99,12 @@ def named_by_event(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if type(event) is not str or OF_EVENTS.isdisjoint(values):
         return values
     prefix = event[:_EVENT_CHARACTERS]
-    return {f"{prefix}/{name}" if name in OF_EVENTS else name: value for name, value in values.items()}
+    by_name = {}
+    for name, value in values.items():
+        if name in OF_EVENTS:
+            name = f"{prefix}/{name}"
+        by_name[name] = value
+    return by_name
 
 
 def metric_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
@@ -124,15 +129,13 @@ def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float |
     for number, rank, values in _newest(connection, run_id, at):
         if number == attempt:
             lines.setdefault(rank, {}).update(values)
-    return [
-        RankLine(
-            rank=None if rank < 0 else rank,
-            step=int(values["step"]) if "step" in values else None,
-            at=values.get("time"),
-            values={name: value for name, value in values.items() if name not in NOT_METRICS},
-        )
-        for rank, values in sorted(lines.items())
-    ]
+    rank_lines = []
+    for number, values in sorted(lines.items()):
+        named_rank = None if number < 0 else number
+        step = int(values["step"]) if "step" in values else None
+        metrics = {name: value for name, value in values.items() if name not in NOT_METRICS}
+        rank_lines.append(RankLine(named_rank, step, values.get("time"), metrics))
+    return rank_lines
 
 
 STEPS_COMPARED = 20
@@ -143,9 +146,9 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
     """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at
     most `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
     lines: dict[int, dict[int, dict[str, Any]]] = {}
-    for source_id, until in end_positions(connection, run_id).items():
+    for source_id, end in end_positions(connection, run_id).items():
         most = (STEPS_COMPARED + 2) * ranks
-        rows = rows_between(connection, source_id, START, until, is_newest_first=True, limit=most)
+        rows = rows_between(connection, source_id, START, end, is_newest_first=True, limit=most)
         for number, rank, step, _, text in rows:
             if number == attempt and rank is not None and step is not None:
                 lines.setdefault(step, {}).setdefault(rank, {}).update(orjson.loads(text))
@@ -157,7 +160,7 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
                 measured = as_float(value)
                 if measured is not None and name not in NOT_METRICS:
                     values.setdefault(rank, {}).setdefault(name, []).append(measured)
-    return {rank: {name: fmean(numbers) for name, numbers in named.items()} for rank, named in values.items()}
+    return {rank: {name: fmean(numbers) for name, numbers in by_name.items()} for rank, by_name in values.items()}
 
 
 _MOST_REPORTS = 9
@@ -169,9 +172,9 @@ def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mappin
     newest source, up to ``reached``: some scripts write a line every hundred steps. None if
     unknown. Raises sqlite3.Error."""
     newest: list[tuple[float, int]] = []
-    for source_id, until in reached.items():
+    for source_id, end in reached.items():
         rows = rows_between(
-            connection, source_id, START, until,
+            connection, source_id, START, end,
             columns="attempt, rank, step, at", is_newest_first=True, limit=_MOST_REPORT_LINES,
         )  # fmt: skip
         reports: list[tuple[float, int]] = []
@@ -267,8 +270,8 @@ class StoredLine(Struct, frozen=True):
 
 def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
     """Every line of a run in the order written, fetched a few at a time."""
-    for source_id, until in end_positions(connection, run_id).items():
-        for attempt, rank, step, at, text in rows_between(connection, source_id, START, until):
+    for source_id, end in end_positions(connection, run_id).items():
+        for attempt, rank, step, at, text in rows_between(connection, source_id, START, end):
             yield StoredLine(attempt, rank, step, at, orjson.loads(text))
 
 
@@ -300,12 +303,12 @@ def reported_values(
     any_of = " OR ".join("instr(data, ?)" for _ in metrics)
     where = f"AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of})"
     names = [f'"{name}"' for name in stored_names.values()]
-    for source_id, until in reached.items():
-        rows = rows_between(connection, source_id, after.get(source_id, START), until, *names, where=where)
+    for source_id, end in reached.items():
+        rows = rows_between(connection, source_id, after.get(source_id, START), end, *names, where=where)
         for attempt, _, step, at, text in rows:
             data = orjson.loads(text)
-            position = None if by == "step" else as_float(data.get(by))
-            if by != "step" and position is None:
+            position = None
+            if by != "step" and (position := as_float(data.get(by))) is None:
                 continue
             for name, stored_name in stored_names.items():
                 if (value := as_float(data.get(stored_name))) is not None:

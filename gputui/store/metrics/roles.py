@@ -63,16 +63,24 @@ class _LossName(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _read_name(name: str) -> _LossName:
-    # A single letter keeps its case: an L is a loss, an l a length.
-    words = [word if len(word) == 1 else word.lower() for word in _WORD.findall(name)]
-    words = ["loss" if word == "losses" else word for word in words]
-    part = next((place for place, of_part in enumerate(_HELD_OUT) if not of_part.isdisjoint(words)), None)
+    pieces = [_plain(word) for word in _WORD.findall(name)]
+    part = next((place for place, of_part in enumerate(_HELD_OUT) if not of_part.isdisjoint(pieces)), None)
     parts = _TRAINING if part is None else _HELD_OUT[part]
-    form = frozenset(word for word in words if word not in parts)
+    form = frozenset(piece for piece in pieces if piece not in parts)
+    form_place = _FORMS.index(form) if form in _FORMS else None
     # A loss_scale is none, loss/ce is one.
-    is_loss = bool(words) and (words[-1].endswith("loss") or name.lower().startswith(("loss/", "losses/")))
-    is_training = not _TRAINING.isdisjoint(words)
-    return _LossName(part, _FORMS.index(form) if form in _FORMS else None, is_training, is_loss)
+    is_loss = bool(pieces) and (pieces[-1].endswith("loss") or name.lower().startswith(("loss/", "losses/")))
+    is_training = not _TRAINING.isdisjoint(pieces)
+    return _LossName(part, form_place, is_training, is_loss)
+
+
+def _plain(word: str) -> str:
+    # A single letter keeps its case: an L is a loss, an l a length.
+    if len(word) == 1:
+        return word
+    if word.lower() == "losses":
+        return "loss"
+    return word.lower()
 
 
 def is_held_out(name: str) -> bool:
@@ -128,7 +136,7 @@ class MetricRoles(Struct, frozen=True):
     def names(self) -> Mapping[str, str]:
         """The run's own names by those that programs ask for."""
         pairs = ((LOSS, self.loss), (VALIDATION_LOSS, self.validation), (BEST, self.best))
-        return {asked: name for asked, name in pairs if name is not None}
+        return {general_name: name for general_name, name in pairs if name is not None}
 
 
 NO_ROLES = MetricRoles()
@@ -212,7 +220,11 @@ def without_loss_words(run_id: str, roles: MetricRoles, names: Sequence[str]) ->
     """A sentence about a run whose metrics have no loss; None if they have one, or if there are none yet."""
     if not names or roles.loss in names:
         return None
-    listed = ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")
-    what = "its metrics have no loss" if roles.loss is None else f"its loss {roles.loss} is not among its metrics"
+    listed = ", ".join(names[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        listed += ", …"
+    what = "its metrics have no loss"
+    if roles.loss is not None:
+        what = f"its loss {roles.loss} is not among its metrics"
     how = f"gputui metrics {run_id} --loss NAME names it, as metrics: {{loss: NAME}} does in a profile"
     return f"{what} ({listed}), so that nothing watches it; {how}"

@@ -76,25 +76,29 @@ def newest_lines(
     names = [*((name, name) for name in WATCHED), *roles.names.items()]
     lines: list[WatchedLine] = []
     sources, all_read_since = 0, -math.inf
-    for source_id, until in reached.items():
+    for source_id, end in reached.items():
         since = after.get(source_id, START)
-        if since == until:
+        if since == end:
             continue
-        rows = rows_between(connection, source_id, since, until, is_newest_first=True, limit=limit).fetchall()
+        rows = rows_between(connection, source_id, since, end, is_newest_first=True, limit=limit).fetchall()
         sources += bool(rows)
         if len(rows) == limit and rows[-1][3] is not None:
             # Its older lines were not read.
             all_read_since = max(all_read_since, rows[-1][3])
         for attempt, rank, step, at, text in reversed(rows):
             data = orjson.loads(text)
-            values = {asked: value for asked, name in names if (value := as_float(data.get(name))) is not None}
+            values = {
+                watched_name: value for watched_name, name in names if (value := as_float(data.get(name))) is not None
+            }
             event = data.get("event")
             if event is None and step is None:
                 event = data.get("phase")
-            own_at, event = None if data.get("time") is None else at, None if event is None else str(event)
+            if event is not None:
+                event = str(event)
+            stated_at = None if data.get("time") is None else at
             announces = event is not None and not numbers(data).keys() - _PLACE_NAMES
             has_null_loss = data.get(roles.loss) == NULL_NAN
-            lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at, announces, has_null_loss))
+            lines.append(WatchedLine(attempt, rank, step, stated_at, event, values, at, announces, has_null_loss))
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
         lines = [line for line in lines if line.at is not None and line.at >= all_read_since]

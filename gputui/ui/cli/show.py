@@ -121,7 +121,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
     history = RunHistory.read(connection, run)
     line_counts, loss_problem = intake.intake(connection, run.run_id), None
-    if run.state.is_over or line_counts.taken >= FIRST_LINES:
+    if run.state.is_over or line_counts.accepted >= FIRST_LINES:
         loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
     return RunDetails(
         row=RunRow(run, progress_now(connection, run)),

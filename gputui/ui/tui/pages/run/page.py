@@ -113,10 +113,8 @@ class RunScreen(ActionScreen):
 
     def warnings(self) -> Sequence[str]:
         """Reasons why the charts stay empty or end early although the run writes metrics."""
-        page = self.page
-        if page is None or page.intake is None or (page.intake.taken and not page.intake.short_of):
-            return []
-        text = intake_words(page.intake)
+        known = self.page.intake if self.page is not None else None
+        text = None if known is None or (known.accepted and not known.short_of) else intake_words(known)
         if text is None:
             return []
         return [text]
