@@ -124,12 +124,14 @@ class Batch:
         if type(parsed) is ParsedLine:
             self._accept(source_id, offset, parsed)
         elif isinstance(parsed, Rejected):
-            shown = excerpt(line, self.redactor)
-            self.rejected.append((self.state.generation, offset, parsed.reason, shown))
+            text = excerpt(line, self.redactor)
+            self.rejected.append((self.state.generation, offset, parsed.reason, text))
 
     def _accept(self, source_id: int, offset: int, parsed: ParsedLine) -> None:
         step, at, rank, data, values, is_numeric = parsed
-        latest = math.inf if self.arrived_at is None else self.arrived_at + _CLOCK_ERROR_SECONDS
+        latest = math.inf
+        if self.arrived_at is not None:
+            latest = self.arrived_at + _CLOCK_ERROR_SECONDS
         if at is None or not _FIRST_TIME_SECONDS <= at <= latest:
             if values.get("time") is not None:
                 data, values = _renamed(values, "time")
@@ -154,7 +156,8 @@ class Batch:
         if at is None and self.arrivals is not None:
             # A line that was passed over until its form was known did not arrive now.
             at = self.arrivals.at(offset)
-        at = self.arrived_at if at is None else at
+        if at is None:
+            at = self.arrived_at
         if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric=is_numeric)
@@ -165,17 +168,18 @@ class Batch:
         if not rank:
             self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
         if "event" not in values:
-            self.first_step = step if self.first_step is None else self.first_step
-            self.last_step = step if self.last_step is None else max(self.last_step, step)
+            if self.first_step is None or self.last_step is None:
+                self.first_step = self.last_step = step
+            self.last_step = max(self.last_step, step)
 
     def _without_secrets(self, step: int | None, data: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """A line with text, encoded and decoded, as it is stored."""
         if step is not None and "event" in values and _is_measurement(values):
             data, values = _renamed(values, "event")
-        shown = self.redactor.value(values)
-        if shown == values:
+        redacted = self.redactor.value(values)
+        if redacted == values:
             return (data, values)
-        return (orjson.dumps(shown).decode(), shown)
+        return (orjson.dumps(redacted).decode(), redacted)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
         newest = self.newest.setdefault(rank, {})
@@ -198,7 +202,11 @@ def _is_measurement(values: Mapping[str, Any]) -> bool:
 
 def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
     """A line, encoded and decoded, whose value ``name`` is called ``name_``."""
-    renamed = {f"{key}_" if key == name else key: value for key, value in values.items()}
+    renamed = {}
+    for key, value in values.items():
+        if key == name:
+            key = f"{key}_"
+        renamed[key] = value
     return orjson.dumps(renamed).decode(), renamed
 
 
@@ -278,8 +286,8 @@ def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch
         "INSERT OR IGNORE INTO rejected_lines (source_id, generation, byte_offset, attempt, at, "
         "reason, excerpt) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (source_id, generation, offset, batch.attempt, now, reason, shown)
-            for generation, offset, reason, shown in batch.rejected[: max(0, MAX_REJECTED - stored)]
+            (source_id, generation, offset, batch.attempt, now, reason, text)
+            for generation, offset, reason, text in batch.rejected[: max(0, MAX_REJECTED - stored)]
         ],
     )
 
@@ -289,7 +297,9 @@ def _update_newest(connection: sqlite3.Connection, key: tuple[int, int, int], va
     row = connection.execute(
         "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ? AND rank = ?", key
     ).fetchone()
-    newest: dict[str, Any] = {} if row is None else json.loads(row[0])
+    newest: dict[str, Any] = {}
+    if row is not None:
+        newest = json.loads(row[0])
     new_names = values.keys() - newest.keys()
     for name, value in values.items():
         if name in newest or len(newest) < MAX_NEWEST_NAMES:

@@ -6,10 +6,11 @@ other input is rejected with a reason, never with an exception.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -132,7 +133,9 @@ def parse_line(line: bytes) -> Parsed:
     # Stored as written, except for escapes: SQLite before 3.45 does not find a key that contains
     # one.
     text = orjson.dumps(values).decode() if b"\\" in line else line.decode()
-    return _accept(values, text if line[-1] == _CLOSING_BRACE else text.strip())
+    if line[-1] != _CLOSING_BRACE:
+        text = text.strip()
+    return _accept(values, text)
 
 
 def parse_values(values: Mapping[str, Any]) -> ParsedLine | Rejected:
@@ -154,7 +157,7 @@ def excerpt(line: bytes, redactor: Redactor = BY_LOOK) -> str:
     head = line.removesuffix(b"\r")[: 4 * EXCERPT_CHARACTERS]
     text = redactor.text(head.decode("utf-8", "backslashreplace"))[:EXCERPT_CHARACTERS]
     if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        text = "".join(map(_printable, text))
     return text[:EXCERPT_CHARACTERS]
 
 
@@ -216,6 +219,18 @@ def _parse_uncommon(line: bytes) -> Parsed:
     return _NO_OBJECT
 
 
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def _children(value: Mapping[str, Any] | list[Any]) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value
+
+
 def _refusal(line: Mapping[str, Any]) -> Rejected | None:
     """The reason why a line is refused, if it is nested too deep or has too many values."""
     level: list[Mapping[str, Any] | list[Any]] = [line]
@@ -224,7 +239,7 @@ def _refusal(line: Mapping[str, Any]) -> Rejected | None:
         count += sum(map(len, level))
         if count > MAX_VALUES:
             return _TOO_MANY
-        children = (child for item in level for child in (item.values() if isinstance(item, Mapping) else item))
+        children = itertools.chain.from_iterable(map(_children, level))
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return None

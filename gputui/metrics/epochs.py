@@ -63,7 +63,9 @@ class EpochCount:
 
     def step(self, epoch: int, place: int, total: int | None) -> int:
         """The step of the next line."""
-        self.first = min(epoch, 1 if self.first is None else self.first)
+        if self.first is None:
+            self.first = 1
+        self.first = min(epoch, self.first)
         if not self._is_sure and self._last != (epoch, place):
             self._learn(epoch, place, total)
         is_later = self._last is not None and epoch > self._last[0]

@@ -76,25 +76,40 @@ def fixed_part(pattern: str) -> Path:
     return Path(re.sub(r"\[([*?\[])\]", r"\1", folder))
 
 
-def may_overlap(pattern: str, other: str) -> bool:
-    if has_wildcards(pattern) and has_wildcards(other):
-        mine, theirs = (_FIXED.match(one)[0].rpartition("/")[0] + "/" for one in (pattern, other))  # type: ignore[index]
-        return mine.startswith(theirs) or theirs.startswith(mine)
-    return pattern == other or any(
-        fnmatch.fnmatchcase(path, one.replace("**/", "*")) for path, one in ((pattern, other), (other, pattern))
-    )
+def may_overlap(pattern: str, second: str) -> bool:
+    if has_wildcards(pattern) and has_wildcards(second):
+        folder, second_folder = _fixed_folder(pattern), _fixed_folder(second)
+        return folder.startswith(second_folder) or second_folder.startswith(folder)
+    return pattern == second or _covers(pattern, second) or _covers(second, pattern)
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folder up to the first wildcard, with a slash."""
+    return _FIXED.match(pattern)[0].rpartition("/")[0] + "/"  # type: ignore[index]
+
+
+def _covers(pattern: str, path: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern.replace("**/", "*"))
+
+
+def _glob_part(part: str) -> str:
+    if part == "**":
+        return part
+    # Within a name, ** is a *.
+    return re.sub(r"\*+", "*", part)
 
 
 def find(pattern: str) -> Iterator[Path]:
     """The existing files and folders that match an absolute ``pattern``, hidden ones only where it
     names them. A ``**`` follows no links to folders, which may form a circle."""
-    # Within a name, ** is a *.
-    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in Path(pattern).parts[1:]]
+    parts = list(map(_glob_part, Path(pattern).parts[1:]))
     hidden = [part for part in parts if part.startswith(".")]
-    below = "/".join(parts) + ("/*" if parts[-1] == "**" else "")
+    below = "/".join(parts)
+    if parts[-1] == "**":
+        below += "/*"
     for path in Path("/").glob(below):
         names = (part for part in path.parts if part.startswith("."))
-        if all(any(fnmatch.fnmatchcase(name, one) for one in hidden) for name in names):
+        if all(any(fnmatch.fnmatchcase(name, hidden_part) for hidden_part in hidden) for name in names):
             yield path
 
 
@@ -119,13 +134,13 @@ class Matches:
 
     def _search(self) -> list[tuple[str, os.stat_result]]:
         """Raises OSError."""
-        found = []
+        matches = []
         for path in find(self._pattern):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 if stat.S_ISREG(status.st_mode):
-                    found.append((str(path), status))
-        return sorted(found, key=lambda each: (each[1].st_mtime_ns, each[0]), reverse=True)
+                    matches.append((str(path), status))
+        return sorted(matches, key=lambda match: (match[1].st_mtime_ns, match[0]), reverse=True)
 
 
 # --- descriptors ----------------------------------------------------------------------------------
@@ -152,16 +167,16 @@ class FollowedFile:
 
     def keep_only(self, inode: int | None) -> None:
         """Close every other file."""
-        for other in [number for number in self._descriptors if number != inode]:
-            os.close(self._descriptors.pop(other))
+        for stale in [number for number in self._descriptors if number != inode]:
+            os.close(self._descriptors.pop(stale))
 
     def status(self, *, at_once: bool = False) -> os.stat_result | None:
         """The status of the file at the path; None without a regular file. The newest of several
         files is searched for occasionally, or now if ``at_once``."""
         if self.matches is not None:
-            found = [((status.st_ino, path), path) for path, status in self.matches.newest(at_once=at_once)]
-            self._left &= {file for file, _ in found}
-            file, path = next((one for one in found if one[0] not in self._left), (None, ""))
+            candidates = [((status.st_ino, path), path) for path, status in self.matches.newest(at_once=at_once)]
+            self._left &= {file for file, _ in candidates}
+            file, path = next((candidate for candidate in candidates if candidate[0] not in self._left), (None, ""))
             if file is None:
                 return None
             if self._followed is not None and self._followed[0] != file[0]:
@@ -190,8 +205,8 @@ class FollowedFile:
             return descriptor
         self._sought = inode
         if self.matches is not None:
-            found = self.matches.newest(at_once=True)
-            candidates = [path for path, status in found if status.st_ino == inode]
+            matches = self.matches.newest(at_once=True)
+            candidates = [path for path, status in matches if status.st_ino == inode]
         else:
             candidates = [entry.path for entry in self._beside() if entry.inode() == inode]
         for path in candidates:
@@ -213,9 +228,9 @@ class FollowedFile:
             if is_rotated and entry.inode() not in (inode, current):
                 with contextlib.suppress(FileNotFoundError):
                     since.append((entry.stat().st_mtime_ns, entry.inode(), entry.path))
-        for modified, other, path in sorted(since):
-            if modified > ended and self._open(path, other) is not None:
-                return other
+        for modified, rotated, path in sorted(since):
+            if modified > ended and self._open(path, rotated) is not None:
+                return rotated
         self.open_current(current)
         return current
 

@@ -59,8 +59,12 @@ class JsonLines(LineFormat):
             return parse_line(line)
         if not isinstance(values, dict) or self._step not in values:
             return parse_line(line)
-        others = {"step_" if name == "step" else name: value for name, value in values.items()}
-        return parse_values({"step": values[self._step], **others})
+        renamed = {"step": values[self._step]}
+        for name, value in values.items():
+            if name == "step":
+                name = "step_"
+            renamed[name] = value
+        return parse_values(renamed)
 
 
 class CsvLines(LineFormat):

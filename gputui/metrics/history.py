@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputui.core.files import read_regular
 from gputui.metrics.batch import BATCH_LINES, READ_SECONDS, Batch, SourceState
-from gputui.metrics.contract import Rejected, parse_values
+from gputui.metrics.contract import Parsed, Rejected, parse_values
 from gputui.metrics.files import Matches
 from gputui.metrics.reader import Boundary, ReadSource, comparison_with_earlier, owner
 
@@ -54,16 +54,22 @@ class HistoryReader:
             self._settled = self._file, state
             self.close()
             return None
-        stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
-        until = time.monotonic() + READ_SECONDS
+        stop = min(count, start + BATCH_LINES)
+        if segment_end is not None:
+            stop = min(stop, segment_end)
+        deadline = time.monotonic() + READ_SECONDS
         with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
             batch = self._source.batch(state, attempt, self._modified_at, comparison)
             for index in range(start, stop):
                 entry = self._entries[index]
-                parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")
-                shown = repr(entry)[:1000] if isinstance(parsed, Rejected) else ""
-                batch.add(self._source.source_id, index, shown.encode("utf-8", "replace"), parsed)
-                if time.monotonic() >= until:
+                parsed: Parsed = Rejected("not a JSON object")
+                if isinstance(entry, Mapping):
+                    parsed = parse_values(entry)
+                text = ""
+                if isinstance(parsed, Rejected):
+                    text = repr(entry)[:1000]
+                batch.add(self._source.source_id, index, text.encode("utf-8", "replace"), parsed)
+                if time.monotonic() >= deadline:
                     stop = index + 1
                     break
         batch.state = replace(state, byte_offset=stop, fingerprint=self._mark(stop))

@@ -162,7 +162,9 @@ class MetricsIngest:
 
         Lines before a run's first attempt are not read. Raises OSError and sqlite3.Error.
         """
-        self._table.begin_attempt(run_id, attempt, self.ends.of(run_id) if ends is None else ends, rank_output)
+        if ends is None:
+            ends = self.ends.of(run_id)
+        self._table.begin_attempt(run_id, attempt, ends, rank_output)
         self._rivals = None
         self.forget(run_id)
 
@@ -219,9 +221,9 @@ class MetricsIngest:
         sources = self._open_sources(run_id)
         rank = {source_id: index for index, source_id in enumerate(self._waiting)}
         queue = deque(sorted(sources, key=lambda source: rank.get(source.row.source_id, len(rank))))
-        until = time.monotonic() + budget_seconds
-        while queue and (now := time.monotonic()) < until:
-            self._store_round(queue, min(until, now + PUMP_SECONDS), ended=run_id is not None)
+        deadline = time.monotonic() + budget_seconds
+        while queue and (now := time.monotonic()) < deadline:
+            self._store_round(queue, min(deadline, now + PUMP_SECONDS), ended=run_id is not None)
         self._waiting = [source.row.source_id for source in queue]
         readers = [source.background for source in sources if source.background is not None]
         self._report.awaits = any(reader.is_reading and not reader.is_unanswered for reader in readers)
@@ -229,7 +231,7 @@ class MetricsIngest:
         report.more = bool(queue)
         return report
 
-    def _store_round(self, queue: deque[OpenSource], until: float, *, ended: bool) -> None:
+    def _store_round(self, queue: deque[OpenSource], deadline: float, *, ended: bool) -> None:
         """Store one batch of each source at the head of the queue in one transaction, and move
         sources with more lines to its end.
 
@@ -239,7 +241,7 @@ class MetricsIngest:
         stored: list[tuple[OpenSource, Batch]] = []
         try:
             for source in list(queue):
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     break
                 try:
                     batch = self._read(source, ended=ended)
@@ -299,8 +301,8 @@ class MetricsIngest:
         """The owners of names of a source's run, of which it is one."""
         owners = self._owners.setdefault(row.run_id, NameOwners())
         if row.source_id not in owners:
-            for each in self._table.read_of(row.run_id):
-                owners.add_source(each.source_id, each.format, each.how)
+            for source_row in self._table.read_of(row.run_id):
+                owners.add_source(source_row.source_id, source_row.format, source_row.how)
         owners.refresh(self._connection)
         return owners
 

@@ -27,7 +27,7 @@ class NearMatch(NamedTuple):
     text: str
     fits: str
     expected: str
-    found: str
+    actual: str
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Trial:
     at which steps decrease."""
 
     lines: int = 0
-    taken: int = 0
+    accepted: int = 0
     rejected: list[tuple[int, str, str]] = field(default_factory=list)
     points: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     first_step: int | None = None
@@ -49,12 +49,13 @@ class Trial:
 
     def add(self, number: int, step: int | None, values: Mapping[str, Any]) -> None:
         """Add a line."""
-        self.taken += 1
+        self.accepted += 1
         if step is None:
             return
         if self.last_step is not None and step < self.last_step and self.backwards is None:
             self.backwards = (number, self.last_step, step)
-        self.first_step = step if self.first_step is None else self.first_step
+        if self.first_step is None:
+            self.first_step = step
         self.last_step, self.total_steps = step, as_float(values.get("total_steps"))
         for name, value in values.items():
             if name not in NOT_METRICS and (as_number := as_float(value)) is not None:
@@ -63,14 +64,14 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         return {
             "lines": self.lines,
-            "metrics_lines": self.taken,
+            "metrics_lines": self.accepted,
             "rejected": [{"line": number, "reason": why, "text": text} for number, why, text in self.rejected],
             "first_step": self.first_step,
             "last_step": self.last_step,
             "steps_go_back_at_line": None if self.backwards is None else self.backwards[0],
             "metrics": [
-                {"name": name, "count": len(found), "first": found[0][1], "last": found[-1][1]}
-                for name, found in self.points.items()
+                {"name": name, "count": len(points), "first": points[0][1], "last": points[-1][1]}
+                for name, points in self.points.items()
             ],
             "near": [
                 {"line": near.number, "text": near.text, "fits": near.fits, "expected": near.expected}
@@ -130,8 +131,8 @@ def _near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> 
             part, match = next(fits, ("", None))
             share = len(part) / len(pattern)
             if match is not None and share > best.get(part, (0.0, None))[0]:
-                found = text[match.end() :].strip()[:40]
-                best[part] = (share, NearMatch(number, text.strip()[:160], part, pattern[len(part) :], found))
+                actual = text[match.end() :].strip()[:40]
+                best[part] = (share, NearMatch(number, text.strip()[:160], part, pattern[len(part) :], actual))
     ranked = sorted(best.values(), key=lambda pair: -pair[0])
     return [near for _, near in ranked[:NEAR_SHOWN]]
 

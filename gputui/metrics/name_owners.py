@@ -45,13 +45,13 @@ class _Names:
         self.stored: set[str] = set()
         self.refused: set[str] = set()
 
-    def beats(self, other: _Names) -> bool:
+    def beats(self, rival: _Names) -> bool:
         """Return whether names that both have are this one's: it is more exact, or as exact in another form and was
         there first. The files of one form may be those of several attempts."""
-        if self.exactness is not other.exactness:
-            return self.exactness > other.exactness
-        is_other_form = self.exactness is Exactness.FILE and self.kind != other.kind
-        return is_other_form and self.source_id < other.source_id
+        if self.exactness is not rival.exactness:
+            return self.exactness > rival.exactness
+        is_other_form = self.exactness is Exactness.FILE and self.kind != rival.kind
+        return is_other_form and self.source_id < rival.source_id
 
 
 class NameOwners:

@@ -59,8 +59,8 @@ class OutputPatterns(LineFormat):
 
     @property
     def learned(self) -> Mapping[str, Sequence[int]] | None:
-        epochs = {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
-        return epochs or None
+        by_pattern = {str(number): epochs.learned for number, epochs in enumerate(self._epochs)}
+        return {number: learned for number, learned in by_pattern.items() if learned is not None} or None
 
     @property
     def remark(self) -> str | None:
@@ -92,9 +92,11 @@ class OutputPatterns(LineFormat):
                 match = pattern.search(text, timeout=MATCH_SECONDS)
             except TimeoutError:
                 self._timeouts += 1
-                last = "; no more lines are searched" if self._timeouts == MAX_TIMEOUTS else ""
                 reason = f"metrics pattern {number} needs more than {MATCH_SECONDS * 1000:.0f} ms for it"
-                return Rejected(f"{reason}; write it without repeats inside repeats{last}")
+                reason = f"{reason}; write it without repeats inside repeats"
+                if self._timeouts == MAX_TIMEOUTS:
+                    reason = f"{reason}; no more lines are searched"
+                return Rejected(reason)
             if match is not None:
                 return match
         return None
@@ -110,10 +112,14 @@ class OutputPatterns(LineFormat):
         values: dict[str, int | float | str] = {}
         for name, text in groups.items():
             number = printed_number(text)
-            values[name] = text if number is None else number * self._units.get(name, 1)
+            values[name] = text
+            if number is not None:
+                values[name] = number * self._units.get(name, 1)
         if self._step_names is STEP_NAMES and "step" not in groups and "epoch" in groups and "iter" in groups:
             epoch, place = printed_number(groups["epoch"]), printed_number(groups["iter"])
-            total = printed_number(groups["total"]) if "total" in groups else None
+            total = None
+            if "total" in groups:
+                total = printed_number(groups["total"])
             if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int | None)):
                 return Rejected("epoch, iter and total are not whole numbers")
             if not 0 <= epoch <= MAX_STEP:
@@ -122,7 +128,9 @@ class OutputPatterns(LineFormat):
             count = self._epochs[self._patterns.index(match.re)]
             return step_line(values, str(count.step(epoch, place, total)))
         if not any(name in match.re.groupindex for name in self._step_names):
-            step = groups.get("epoch", "") if self._newest_step is None else str(self._newest_step)
+            step = groups.get("epoch", "")
+            if self._newest_step is not None:
+                step = str(self._newest_step)
             if step:
                 return step_line(values, step)
             return Rejected("no step was printed before it")

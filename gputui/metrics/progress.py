@@ -138,11 +138,13 @@ class RunTracker:
             attempts = read_attempts(connection, self.run_id)
             name = self._roles.loss or LOSS
             loss = self._curves.curves(connection, attempts, ChartRequest((name,), bins=SPARK_POINTS))[name]
-            self._losses = at_equal_steps([(each.last_x, each.last) for each in loss.bins])
+            self._losses = at_equal_steps([(bucket.last_x, bucket.last) for bucket in loss.bins])
         self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
         lines = queries.ranks(connection, self.run_id, attempt)
-        shared = queries.rank_means(connection, self.run_id, attempt, len(lines)) if len(lines) > 1 else {}
+        shared: Mapping[int, Mapping[str, float]] = {}
+        if len(lines) > 1:
+            shared = queries.rank_means(connection, self.run_id, attempt, len(lines))
         self._ranks = rank_rows(lines, shared)
         if with_curve:
             self._report_seconds = queries.report_seconds(
@@ -158,12 +160,14 @@ class RunTracker:
 
     def _reports(self) -> list[tuple[float, float]]:
         """The time at which each step of the last `LEFT_WINDOW_SECONDS` was reported first."""
-        kept = self._curves.pace(self._attempt) if self._attempt is not None else ()
-        points = [*_last(kept, LEFT_WINDOW_SECONDS)]
-        known = ((rank.at, rank.step) for rank in self._ranks.values() if rank.at is not None and rank.step is not None)
-        newest = next(known, None)
-        if newest is not None and (not points or newest[0] > points[-1][0]):
-            points.append(newest)
+        points: list[tuple[float, float]] = []
+        if self._attempt is not None:
+            points += _last(self._curves.pace(self._attempt), LEFT_WINDOW_SECONDS)
+        for rank in self._ranks.values():
+            if rank.at is not None and rank.step is not None:
+                if not points or rank.at > points[-1][0]:
+                    points.append((rank.at, rank.step))
+                break
         reports: list[tuple[float, float]] = []
         for at, step in points:
             if not reports or step > reports[-1][1]:
@@ -237,7 +241,8 @@ def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float 
     start, end = finite[0][0], max(step for step, _ in points)
     count = min(SPARK_POINTS, len(finite))
     steps = [start + (end - start) * number / max(1, count - 1) for number in range(count)]
-    return tuple(interpolate(finite, step) if step <= finite[-1][0] else None for step in steps)
+    reached = [interpolate(finite, step) for step in steps if step <= finite[-1][0]]
+    return (*reached, *[None] * (count - len(reached)))
 
 
 class _NewestMetrics(NamedTuple):
@@ -262,12 +267,15 @@ def _progress(
     if run.state.has_attempt and run.attempt > 1 and step is None:
         measured = {}  # what there is was measured before this attempt
     total = newest.get("total_steps")
-    total_steps = int(total) if total is not None and 0 < total < math.inf else asked_steps(run.params, step)
+    if total is not None and 0 < total < math.inf:
+        total_steps: int | None = int(total)
+    else:
+        total_steps = asked_steps(run.params, step)
     # Trainer of transformers accepts the name without the prefix that it logs it with.
     metric = next((name for name in (run.metric, f"eval_{run.metric}") if name in newest), run.metric)
-    left = None
+    seconds_left = None
     if run.state == "running" and mean_pace and step is not None and total_steps is not None and step < total_steps:
-        left = (total_steps - step) / mean_pace
+        seconds_left = (total_steps - step) / mean_pace
     return Progress(
         step=step,
         total_steps=total_steps,
@@ -278,7 +286,7 @@ def _progress(
         losses=metrics.losses,
         steps_per_second=pace,
         report_seconds=report_seconds,
-        seconds_left=left,
+        seconds_left=seconds_left,
         newest_at=max((rank.at for rank in ranks.values() if rank.at is not None), default=None),
         ranks=ranks,
     )
@@ -299,11 +307,10 @@ def rank_rows(
     rows = {line.rank or 0: _rank_row(line, shared.get(line.rank or 0, {})) for line in lines}
     if not shared and len({line.step for line in lines}) > 1:
         return rows
-    own = {row.rank: row.own_seconds for row in rows.values() if row.own_seconds is not None}
-    median = statistics.median(own.values()) if len(own) > 1 else 0.0
-    if median <= 0:
+    own_seconds = {row.rank: row.own_seconds for row in rows.values() if row.own_seconds is not None}
+    if len(own_seconds) < 2 or (median := statistics.median(own_seconds.values())) <= 0:
         return rows
-    return {rank: row._replace(slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
+    return rows | {rank: rows[rank]._replace(slowdown=seconds / median) for rank, seconds in own_seconds.items()}
 
 
 def _rank_row(line: RankLine, means: Mapping[str, float]) -> RankRow:

@@ -126,7 +126,8 @@ class FileReader:
             descriptor = self._file.open_current(inode)
         else:
             descriptor = self._file.open_former(inode, *state.read_part)
-            successor = None if status is None else status.st_ino
+            if status is not None:
+                successor = status.st_ino
         if descriptor is not None:
             is_followed = successor is not None and status is not None and status.st_size > 0
             batch = self._read_from(descriptor, state, boundaries, is_last=ended and not is_followed)
@@ -163,8 +164,7 @@ class FileReader:
         ``at_most``, the state at this offset, or at the start if the file is shorter."""
         status = self._file.status(at_once=True)
         following = state.generation + (state.inode is not None)
-        descriptor = None if status is None else self._file.open_current(status.st_ino)
-        if status is None or descriptor is None:
+        if status is None or (descriptor := self._file.open_current(status.st_ino)) is None:
             return SourceState(None, following, first_generation=following)
         offset = os.fstat(descriptor).st_size
         if at_most is not None:
@@ -195,7 +195,9 @@ class FileReader:
             if header is None and not is_last:
                 return Batch(state)
             is_appended = began[0] == state.generation and began[1] < offset
-            own_header = _first_line(descriptor, began[1]) if is_appended else None
+            own_header = None
+            if is_appended:
+                own_header = _first_line(descriptor, began[1])
             self._format.begin(header or b"", own_header or b"")
             self._begun = state.generation
 
@@ -295,8 +297,10 @@ class FileReader:
         is_long = len(rest) > MAX_LINE_BYTES
         if not (complete and rest and (is_closed or is_long)):
             return position - offset, False, complete
-        answer: Parsed = TOO_LONG if is_long else line_format.parse_unterminated(rest)
-        batch.add(self._source.source_id, position, rest, answer)
+        parsed: Parsed = TOO_LONG
+        if not is_long:
+            parsed = line_format.parse_unterminated(rest)
+        batch.add(self._source.source_id, position, rest, parsed)
         return position + len(rest) - offset, not is_closed, complete
 
     def _add_records(
@@ -304,10 +308,10 @@ class FileReader:
     ) -> tuple[int, bool, bool]:
         """The same for records; half a record of a killed script is passed over."""
         offset, consumed = batch.state.byte_offset, 0
-        until = time.monotonic() + READ_SECONDS
+        deadline = time.monotonic() + READ_SECONDS
         try:
             for number, (end, content) in enumerate(record_format.frames(data, offset)):
-                if number >= BATCH_LINES or (number and time.monotonic() >= until):
+                if number >= BATCH_LINES or (number and time.monotonic() >= deadline):
                     return consumed, False, False
                 try:
                     values = record_format.scalars(content)
@@ -322,7 +326,9 @@ class FileReader:
             # with one.
             batch.add(self._source.source_id, offset + consumed, b"", Rejected(str(error)))
             consumed = len(data)
-        return len(data) if is_closed else consumed, False, True
+        if is_closed:
+            consumed = len(data)
+        return consumed, False, True
 
 
 class LearnedTexts:
@@ -339,13 +345,13 @@ class LearnedTexts:
         if earlier is not None and earlier[0] == part:
             return earlier[1]
         if isinstance(part, dict) and len(path) < _LEARNED_DEPTH:
-            shown: Any = {name: self.redacted(item, (*path, name)) for name, item in part.items()}
+            redacted: Any = {name: self.redacted(item, (*path, name)) for name, item in part.items()}
         else:
-            shown = self._redactor.named("".join(path[-1:]), part)
+            redacted = self._redactor.named("".join(path[-1:]), part)
         if len(self._parts) >= _MAX_LEARNED_PARTS:
             self._parts.clear()
-        self._parts[path] = (part, shown)
-        return shown
+        self._parts[path] = (part, redacted)
+        return redacted
 
 
 def comparison_with_earlier(
@@ -363,9 +369,11 @@ def comparison_with_earlier(
 def _segment(descriptor: int, offset: int, limit: int, segment_end: int | None) -> tuple[bytes, bool]:
     """The next bytes that belong to one attempt, and whether they reach its end or the end of the
     file."""
-    wanted = limit if segment_end is None else min(limit, segment_end - offset)
-    data = os.pread(descriptor, wanted, offset)
-    return data, len(data) < wanted or (segment_end is not None and offset + len(data) == segment_end)
+    size = limit
+    if segment_end is not None:
+        size = min(limit, segment_end - offset)
+    data = os.pread(descriptor, size, offset)
+    return data, len(data) < size or (segment_end is not None and offset + len(data) == segment_end)
 
 
 def _first_line(descriptor: int, offset: int = 0) -> bytes | None:

@@ -73,8 +73,9 @@ def _first_stretch_length(lines: Sequence[MetricLine]) -> int:
 def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[MetricLine]:
     """The lines behind the last stretch."""
     last = envelopes.last_stretch(connection, source_id)
+    begin = START if last is None else last.end
     rows = rows_between(
-        connection, source_id, START if last is None else last.end, END,
+        connection, source_id, begin, END,
         columns="generation, byte_offset, attempt, step, at, data",
         where="AND (rank IS NULL OR rank = 0) AND step IS NOT NULL",
     )  # fmt: skip
@@ -104,9 +105,9 @@ def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[Metri
     key = (source_id, attempt)
     connection.executemany(
         "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) VALUES (?, ?, ?, 0, ?, ?)",
-        [(*key, name, number, b"".join(map(envelopes.pack, found))) for name, found in reduced.items()],
+        [(*key, name, number, b"".join(map(envelopes.pack, entries))) for name, entries in reduced.items()],
     )
-    _append(connection, key, 1, number, {name: envelopes.join(number, found) for name, found in reduced.items()})
+    _append(connection, key, 1, number, {name: envelopes.join(number, entries) for name, entries in reduced.items()})
 
 
 def _append(
@@ -140,6 +141,12 @@ ON e.source_id = :source AND e.attempt = :attempt AND e.name = names.name AND e.
 """
 
 
+def _time_of(line: MetricLine) -> float:
+    if line.at is None:
+        return _UNKNOWN
+    return line.at
+
+
 def reduce_lines(number: int, lines: Sequence[MetricLine]) -> dict[str, list[Entry]]:
     """The entries of each metric in the lines of stretch ``number``."""
     names: dict[str, None] = {}
@@ -147,9 +154,9 @@ def reduce_lines(number: int, lines: Sequence[MetricLine]) -> dict[str, list[Ent
         if not names.keys() >= line.values.keys():
             names |= dict.fromkeys(line.values)
     steps = [line.step for line in lines]
-    times = [_UNKNOWN if line.at is None else line.at for line in lines]
+    times = list(map(_time_of, lines))
     maps = [line.values for line in lines]
-    found = {}
+    by_name = {}
     for name in [name for name in names if name not in NOT_METRICS][:MAX_NAMES]:
         try:
             column = list(map(itemgetter(name), maps))
@@ -158,8 +165,8 @@ def reduce_lines(number: int, lines: Sequence[MetricLine]) -> dict[str, list[Ent
         reduce = _dense if _NUMBERS.issuperset(map(type, column)) else _sparse
         entries = reduce(number * FAN, column, steps, times)
         if entries:
-            found[name] = entries
-    return found
+            by_name[name] = entries
+    return by_name
 
 
 def _dense(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequence[float]) -> list[Entry]:
@@ -186,15 +193,17 @@ def _sparse(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequ
         if not numbers:
             continue
         finite = [pair for pair in numbers if math.isfinite(pair[1])]
-        (one, start), (other, end) = (finite or numbers)[0], (finite or numbers)[-1]
-        values = [value for _, value in finite] or [_UNKNOWN]
+        (first_index, start), (last_index, end) = (finite or numbers)[0], (finite or numbers)[-1]
+        values = [value for _, value in finite]
+        if not finite:
+            values, start, end = [_UNKNOWN], _UNKNOWN, _UNKNOWN
         infinite = sum(value == math.inf for _, value in numbers)
         negative = sum(value == -math.inf for _, value in numbers)
         entries.append(
             Entry(
                 first + begin // BLOCK_LINES, len(numbers), len(numbers) - len(finite) - infinite - negative, infinite,
-                negative, min(values), max(values), start if finite else _UNKNOWN, end if finite else _UNKNOWN,
-                steps[one], steps[other], times[one], times[other],
+                negative, min(values), max(values), start, end,
+                steps[first_index], steps[last_index], times[first_index], times[last_index],
             )
         )  # fmt: skip
     return entries

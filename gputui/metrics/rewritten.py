@@ -43,7 +43,9 @@ class _LineKey(NamedTuple):
         if step is None:
             return cls(rank, None, None, data)
         epoch = values.get("epoch")
-        return cls(rank, step, epoch if isinstance(epoch, int | float | str) else None, None)
+        if not isinstance(epoch, int | float | str):
+            epoch = None
+        return cls(rank, step, epoch, None)
 
 
 class _StoredLine(NamedTuple):
@@ -88,10 +90,10 @@ class EarlierLines:
         """Compare the lines of one batch, those after ``state``; call `forget` if it is not stored.
         Raises sqlite3.Error."""
         with self._connect() as connection:
-            wanted = (state.first_generation, state.generation, attempt)
-            if self._loaded != wanted:
-                self._load(connection, *wanted)
-                self._loaded = wanted
+            versions = (state.first_generation, state.generation, attempt)
+            if self._loaded != versions:
+                self._load(connection, *versions)
+                self._loaded = versions
                 # Those before were compared by a former agent.
                 self.at_places = {at: line for at, line in self.at_places.items() if at >= state.byte_offset}
             yield VersionComparison(connection, self, attempt, [])
@@ -138,7 +140,9 @@ class EarlierLines:
                 self.unmatched.setdefault(key, []).append(line)
             has_own = has_own or number == attempt
         # Nothing is stored of this attempt: all after its checkpoint is new, also if it is as before.
-        self.resumed_step = None if has_own else self._checkpoint_of(connection, attempt)[1]
+        self.resumed_step = None
+        if not has_own:
+            _, self.resumed_step = self._checkpoint_of(connection, attempt)
 
 
 class VersionComparison(NamedTuple):
@@ -179,12 +183,12 @@ class VersionComparison(NamedTuple):
             if self._take_equal(unmatched, values):
                 return None
             return (data, values)
-        known = self._take_known_names(unmatched, values)
-        if values.keys() <= known | NOT_METRICS:
+        known_names = self._take_known_names(unmatched, values)
+        if values.keys() <= known_names | NOT_METRICS:
             return None
-        if not known:
+        if not known_names:
             return data, values
-        new = {name: value for name, value in values.items() if name not in known}
+        new = {name: value for name, value in values.items() if name not in known_names}
         return orjson.dumps(new).decode(), new
 
     def withdraw(self, end: int) -> None:
@@ -214,16 +218,16 @@ class VersionComparison(NamedTuple):
     def _take_known_names(self, unmatched: list[_StoredLine], values: Mapping[str, Any]) -> set[str]:
         """Match every line whose metrics agree, and then lines of the same attempt of which some
         do; the names of the metrics that agree."""
-        known: set[str] = set()
+        known_names: set[str] = set()
         for is_changed in (False, True):
             for line in list(unmatched):
                 stored = self._stored_values(line)
-                shared = (values.keys() & stored.keys()) - NOT_METRICS - known
+                shared = (values.keys() & stored.keys()) - NOT_METRICS - known_names
                 equal = {name for name in shared if stored[name] == values[name]}
                 if equal and (equal == shared or (is_changed and line.attempt == self.attempt)):
                     unmatched.remove(line)
-                    known |= equal
-        return known
+                    known_names |= equal
+        return known_names
 
     def _stored_values(self, line: _StoredLine) -> dict[str, Any]:
         """The values of a stored line; none if its run was removed meanwhile."""
@@ -231,5 +235,7 @@ class VersionComparison(NamedTuple):
             "SELECT data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
             (self.earlier.source_id, *line.position),
         ).fetchone()
-        values: dict[str, Any] = {} if row is None else orjson.loads(row[0])
+        values: dict[str, Any] = {}
+        if row is not None:
+            values = orjson.loads(row[0])
         return values

@@ -57,7 +57,10 @@ def source_reports(connection: sqlite3.Connection, run_id: str) -> list[SourceRe
     reports = []
     for source_id, path, kind, lines, text in rows.fetchall():
         reading = msgspec.json.decode(text or "{}", type=Reading)
-        forms, remarks = _learned(reading) if kind == "output" and not reading.patterns else ((), ())
+        forms: tuple[LearnedForm, ...] = ()
+        remarks: tuple[str, ...] = ()
+        if kind == "output" and not reading.patterns:
+            forms, remarks = _learned(reading)
         if lines or forms or remarks:
             names = tuple(_names(connection, source_id))
             reports.append(SourceReport(path, kind, lines, names, reading.step, forms, remarks))

@@ -250,16 +250,16 @@ class SourceTable:
             folder = str(self.context.run_dir(row.run_id))
             if not row.pattern.startswith((f"{folder}/", f"{glob.escape(folder)}/")):
                 parties.append((row, began_at, ended_at))
-        found = {}
+        rivals = {}
         for row, began_at, _ in parties:
             others = {
-                other.run_id
-                for other, _, ended_at in parties
-                if other.run_id != row.run_id and ended_at > began_at and may_overlap(row.pattern, other.pattern)
+                rival.run_id
+                for rival, _, ended_at in parties
+                if rival.run_id != row.run_id and ended_at > began_at and may_overlap(row.pattern, rival.pattern)
             }
             if others:
-                found[row.source_id] = ", ".join(sorted(others))
-        return found
+                rivals[row.source_id] = ", ".join(sorted(others))
+        return rivals
 
     def needs_thread(self, row: SourceRow) -> bool:
         """Return whether a source's files must not be touched in the caller's thread: they are not
@@ -304,8 +304,10 @@ class SourceTable:
         how = row.how
         if row.format in TRACKERS:
             file_format: LineFormat = TRACKERS[row.format].file_format(how.place, how.learned)
+        elif is_output:
+            file_format = line_format(PRINTED, how)
         else:
-            file_format = line_format(PRINTED if is_output else row.format, how)
+            file_format = line_format(row.format, how)
         return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))
 
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:
@@ -362,7 +364,9 @@ class SourceEnds:
         """The state at the end of each of a run's files, by source. Call it once nothing is
         `awaited`. Raises OSError."""
         survey = self._surveys.pop(run_id, None)
-        states: dict[int, SourceState] = {} if survey is None else survey.job.result(timeout=0)
+        states: dict[int, SourceState] = {}
+        if survey is not None:
+            states = survey.job.result(timeout=0)
         for row in self._table.files_of(run_id):
             if row.source_id not in states:
                 if self._table.needs_thread(row):
@@ -378,8 +382,8 @@ class SourceEnds:
     def sizes(self, run_id: str, ends: Mapping[int, SourceState]) -> dict[str, int]:
         """The sizes (bytes) of a run's plain files that exist, by path, from what `of` returned."""
         rows = [row for row in self._table.files_of(run_id) if not has_wildcards(row.pattern)]
-        found = {row.path: ends[row.source_id] for row in rows}
-        return {path: end.byte_offset for path, end in found.items() if end.inode is not None}
+        ends_by_path = {row.path: ends[row.source_id] for row in rows}
+        return {path: end.byte_offset for path, end in ends_by_path.items() if end.inode is not None}
 
     def forget(self, run_id: str) -> None:
         self._surveys.pop(run_id, None)

@@ -76,7 +76,12 @@ def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] 
 
 def _unreserved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Scalars of which those with a reserved name, such as ``rank``, got an underscore."""
-    return {f"{name}_" if name in RESERVED_NAMES else name: value for name, value in values.items()}
+    unreserved = {}
+    for name, value in values.items():
+        if name in RESERVED_NAMES:
+            name = f"{name}_"
+        unreserved[name] = value
+    return unreserved
 
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
@@ -242,9 +247,13 @@ def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
         return None
     integers = [*tensor.get(7, ()), *tensor.get(10, ())]
     if integers and data_type in (_INT32, _INT64):
-        integer = integers[-1] if isinstance(integers[-1], int) else _varint(integers[-1], 0)[0]
+        integer = integers[-1]
+        if not isinstance(integer, int):
+            integer, _ = _varint(integer, 0)
         # A negative number is the varint of its 64 bits in two's complement.
-        return float(integer - (1 << 64) if integer >= 1 << 63 else integer)
+        if integer >= 1 << 63:
+            integer -= 1 << 64
+        return float(integer)
     packed = [value for field in (4, 5, 6) for value in tensor.get(field, ())]
     number = _number(_PACKED[data_type], packed)
     if number is None:
@@ -274,19 +283,21 @@ def wandb_frames(data: bytes, offset: int) -> Frames:
             raise DamagedRecordError("no file of W&B")
         position = _FILE_HEADER_BYTES
     while True:
-        left = _BLOCK_BYTES - (offset + position) % _BLOCK_BYTES
-        if left < _CHUNK_HEADER.size:
-            position, left = position + left, _BLOCK_BYTES
+        block_left = _BLOCK_BYTES - (offset + position) % _BLOCK_BYTES
+        if block_left < _CHUNK_HEADER.size:
+            position, block_left = position + block_left, _BLOCK_BYTES
         begin = position + _CHUNK_HEADER.size
         if begin > len(data):
             return
         _, length, kind = _CHUNK_HEADER.unpack_from(data, position)
-        if not _FULL <= kind <= _LAST or begin + length > position + left:
+        if not _FULL <= kind <= _LAST or begin + length > position + block_left:
             raise DamagedRecordError("no record of W&B")
         position = begin + length
         if position > len(data):
             return
-        content = (b"" if kind in (_FULL, _FIRST) else content) + data[begin:position]
+        if kind in (_FULL, _FIRST):
+            content = b""
+        content += data[begin:position]
         if kind in (_FULL, _LAST):
             yield position, content
 
@@ -328,7 +339,9 @@ class HistoryRecords(RecordReader):
         declared = numbers.get(self._step_metric or "")
         if declared is not None and declared >= 0 and float(declared).is_integer():
             self._step = int(declared)
-        return _as_line(numbers, count if self._step is None else self._step, time)
+        if self._step is not None:
+            count = self._step
+        return _as_line(numbers, count, time)
 
     @property
     def _step_metric(self) -> str | None:
@@ -374,21 +387,25 @@ class TrackedRun(NamedTuple):
 def tracked_runs(folder: Path) -> list[TrackedRun]:
     """The runs in a folder. Each subfolder with event files is a run, unless all are parts of one
     run, such as training and validation. Raises OSError."""
-    found = [TrackedRun("wandb", path.stem.removeprefix("run-"), path) for path in sorted(folder.rglob(_OFFLINE))]
+    runs = [TrackedRun("wandb", path.stem.removeprefix("run-"), path) for path in sorted(folder.rglob(_OFFLINE))]
     heads = {path.relative_to(folder).parts[:-1][:1] for path in folder.rglob(TRACKERS["tensorboard"].pattern)}
     names = sorted(name for head in heads for name in head)
     if heads and (() in heads or all(name.lower().startswith(_PARTS) for name in names)):
-        return [*found, TrackedRun("tensorboard", folder.resolve().name, folder)]
-    return [*found, *(TrackedRun("tensorboard", name, folder / name) for name in names)]
+        return [*runs, TrackedRun("tensorboard", folder.resolve().name, folder)]
+    return [*runs, *(TrackedRun("tensorboard", name, folder / name) for name in names)]
 
 
 def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
     """The values of each step by name, with ``time`` if known. Values of a subfolder have its name
     as a prefix. A damaged file is read up to the damage. Raises OSError."""
     steps: dict[int, dict[str, Any]] = {}
-    for path in [source] if kind == "wandb" else sorted(source.rglob(TRACKERS[kind].pattern)):
-        relative = path.parent.relative_to(source) if kind == "tensorboard" else Path()
-        subfolder = "" if relative == Path() else relative.as_posix()
+    paths = [source]
+    if kind != "wandb":
+        paths = sorted(source.rglob(TRACKERS[kind].pattern))
+    for path in paths:
+        subfolder = ""
+        if kind == "tensorboard" and path.parent != source:
+            subfolder = path.parent.relative_to(source).as_posix()
         for values in _scalars_of(path, TRACKERS[kind].file_format(subfolder)):
             step, time = values.pop("step", None), values.pop("time")
             if isinstance(step, int):

@@ -93,7 +93,9 @@ def _tracker_of(name: str) -> str | None:
 
 
 def _reading(step: str) -> Reading:
-    return Reading(step=None if step == "step" else step)
+    if step == "step":
+        return Reading()
+    return Reading(step=step)
 
 
 def _first_lines(path: Path) -> list[bytes]:

@@ -36,8 +36,8 @@ class AxisTimeline(Struct, frozen=True):
         ends: dict[int, float] = {}
         before: dict[int, float] = {}
         trained = 0.0
-        for attempt in sorted(attempts, key=lambda each: each.number):
-            begin = attempt.started_at if attempt.started_at is not None else attempt.created_at
+        for attempt in sorted(attempts, key=lambda attempt: attempt.number):
+            begin = attempt.began_at
             begins[attempt.number] = begin
             before[attempt.number] = trained
             if attempt.ended_at is not None:
@@ -109,17 +109,16 @@ class AxisMap(Struct, frozen=True):
 
     def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
         """(x, moment) pairs in order of x, without redone steps; ``cuts`` are from `cuts_of`."""
-        found: list[tuple[float, float]] = []
+        moments: list[tuple[float, float]] = []
         for attempt, pairs in self.paces.items():
             if not pairs:
                 continue
             end = cuts.get(attempt, math.inf)
             every = len(pairs) // MOST_MOMENTS + 1
             for at, step in [*pairs[: len(pairs) - 1 : every], pairs[-1]]:
-                x = self.place(attempt, int(step), at) if step < end else None
-                if x is not None:
-                    found.append((x, at))
-        return tuple(sorted(found))
+                if step < end and (x := self.place(attempt, int(step), at)) is not None:
+                    moments.append((x, at))
+        return tuple(sorted(moments))
 
     def _of_moment(self, attempt: int, at: float) -> float | None:
         timeline = self.timeline
@@ -150,11 +149,11 @@ def interpolate(pairs: Pairs, x: float) -> float | None:
 
 def growing(pairs: Pairs) -> list[tuple[float, float]]:
     """The pairs of a function that never falls: pairs that go back are left out."""
-    kept: list[tuple[float, float]] = []
+    pairs_in_order: list[tuple[float, float]] = []
     for x, y in pairs:
-        if not kept or (x > kept[-1][0] and y >= kept[-1][1]):
-            kept.append((x, y))
-    return kept
+        if not pairs_in_order or (x > pairs_in_order[-1][0] and y >= pairs_in_order[-1][1]):
+            pairs_in_order.append((x, y))
+    return pairs_in_order
 
 
 def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -191,10 +190,10 @@ class Paces:
         """Add the pair of a line."""
         if at is None:
             return
-        known = self.pairs.setdefault(attempt, [])
-        if not known or (at - known[-1][0] >= PACE_SECONDS and step >= known[-1][1]):
-            known.append((at, float(step)))
-            _thin(known)
+        paces = self.pairs.setdefault(attempt, [])
+        if not paces or (at - paces[-1][0] >= PACE_SECONDS and step >= paces[-1][1]):
+            paces.append((at, float(step)))
+            _thin(paces)
 
 
 class Epochs:

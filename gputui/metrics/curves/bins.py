@@ -70,8 +70,10 @@ class CurveBuilder:
         buckets: Buckets | None = None
         for entry in entries:
             self._was_seen = True
-            start = place(attempt, entry.first_step, None if isnan(entry.first_at) else entry.first_at)
-            end = place(attempt, entry.last_step, None if isnan(entry.last_at) else entry.last_at)
+            first_at = None if isnan(entry.first_at) else entry.first_at
+            last_at = None if isnan(entry.last_at) else entry.last_at
+            start = place(attempt, entry.first_step, first_at)
+            end = place(attempt, entry.last_step, last_at)
             if start is None or end is None:
                 continue
             self._was_placed = True
@@ -89,7 +91,9 @@ class CurveBuilder:
             averaged = attempts
             if whole is not None:
                 averaged = whole.attempts
-            problem = None if attempts else self._problem(newest)
+            problem = None
+            if not attempts:
+                problem = self._problem(newest)
             average = Average(smoothing, averaged, self._request.window)
             self._curve = joined_curve(self.name, attempts, average, newest=newest, problem=problem)
             self._built_with = smoothing, newest
@@ -112,10 +116,10 @@ class CurveBuilder:
     def _changed_buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
         self._curve = None
         by_attempt = self._redone if is_redone else self._kept
-        found = by_attempt.get(attempt)
-        if found is None:
-            found = by_attempt[attempt] = new_buckets(self._request)
-        return found
+        buckets = by_attempt.get(attempt)
+        if buckets is None:
+            buckets = by_attempt[attempt] = new_buckets(self._request)
+        return buckets
 
 
 def bin_of(entry: Entry, start: float, end: float) -> Bin:
@@ -138,9 +142,12 @@ def new_buckets(request: ChartRequest) -> Buckets:
     # must not make the bins in the window wider.
     inner, capacity = max(1, bins - 2), 4 * bins
     if request.is_log:
-        decades = math.log10(end / start) if end > start > 0 else 0.0
-        return Buckets(max(narrowest, decades / inner), capacity, is_log=True)
-    return Buckets((end - start) / inner if end > start else narrowest, capacity)
+        if end > start > 0:
+            narrowest = max(narrowest, math.log10(end / start) / inner)
+        return Buckets(narrowest, capacity, is_log=True)
+    if end > start:
+        return Buckets((end - start) / inner, capacity)
+    return Buckets(narrowest, capacity)
 
 
 class Average(NamedTuple):
@@ -155,7 +162,7 @@ class AttemptBins(NamedTuple):
     """The bins of one attempt: those that count, and those of steps that a later attempt did again."""
 
     attempt: int
-    kept: Sequence[Bin]
+    current: Sequence[Bin]
     redone: Sequence[Bin]
 
 
@@ -164,7 +171,7 @@ def joined_curve(
 ) -> MetricCurve:
     """The curve of a metric from the bins of its attempts, oldest attempt first. ``newest`` is its
     newest value, ``problem`` why there are no bins."""
-    kept, redone = _joined(attempts)
+    current, redone = _joined(attempts)
     smooth: Sequence[Bin] = ()
     if average.weight > 0 and not is_set(name):
         smooth = smooth_bins(_joined(average.attempts)[0], average.weight, average.window)
@@ -173,11 +180,11 @@ def joined_curve(
         averaged = average.attempts
     return MetricCurve(
         name=clean(name),
-        bins=tuple(kept),
+        bins=tuple(current),
         redone=tuple(redone),
         smooth=tuple(smooth),
-        attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in attempts),
-        averaged=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in averaged),
+        attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.current, *attempt.redone)) for attempt in attempts),
+        averaged=tuple(AttemptCurve(attempt.attempt, (*attempt.current, *attempt.redone)) for attempt in averaged),
         last=newest,
         problem=problem,
     )
@@ -185,14 +192,17 @@ def joined_curve(
 
 def _joined(attempts: Sequence[AttemptBins]) -> tuple[list[Bin], list[Bin]]:
     """The bins that count and the redone ones, of all attempts in order of x."""
-    kept: list[Bin] = []
+    current: list[Bin] = []
     redone: list[Bin] = []
     for attempt in attempts:
-        kept += _broken_off(attempt.kept) if kept else attempt.kept
+        if current:
+            current += _broken_off(attempt.current)
+        else:
+            current += attempt.current
         redone += _broken_off(attempt.redone)
     if len(attempts) > 1:
-        kept.sort(key=lambda kept_bin: kept_bin.first_x)
-    return kept, redone
+        current.sort(key=lambda kept_bin: kept_bin.first_x)
+    return current, redone
 
 
 def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
@@ -211,26 +221,26 @@ def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None
     and Ba 2015, section 3). Of a ``window``, those inside and one at each of its ends."""
     value, missing_weight = 0.0, 1.0
     smoothed = []
-    for each in bins:
-        if each.first is None or each.last is None:
+    for bucket in bins:
+        if bucket.first is None or bucket.last is None:
             continue
         missing_weight *= weight
         # The average of equal values is exactly that value. Halves, because a difference may overflow.
-        half_change = (1 - weight) / (1 - missing_weight) * ((each.first / 2 + each.last / 2) / 2 - value / 2)
+        half_change = (1 - weight) / (1 - missing_weight) * ((bucket.first / 2 + bucket.last / 2) / 2 - value / 2)
         value += half_change
         value += half_change
-        middle = each.first_x / 2 + each.last_x / 2
-        smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
+        middle = bucket.first_x / 2 + bucket.last_x / 2
+        smoothed.append(Bin(middle, middle, value, value, value, value, bucket.points, gap_before=bucket.gap_before))
     if window is None or not smoothed:
         return smoothed
-    shown = [each for each in smoothed if window[0] < each.first_x < window[1]]
+    inside = [bucket for bucket in smoothed if window[0] < bucket.first_x < window[1]]
     for x in window:
         if smoothed[0].first_x <= x <= smoothed[-1].first_x:
             value_there = average_at(smoothed, x)
-            shown.append(Bin(x, x, value_there, value_there, value_there, value_there))
-    return sorted(shown, key=lambda each: each.first_x)
+            inside.append(Bin(x, x, value_there, value_there, value_there, value_there))
+    return sorted(inside, key=lambda bucket: bucket.first_x)
 
 
 def average_at(smooth: Sequence[Bin], x: float) -> float | None:
     """The value of a moving average at ``x``; None without one."""
-    return interpolate([(each.first_x, each.last) for each in smooth if each.last is not None], x)
+    return interpolate([(bucket.first_x, bucket.last) for bucket in smooth if bucket.last is not None], x)

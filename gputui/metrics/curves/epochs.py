@@ -19,12 +19,12 @@ class EpochPoint(NamedTuple):
     epoch: float
 
 
-def epoch_points(connection: sqlite3.Connection, stretches: Sequence[Stretch], wanted: int) -> Iterator[EpochPoint]:
+def epoch_points(connection: sqlite3.Connection, stretches: Sequence[Stretch], least: int) -> Iterator[EpochPoint]:
     """The first and the last epoch of each entry, of at least ``wanted`` entries if there are so
     many. An entry in which the epoch changes is replaced by those of level 0, so that the step of
     the change is exact to a few lines."""
     for part in parts(stretches, {}):
-        highest = envelopes.level_for(part.line_count, wanted)
+        highest = envelopes.level_for(part.line_count, least)
         for level, begin, end in part.entry_ranges(highest):
             for entry in part.entries_between(connection, EPOCH, level, begin, end):
                 for finest in _split_at_change(connection, part, level, entry):

@@ -90,8 +90,11 @@ class HardwareCurves:
         stays = _stays(attempts, axis_map)
         gpu_fields = [name for name in request.hardware if name in _GPU]
         host_fields = [name for name in request.hardware if name in _HOST]
-        on = {stay.uuid for stay in stays if stay.uuid is not None} if gpu_fields else set()
-        uuids: list[str | None] = [*sorted(on), *([None] if host_fields else [])]
+        uuids: list[str | None] = []
+        if gpu_fields:
+            uuids += sorted({stay.uuid for stay in stays if stay.uuid is not None})
+        if host_fields:
+            uuids.append(None)
         if not uuids:
             return ()
         moments = self._moments(connection, stays, uuids, axis_map, request.window)
@@ -101,23 +104,31 @@ class HardwareCurves:
         self._settle(moments, len(uuids), request, timeline)
         curves = []
         for uuid in uuids:
-            fields = host_fields if uuid is None else gpu_fields
+            fields, column_of = gpu_fields, _GPU
+            if uuid is None:
+                fields, column_of = host_fields, _HOST
             device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
             # New spans, and the newest known one, which may have grown.
-            first = device.spans[-1].number if device.spans else math.floor(moments[0] / self._seconds)
+            first = math.floor(moments[0] / self._seconds)
+            if device.spans:
+                first = device.spans[-1].number
             grid = (self._seconds, first, math.floor(moments[1] / self._seconds), self._looked_at)
-            columns = [(_HOST if uuid is None else _GPU)[name] for name in fields]
-            found = [*sample_spans(connection, uuid, columns, *grid)]
-            if found and device.spans and found[0].number == first:
+            columns = [column_of[name] for name in fields]
+            new_spans = [*sample_spans(connection, uuid, columns, *grid)]
+            if new_spans and device.spans and new_spans[0].number == first:
                 device.spans.pop()
-            device.spans += found
-            own = [stay for stay in stays if stay.uuid == uuid]
-            drawn = _bins(device, own, axis_map, cuts, request.window, self._seconds)
-            moment = None if request.cursor is None else _moment_of(axis_map, cuts, own, request.cursor)
-            then = None if moment is None else sample_at(connection, uuid, columns, moment)
+            device.spans += new_spans
+            own_stays = [stay for stay in stays if stay.uuid == uuid]
+            drawn = _bins(device, own_stays, axis_map, cuts, request.window, self._seconds)
+            then = None
+            if request.cursor is not None:
+                moment = _moment_of(axis_map, cuts, own_stays, request.cursor)
+                if moment is not None:
+                    then = sample_at(connection, uuid, columns, moment)
             for name, column, bins in zip(fields, columns, drawn, strict=True):
+                last = bins[-1].last if bins else None
                 at_cursor = None if then is None else then[column]
-                curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None, at_cursor))
+                curves.append(HardwareCurve(name, uuid, bins, last, at_cursor))
         order = {name: place for place, name in enumerate(request.hardware)}
         return tuple(sorted(curves, key=lambda curve: order[curve.field]))
 
@@ -132,7 +143,9 @@ class HardwareCurves:
         """The stretch of time that is shown; None if nothing was sampled in it."""
         begins, ends = [], []
         for stay in stays:
-            reach = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)
+            reach: Window | None = (stay.begin, stay.end)
+            if window is not None:
+                reach = _moments_of(axis_map, stay, window)
             if reach is not None and stay.uuid in uuids:
                 begins.append(max(stay.begin, reach[0]))
                 ends.append(min(stay.end, reach[1]))
@@ -149,10 +162,10 @@ class HardwareCurves:
         """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
-        asked = (request.axis, request.window, request.bins, request.hardware, timeline)
-        if asked == self._asked and length / self._seconds <= 2 * bins:
+        settings = (request.axis, request.window, request.bins, request.hardware, timeline)
+        if settings == self._asked and length / self._seconds <= 2 * bins:
             return
-        self._asked = asked
+        self._asked = settings
         self._devices.clear()
         self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
         # For one sample a second; a slower recorder still has samples in each part.
@@ -177,7 +190,7 @@ def _bins(
         span = spans[at]
         if at == len(spans) - 1 or not _is_settled(axis_map, span):
             into = later
-        stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
+        stay = next((hold for hold in stays if hold.begin <= span.last_at and span.first_at <= hold.end), None)
         if stay is not None:
             start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
             end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
@@ -213,14 +226,14 @@ def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
 
 def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
     timeline = axis_map.timeline
-    found = []
+    holds = []
     for attempt in attempts:
         begin = timeline.begins.get(attempt.number)
         if begin is None:
             continue
         end = timeline.ends.get(attempt.number, math.inf)
-        found += [GpuHold(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
-    return found
+        holds += [GpuHold(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
+    return holds
 
 
 def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | None:

@@ -50,15 +50,15 @@ class Layout(Struct, frozen=True):
     """The stored lines of a run at one moment. ``until`` is the end of the last line of each
     source, ``line_count`` counts the lines of all ranks."""
 
-    until: Mapping[int, FilePosition]
+    ends: Mapping[int, FilePosition]
     line_count: int
     stretches: Sequence[Stretch]
 
     def unreduced(self) -> Iterator[LineRange]:
         """The lines after the last stretch of each source."""
         ends = {stretch.source_id: stretch.end for stretch in self.stretches}
-        for source_id, until in self.until.items():
-            yield LineRange(source_id, ends.get(source_id, START), until)
+        for source_id, end in self.ends.items():
+            yield LineRange(source_id, ends.get(source_id, START), end)
 
 
 def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
@@ -140,14 +140,14 @@ def in_window(stretches: Sequence[Stretch], axis_map: AxisMap, window: Window | 
 def parts(stretches: Iterable[Stretch], cuts: Mapping[int, float]) -> list[Part]:
     """The stretches as parts. Steps of an attempt from its cut on were done again by a later one; a
     stretch with steps on both sides of the cut is in a part of its own."""
-    made: list[Part] = []
+    ordered: list[Part] = []
     for stretch in stretches:
         redone = _redone_of(stretch, cuts.get(stretch.attempt, math.inf))
-        if made and made[-1].redone == redone and _is_next(stretch, made[-1].stretches[-1]):
-            made[-1].stretches.append(stretch)
+        if ordered and ordered[-1].redone == redone and _is_next(stretch, ordered[-1].stretches[-1]):
+            ordered[-1].stretches.append(stretch)
         else:
-            made.append(Part(redone, [stretch]))
-    return made
+            ordered.append(Part(redone, [stretch]))
+    return ordered
 
 
 def _redone_of(stretch: Stretch, cut: float) -> Redone:
@@ -163,8 +163,8 @@ def _is_next(stretch: Stretch, previous: Stretch) -> bool:
     return is_same and stretch.number == previous.number + 1
 
 
-def by_level(found: Iterable[Part], level_of: Callable[[Stretch], int | None]) -> Iterator[tuple[Part, int | None]]:
+def by_level(unsplit: Iterable[Part], level_of: Callable[[Stretch], int | None]) -> Iterator[tuple[Part, int | None]]:
     """The parts, split where the level changes; level None is line by line."""
-    for part in found:
+    for part in unsplit:
         for level, group in groupby(part.stretches, level_of):
             yield Part(part.redone, list(group)), level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -79,20 +80,21 @@ class RunCurves:
         """The answer to ``request``. The connection must be in a read transaction. Raises
         sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
-        hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
+        hardware: tuple[HardwareCurve, ...] = ()
+        if request.hardware:
+            hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request)
+        moments: tuple[tuple[float, float], ...] = ()
+        if request.axis != "time":
+            moments = self._map.moments(self._cuts)
+        epochs = {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()}
+        frame = Frame(request.axis, None, None, self._map.timeline.origin_at, moments, epochs)
         start, end = self._reach(hardware)
-        frame = Frame(
-            request.axis,
-            None if start > end else start,
-            None if start > end else end,
-            self._map.timeline.origin_at,
-            () if request.axis == "time" else self._map.moments(self._cuts),
-            {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()},
-        )
+        if start <= end:
+            frame = dataclasses.replace(frame, start=start, end=end)
         happened = markers(connection, self.run_id, attempts, self._events, self._map)
         ranked: Mapping[str, RankCurves] = {}
         if request.ranked:
-            written = {asked: self._written_as(asked) for asked in request.ranked}
+            written = {requested: self._written_as(requested) for requested in request.ranked}
             ranked = self._ranks.read(connection, written, self._map, self._cuts, request)
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
@@ -103,45 +105,45 @@ class RunCurves:
             return self._start, self._end
         timeline = self._map.timeline
         moments = [(number, at) for ends in (timeline.begins, timeline.ends) for number, at in ends.items()]
-        found = [x for number, at in moments if (x := self._map.place_moment(at, number)) is not None]
-        found += [curve.bins[-1].last_x for curve in hardware if curve.bins]
-        return min([self._start, *found]), max([self._end, *found])
+        places = [x for number, at in moments if (x := self._map.place_moment(at, number)) is not None]
+        places += [curve.bins[-1].last_x for curve in hardware if curve.bins]
+        return min([self._start, *places]), max([self._end, *places])
 
     def curves(
         self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
     ) -> dict[str, MetricCurve]:
         """The metrics alone, by requested name. Raises sqlite3.Error."""
         self._update(connection, attempts, request)
-        wanted = {asked: self._written_as(asked) for asked in request.names}
+        stored_names = {requested: self._written_as(requested) for requested in request.names}
         windows = {request.window}
         if request.smoothing > 0:
             windows.add(None)
         self._followed = {
             (name, window): builder
             for (name, window), builder in self._followed.items()
-            if name in wanted.values() and window in windows
+            if name in stored_names.values() and window in windows
         }
         for window in windows:
-            new = [name for name in dict.fromkeys(wanted.values()) if (name, window) not in self._followed]
+            new = [name for name in dict.fromkeys(stored_names.values()) if (name, window) not in self._followed]
             if not new:
                 continue
-            if self._layout is None or self._layout.until != self._until:
+            if self._layout is None or self._layout.ends != self._until:
                 self._layout = run_lines.layout(connection, self.run_id)
             self._read_curves(connection, new, replace(request, window=window), self._layout)
         curves = {}
-        for asked, name in wanted.items():
+        for requested, name in stored_names.items():
             whole = None
             if request.window is not None:
                 whole = self._followed.get((name, None))
             builder = self._followed[name, request.window]
-            curves[asked] = builder.curve(request.smoothing, self._newest.get(name), whole)
+            curves[requested] = builder.curve(request.smoothing, self._newest.get(name), whole)
         return curves
 
-    def _written_as(self, asked: str) -> str:
+    def _written_as(self, requested: str) -> str:
         """The stored name of a metric that is requested by its name or by its harmless text."""
-        if asked in self._newest:
-            return asked
-        return next((name for name in self._newest if clean(name) == asked), asked)
+        if requested in self._newest:
+            return requested
+        return next((name for name in self._newest if clean(name) == requested), requested)
 
     # --- new lines
 
@@ -149,9 +151,11 @@ class RunCurves:
         """Read new lines; or start over if known lines have moved on the axis, or if that is
         quicker."""
         timeline = AxisTimeline.of(attempts)
-        cuts = cuts_of(attempts) if request.axis in ("step", EPOCH) else {}
-        until, line_count = run_lines.sources(connection, self.run_id)
-        if until != self._until:
+        cuts: Mapping[int, float] = {}
+        if request.axis in ("step", EPOCH):
+            cuts = cuts_of(attempts)
+        ends, line_count = run_lines.sources(connection, self.run_id)
+        if ends != self._until:
             self._newest = queries.latest(connection, self.run_id)
             self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
             reporting = queries.ranks_by_metric(connection, self.run_id)
@@ -161,16 +165,16 @@ class RunCurves:
             and request.axis == self._map.axis
             and cuts == self._cuts
             and timeline.keeps_places_of(self._map.timeline)
-            and until.keys() == self._until.keys()
+            and ends.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
         )
-        shown = (request.bins, request.is_log)
-        if shown != self._shown:
-            self._shown = shown
+        drawn_as = (request.bins, request.is_log)
+        if drawn_as != self._shown:
+            self._shown = drawn_as
             self._followed.clear()
-        if is_same and until != self._until:
-            ranges = _between(self._until, until)
-            self._until, self._line_count = until, line_count
+        if is_same and ends != self._until:
+            ranges = _between(self._until, ends)
+            self._until, self._line_count = ends, line_count
             is_same = self._follow(run_lines.lines(connection, ranges))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
@@ -188,8 +192,8 @@ class RunCurves:
             if "event" in line.values and (event := event_marker(line, self._map)) is not None:
                 self._events = [*self._events[1 - EVENTS_KEPT :], event]
             x = self._place(line.attempt, line.step, line.at)
-            for each in followed:
-                each.add_line(line, x)
+            for builder in followed:
+                builder.add_line(line, x)
         return True
 
     def _place(self, attempt: int, step: int, at: float | None) -> float | None:
@@ -209,10 +213,10 @@ class RunCurves:
         self._start, self._end = math.inf, -math.inf
         self._hardware.reset()
         self._ranks.reset()
-        found = self._layout = run_lines.layout(connection, self.run_id)
-        self._until, self._line_count = dict(found.until), found.line_count
+        layout = self._layout = run_lines.layout(connection, self.run_id)
+        self._until, self._line_count = dict(layout.ends), layout.line_count
         ends: list[tuple[int, int, float | None]] = []
-        for stretch in found.stretches:
+        for stretch in layout.stretches:
             ends += [
                 (stretch.attempt, stretch.min_step, stretch.min_at),
                 (stretch.attempt, stretch.max_step, stretch.max_at),
@@ -223,12 +227,12 @@ class RunCurves:
         is_epoch = request.axis == EPOCH
         written: dict[int, list[tuple[float, float]]] = {}
         if is_epoch:
-            for attempt, step, epoch in epoch_points(connection, found.stretches, request.bins):
+            for attempt, step, epoch in epoch_points(connection, layout.stretches, request.bins):
                 written.setdefault(attempt, []).append((step, epoch))
-        for line in run_lines.lines(connection, found.unreduced()):
+        for line in run_lines.lines(connection, layout.unreduced()):
             self._paces.add(line.attempt, line.step, line.at)
-            if is_epoch and (named := epoch_of(line)) is not None:
-                written.setdefault(line.attempt, []).append((float(line.step), named))
+            if is_epoch and (line_epoch := epoch_of(line)) is not None:
+                written.setdefault(line.attempt, []).append((float(line.step), line_epoch))
             ends.append((line.attempt, line.step, line.at))
         self._epochs = Epochs(written)
         self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs)
@@ -238,34 +242,36 @@ class RunCurves:
         self._events = [event for event in placed if event is not None]
 
     def _read_curves(
-        self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
+        self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, layout: Layout
     ) -> None:
         """Read new metrics up to where the others are."""
-        shown = run_lines.in_window(found.stretches, self._map, request.window)
-        parts = run_lines.parts(shown, self._cuts)
+        stretches = run_lines.in_window(layout.stretches, self._map, request.window)
+        parts = run_lines.parts(stretches, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many entries suffice: each has four values to draw, and the level below takes
         # sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= LINES_IN_FULL
         new = [CurveBuilder(name, request, self._cuts) for name in names]
-        self._followed |= {(each.name, request.window): each for each in new}
+        self._followed |= {(builder.name, request.window): builder for builder in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
             if in_full or at is None or part.redone == "some":
                 self._read_lines(run_lines.lines(connection, [part.line_range]), new)
             else:
-                for each in new:
-                    entries = part.entries(connection, each.name, at)
-                    each.add_entries(part.attempt, entries, self._map, is_redone=part.redone == "all")
-        self._read_lines(run_lines.lines(connection, found.unreduced()), new)
+                for builder in new:
+                    entries = part.entries(connection, builder.name, at)
+                    builder.add_entries(part.attempt, entries, self._map, is_redone=part.redone == "all")
+        self._read_lines(run_lines.lines(connection, layout.unreduced()), new)
 
     def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
         """The level of each stretch for a logarithmic axis: the further along the axis, the more
         lines one bin holds. None is line by line."""
         start, end = request.window or (self._start, self._end)
         start = max(start, NARROWEST_BIN[request.axis])
-        share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
+        share = 0.0
+        if end > start:
+            share = (end / start) ** (1 / max(1, request.bins)) - 1
 
         def level_of(stretch: Stretch) -> int | None:
             span = run_lines.span_of(stretch, self._map)
@@ -282,8 +288,8 @@ class RunCurves:
         place = self._map.place
         for line in lines:
             x = place(line.attempt, line.step, line.at)
-            for each in followed:
-                each.add_line(line, x)
+            for builder in followed:
+                builder.add_line(line, x)
 
 
 def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
@@ -296,9 +302,9 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
         connection.execute("ROLLBACK")
 
 
-def _between(since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]) -> list[LineRange]:
+def _between(since: Mapping[int, FilePosition], ends: Mapping[int, FilePosition]) -> list[LineRange]:
     """The new lines."""
-    return [LineRange(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
+    return [LineRange(source_id, since[source_id], end) for source_id, end in ends.items() if since[source_id] != end]
 
 
 # --- ranks ----------------------------------------------------------------------------------------
@@ -329,18 +335,18 @@ class _RankReader:
     ) -> Mapping[str, RankCurves]:
         """The curves of all ranks for each metric. ``names`` maps requested names to those in the
         store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
-        asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        until, limit = run_lines.sources(connection, self._run_id)[0], -1
-        if asked != self._asked or until.keys() != self._until.keys():
+        settings = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
+        ends, limit = run_lines.sources(connection, self._run_id)[0], -1
+        if settings != self._asked or ends.keys() != self._until.keys():
             self._followed = {}
-            found = run_lines.layout(connection, self._run_id)
-            ranges, limit = self._ranges(found, axis_map, cuts, request)
+            layout = run_lines.layout(connection, self._run_id)
+            ranges, limit = self._ranges(layout, axis_map, cuts, request)
         else:
-            ranges = _between(self._until, until)
+            ranges = _between(self._until, ends)
         # Incomplete until all lines were taken: a failed read starts over.
         self._asked = None
         for number, (source_id, begin, end) in enumerate(ranges):
-            most = -1 if number >= len(ranges) - len(until) else limit
+            most = -1 if number >= len(ranges) - len(ends) else limit
             where = "AND rank IS NOT NULL AND step IS NOT NULL"
             rows = queries.rows_between(connection, source_id, begin, end, where=where, limit=most)
             for attempt, rank, step, at, data in rows:
@@ -353,25 +359,28 @@ class _RankReader:
                     if followed is None:
                         followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
                     followed.add_line(line, x)
-        self._asked, self._until = asked, until
-        return {each: self._curves(name, request) for each, name in names.items()}
+        self._asked, self._until = settings, ends
+        return {requested: self._curves(name, request) for requested, name in names.items()}
 
     def _ranges(
-        self, found: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
+        self, layout: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
     ) -> tuple[list[LineRange], int]:
         """The lines to read, those after the last stretches at the end, and the most of each stretch."""
-        parts = run_lines.parts(run_lines.in_window(found.stretches, axis_map, request.window), cuts)
+        parts = run_lines.parts(run_lines.in_window(layout.stretches, axis_map, request.window), cuts)
         stretches = [stretch for part in parts if part.redone != "all" for stretch in part.stretches]
-        of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
-        ranks = max(1, round(found.line_count / of_rank_0)) if of_rank_0 else 1
-        wanted = sum(stretch.line_count for stretch in stretches) * ranks
-        self._is_sampled = wanted > RANK_LINES_AT_ONCE
+        of_rank_0 = sum(stretch.line_count for stretch in layout.stretches)
+        ranks = 1
+        if of_rank_0:
+            ranks = max(1, round(layout.line_count / of_rank_0))
+        line_count = sum(stretch.line_count for stretch in stretches) * ranks
+        self._is_sampled = line_count > RANK_LINES_AT_ONCE
         limit = -1
         if self._is_sampled:
             # From each stretch enough lines for two of every rank.
             stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
             limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
-        return [*(LineRange(one.source_id, one.begin, one.end) for one in stretches), *found.unreduced()], limit
+        ranges = [LineRange(stretch.source_id, stretch.begin, stretch.end) for stretch in stretches]
+        return [*ranges, *layout.unreduced()], limit
 
     def _curves(self, name: str, request: ChartRequest) -> RankCurves:
         curves = []
@@ -394,19 +403,19 @@ class CurveReader:
     ) -> ChartData:
         """The charts of one run, now or at a past moment (UTC unix seconds). Whole curves are read once and cut
         for all past moments. Raises sqlite3.Error."""
-        known = self._whole.get(run_id)
-        if at is None or known is None or known[0] != request or at > known[1]:
+        cached = self._whole.get(run_id)
+        if at is None or cached is None or cached[0] != request or at > cached[1]:
             curves = self._runs.setdefault(run_id, RunCurves(run_id))
             data = curves.read(connection, read_attempts(connection, run_id), request)
             if at is None:
                 return data
-            known = self._whole[run_id] = (request, now, data)
+            cached = self._whole[run_id] = (request, now, data)
         from gputui.metrics.curves.past import RunExtent, cut  # most screens never show the past
 
-        return cut(known[2], RunExtent.of(connection, run_id, at))
+        return cut(cached[2], RunExtent.of(connection, run_id, at))
 
     def keep(self, run_ids: Collection[str]) -> None:
         """Forget all runs but these."""
-        for kept in (self._runs, self._whole):
-            for run_id in [run_id for run_id in kept if run_id not in run_ids]:
-                del kept[run_id]
+        for readers in (self._runs, self._whole):
+            for run_id in [run_id for run_id in readers if run_id not in run_ids]:
+                del readers[run_id]

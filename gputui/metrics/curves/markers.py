@@ -37,9 +37,10 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
     if not text and isinstance(path, str):
         # All paths have the same folder.
         text = f"{name.replace('_', ' ')} {PurePath(path).name}"
-    is_checkpoint = name == "checkpoint"
-    kind: MarkerKind = "checkpoint" if is_checkpoint else "event"
-    word = "ckpt" if is_checkpoint else clean(name[:80]).replace("_", " ")
+    kind: MarkerKind = "event"
+    word = clean(name[:80]).replace("_", " ")
+    if name == "checkpoint":
+        kind, word = "checkpoint", "ckpt"
     x = axis_map.place(line.attempt, line.step, line.at)
     return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
 
@@ -68,32 +69,37 @@ def markers(
     """All markers with a place on the axis, the training's own ``events`` among them, in order of
     x, for any window. Raises sqlite3.Error."""
     timeline = axis_map.timeline
-    found: list[ChartMarker | None] = list(events)
+    placed: list[ChartMarker | None] = list(events)
     for attempt in attempts:
         begin, number = timeline.begins.get(attempt.number), attempt.number
-        step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
+        step = attempt.first_step if attempt.resumed_step is None else attempt.resumed_step
         x = _of_step_or_moment(axis_map, number, step, begin)
         if number == 1:
-            found.append(_marker(x, "start", "start", begin, 1))
+            placed.append(_marker(x, "start", "start", begin, 1))
         else:
-            text = f"attempt {number}" + (f" from step {step}" if step is not None else "")
-            found.append(_marker(x, "restart", f"↻{number - 1}", begin, number, text))
+            text = f"attempt {number}"
+            if step is not None:
+                text = f"{text} from step {step}"
+            placed.append(_marker(x, "restart", f"↻{number - 1}", begin, number, text))
     last_steps = {attempt.number: attempt.last_step for attempt in attempts}
     for incident in read_incidents(connection, run_id):
-        step = last_steps.get(incident.attempt) if incident.step is None else incident.step
+        step = incident.step
+        if step is None:
+            step = last_steps.get(incident.attempt)
         x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
         word, text = clean(incident.kind).replace("_", " "), clean(incident.summary)
-        found.append(_marker(x, "incident", word, incident.at, incident.attempt, text))
+        placed.append(_marker(x, "incident", word, incident.at, incident.attempt, text))
     for alert in alerts.of_run(connection, run_id):
         word, at = clean(alert.rule).replace("_", " "), alert.raised_at
         x = axis_map.place_moment(at)
-        found.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
+        placed.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
     run = get_run(connection, run_id)
     if run is not None and run.ended_at is not None and attempts:
         last = attempts[-1]
         x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
-        found.append(_marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or "")))
-    return tuple(sorted((each for each in found if each is not None), key=lambda each: (each.x, each.at or 0.0)))
+        placed.append(_marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or "")))
+    with_place = (marker for marker in placed if marker is not None)
+    return tuple(sorted(with_place, key=lambda marker: (marker.x, marker.at or 0.0)))
 
 
 def _marker(

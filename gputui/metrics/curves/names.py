@@ -29,11 +29,11 @@ _GLOB = frozenset("*?[")
 
 
 def is_more_better(metric: str) -> bool:
-    words = metric.lower().replace("/", "_").replace("-", "_")
-    parts = set(words.split("_"))
+    plain_name = metric.lower().replace("/", "_").replace("-", "_")
+    parts = set(plain_name.split("_"))
     if not parts.isdisjoint(_LESS_IS_BETTER):
         return False
-    return not parts.isdisjoint(_MORE_IS_BETTER) or any(name in words for name in _MORE_IS_BETTER if "_" in name)
+    return not parts.isdisjoint(_MORE_IS_BETTER) or any(name in plain_name for name in _MORE_IS_BETTER if "_" in name)
 
 
 def is_set(name: str) -> bool:
@@ -75,14 +75,14 @@ def filter_names(names: Sequence[str], pattern: str) -> NameFilter:
         except (re.error, OverflowError, RecursionError) as error:
             return NameFilter(tuple(names), f"not a regular expression: {error}")
         return NameFilter(tuple(name for name in names if search(name)))
-    words = text.split()
-    wanted = [_matcher(word) for word in words if not word.startswith("!")]
-    unwanted = [_matcher(word[1:]) for word in words if word.startswith("!") and len(word) > 1]
+    conditions = text.split()
+    included = [_matcher(word) for word in conditions if not word.startswith("!")]
+    unwanted = [_matcher(word[1:]) for word in conditions if word.startswith("!") and len(word) > 1]
     return NameFilter(
         tuple(
             name
             for name in names
-            if (not wanted or any(matches(name) for matches in wanted))
+            if (not included or any(matches(name) for matches in included))
             and not any(matches(name) for matches in unwanted)
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputui.metrics.curves.axis import AxisTimeline, interpolate
 from gputui.metrics.curves.bins import AttemptBins, Average, joined_curve
-from gputui.metrics.curves.model import AttemptCurve, ChartData, HardwareCurve, MetricCurve, RankCurve
+from gputui.metrics.curves.model import AttemptCurve, ChartData, ChartMarker, HardwareCurve, MetricCurve, RankCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import queries
@@ -35,9 +35,9 @@ class RunExtent(Struct, frozen=True):
     @classmethod
     def of(cls, connection: sqlite3.Connection, run_id: str, at: float) -> RunExtent:
         """Raises sqlite3.Error."""
-        found = cls(at, tuple(read_attempts(connection, run_id, at)))
-        steps = [line.step for line in queries.ranks(connection, run_id, found.newest, at) if line.step is not None]
-        return replace(found, step=max(steps, default=None))
+        extent = cls(at, tuple(read_attempts(connection, run_id, at)))
+        steps = [line.step for line in queries.ranks(connection, run_id, extent.newest, at) if line.step is not None]
+        return replace(extent, step=max(steps, default=None))
 
 
 def cut(data: ChartData, extent: RunExtent) -> ChartData:
@@ -45,35 +45,39 @@ def cut(data: ChartData, extent: RunExtent) -> ChartData:
     keeps its extremes."""
     reached = _reached(data, extent)
     curves = {name: _cut_curve(data, curve, extent, reached) for name, curve in data.curves.items()}
-    hardware = tuple(_cut_bins(each, reached) for each in data.hardware)
-    ends = [each.last_x for curve in curves.values() for each in (*curve.redone, *curve.bins)]
+    hardware = tuple(_cut_bins(curve, reached) for curve in data.hardware)
+    ends = [bucket.last_x for curve in curves.values() for bucket in (*curve.redone, *curve.bins)]
     if data.request.axis in ("time", "trained"):
         ends += [curve.bins[-1].last_x for curve in hardware if curve.bins]
-    numbers = {attempt.number for attempt in extent.attempts}
+    end = None
+    if ends:
+        end = min(max(ends), data.frame.end or math.inf)
     return replace(
         data,
-        frame=dataclasses.replace(data.frame, end=min(max(ends), data.frame.end or math.inf) if ends else None),
+        frame=dataclasses.replace(data.frame, end=end),
         curves=curves,
         hardware=hardware,
         ranked={
-            name: replace(each, curves=tuple(_cut_bins(curve, reached) for curve in each.curves))
-            for name, each in data.ranked.items()
+            name: replace(rank_curves, curves=tuple(_cut_bins(curve, reached) for curve in rank_curves.curves))
+            for name, rank_curves in data.ranked.items()
         },
-        markers=tuple(
-            marker
-            for marker in data.markers
-            if (marker.x <= reached if marker.at is None else marker.at <= extent.at)
-            and (marker.attempt is None or marker.attempt in numbers)
-        ),
+        markers=tuple(marker for marker in data.markers if _was_there(marker, extent, reached)),
     )
+
+
+def _was_there(marker: ChartMarker, extent: RunExtent, reached: float) -> bool:
+    if marker.attempt is not None and all(marker.attempt != attempt.number for attempt in extent.attempts):
+        return False
+    if marker.at is None:
+        return marker.x <= reached
+    return marker.at <= extent.at
 
 
 def _reached(data: ChartData, extent: RunExtent) -> float:
     """The last x of the newest attempt; minus infinity where it has none yet."""
     axis, origin = data.request.axis, data.frame.origin_at
     if axis in ("step", "epoch"):
-        x = None if extent.step is None else _x_of_step(data, extent.newest, extent.step)
-        if x is None:
+        if extent.step is None or (x := _x_of_step(data, extent.newest, extent.step)) is None:
             return -math.inf
         return x
     if origin is None or not extent.attempts:
@@ -99,14 +103,13 @@ def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: 
     averaged = attempts
     if curve.averaged:
         averaged = _cut_attempts(data, curve.averaged, extent, reached)
-    newest = (*attempts[-1].kept, *attempts[-1].redone) if attempts else ()
-    return joined_curve(
-        curve.name,
-        attempts,
-        Average(data.request.smoothing, averaged, data.request.window),
-        newest=newest[-1].last if newest else None,
-        problem=curve.problem or (None if attempts else "nothing measured by then"),
-    )
+    newest, problem = None, curve.problem
+    if not attempts:
+        problem = problem or "nothing measured by then"
+    elif bins := (*attempts[-1].current, *attempts[-1].redone):
+        newest = bins[-1].last
+    average = Average(data.request.smoothing, averaged, data.request.window)
+    return joined_curve(curve.name, attempts, average, newest=newest, problem=problem)
 
 
 def _cut_attempts(
@@ -114,21 +117,25 @@ def _cut_attempts(
 ) -> list[AttemptBins]:
     """The bins of the attempts at that moment. A step counts there until an attempt of that time did it again."""
     is_timed = data.request.axis in ("time", "trained")
-    cuts = {} if is_timed else cuts_of(extent.attempts)
+    cuts: Mapping[int, float] = {}
+    if not is_timed:
+        cuts = cuts_of(extent.attempts)
     numbers = {attempt.number for attempt in extent.attempts}
-    shown = []
+    bins_by_attempt = []
     for attempt in attempts:
-        bins = sorted(attempt.bins, key=lambda one: one.first_x)
+        bins = sorted(attempt.bins, key=lambda bucket: bucket.first_x)
         if attempt.attempt == extent.newest or is_timed:
             bins = _until(bins, reached)
         if not bins or attempt.attempt not in numbers:
             continue
-        cut_step = cuts.get(attempt.attempt, math.inf)
-        cut_x = _x_of_step(data, attempt.attempt, cut_step) if cut_step < math.inf else None
+        cut_step, cut_x = cuts.get(attempt.attempt, math.inf), None
+        if cut_step < math.inf:
+            cut_x = _x_of_step(data, attempt.attempt, cut_step)
         limit = math.inf if cut_x is None else cut_x
-        kept, redone = [one for one in bins if one.first_x < limit], [one for one in bins if one.first_x >= limit]
-        shown.append(AttemptBins(attempt.attempt, kept, redone))
-    return shown
+        current = [bucket for bucket in bins if bucket.first_x < limit]
+        redone = [bucket for bucket in bins if bucket.first_x >= limit]
+        bins_by_attempt.append(AttemptBins(attempt.attempt, current, redone))
+    return bins_by_attempt
 
 
 C = TypeVar("C", RankCurve, HardwareCurve)
@@ -136,12 +143,13 @@ C = TypeVar("C", RankCurve, HardwareCurve)
 
 def _cut_bins(curve: C, reached: float) -> C:
     bins = tuple(_until(curve.bins, reached))
-    return replace(curve, bins=bins, last=bins[-1].last if bins else None)
+    last = bins[-1].last if bins else None
+    return replace(curve, bins=bins, last=last)
 
 
 def _until(bins: Sequence[Bin], reached: float) -> list[Bin]:
     """The bins up to an x; one across it ends there."""
-    begun = [one for one in bins if one.first_x <= reached]
+    begun = [bucket for bucket in bins if bucket.first_x <= reached]
     if begun and begun[-1].last_x > reached:
         last = begun[-1].copy()
         last.last_x = reached

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve, RankCurve
+from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve as DrawnCurve
 from gputui.metrics.draw.parts import Marker, XAxis, YAxis
@@ -20,20 +21,21 @@ def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> f
     measured there, None without a bin within ``reach``."""
     if not bins:
         return None
-    place = bisect_left(bins, position, key=lambda each: each.last_x)
+    place = bisect_left(bins, position, key=lambda bucket: bucket.last_x)
     near = bins[max(0, place - 1) : place + 1]
-    found = min(near, key=lambda each: max(each.first_x - position, position - each.last_x, 0.0))
-    at_start = abs(position - found.first_x) < abs(position - found.last_x)
-    if abs(position - (found.first_x if at_start else found.last_x)) > reach:
+    nearest = min(near, key=lambda bucket: max(bucket.first_x - position, position - bucket.last_x, 0.0))
+    at_start = abs(position - nearest.first_x) < abs(position - nearest.last_x)
+    if min(abs(position - nearest.first_x), abs(position - nearest.last_x)) > reach:
         return None
-    if found.first is None or found.last is None:
-        infinity = math.inf if found.positive_infinite >= found.negative_infinite else -math.inf
-        if found.nan:
+    if nearest.first is None or nearest.last is None:
+        if nearest.nan:
             return math.nan
-        return infinity
+        if nearest.positive_infinite >= nearest.negative_infinite:
+            return math.inf
+        return -math.inf
     if at_start:
-        return found.first
-    return found.last
+        return nearest.first
+    return nearest.last
 
 
 COLOURS = 6
@@ -51,14 +53,10 @@ _LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
 
 def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Drawing:
     """A drawing of the curves of ``names``, or of all. ``title`` is harmless text."""
-    wanted = [curve for name, curve in data.curves.items() if names is None or name in names]
-    return Drawing(
-        [drawn for number, curve in enumerate(wanted) for drawn in _drawn(curve, f"series.{number % COLOURS}")],
-        title,
-        _axis(data),
-        YAxis("log" if is_log else "linear"),
-        _markers(data),
-    )
+    curves = [curve for name, curve in data.curves.items() if names is None or name in names]
+    drawn = [drawn for number, curve in enumerate(curves) for drawn in _drawn(curve, f"series.{number % COLOURS}")]
+    kind: AxisKind = "log" if is_log else "linear"
+    return Drawing(drawn, title, _axis(data), YAxis(kind), _markers(data))
 
 
 def hardware_drawing(
@@ -85,9 +83,11 @@ def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
 def _axis(data: ChartData) -> XAxis:
     axis, window = X_AXES[data.request.axis], data.request.window
     start, end = window or (None, None)
-    return replace(axis, start=start, end=end, scale="log" if data.request.is_log else "linear")
+    if data.request.is_log:
+        return replace(axis, start=start, end=end, scale="log")
+    return replace(axis, start=start, end=end, scale="linear")
 
 
 def _markers(data: ChartData) -> list[Marker]:
-    shown = (marker for marker in data.markers if marker.kind not in ("start", "end"))
-    return [Marker(marker.x, marker.word, is_line=marker.kind in _LINES) for marker in shown]
+    markers = (marker for marker in data.markers if marker.kind not in ("start", "end"))
+    return [Marker(marker.x, marker.word, is_line=marker.kind in _LINES) for marker in markers]

@@ -37,14 +37,14 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
         if most >= 1 and low == high:
             return [low]
         return []
-    found: list[list[float]] = []
+    candidates: list[list[float]] = []
     # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
     for divisor in (most, most + 1):
         steps = (_multiples(low, high, step) for step in round_steps((high - low) / divisor))
-        found.append(next((ticks for ticks in steps if len(ticks) <= most), []))
-        if len(found[0]) >= min(2, most):
+        candidates.append(next((ticks for ticks in steps if len(ticks) <= most), []))
+        if len(candidates[0]) >= min(2, most):
             break
-    return max(found, key=len)
+    return max(candidates, key=len)
 
 
 def whole_ticks(low: float, high: float, most: int) -> list[float]:
@@ -79,16 +79,19 @@ def even_ticks(
                 return low, high, tuple((row * (rows - 1) // count, low + row * step) for row in range(count + 1))
         return low, high, ends
 
-    def waste(found: tuple[float, float, RowTicks]) -> float:
+    def waste(axis: tuple[float, float, RowTicks]) -> float:
         """The room that no value uses; a third label and usual steps are worth some."""
-        start, end, ticks = found
+        start, end, ticks = axis
         step = ticks[1][1] - ticks[0][1]
         wasted = (end - start) / (high - low) - 0.01 * len(ticks)
-        wasted += 0.25 if len(ticks) == 2 < most else 0.0
-        return wasted + (0.2 if len(ticks) > 2 and f"{step:.1e}"[0] in "368" else 0.0)
+        if len(ticks) == 2 < most:
+            wasted += 0.25
+        if len(ticks) > 2 and f"{step:.1e}"[0] in "368":
+            wasted += 0.2
+        return wasted
 
     start, end, ticks = min(
-        (found for found in _even_axes(low, high, rows, is_low_fixed=is_low_fixed) if 2 <= len(found[2]) <= most),
+        (axis for axis in _even_axes(low, high, rows, is_low_fixed=is_low_fixed) if 2 <= len(axis[2]) <= most),
         key=waste,
         default=(low, high, ends),
     )
@@ -180,16 +183,27 @@ def _even_labels(ticks: Sequence[float]) -> list[str]:
     """Labels with one unit and number of decimals; none if the ticks are not equally distant, or
     need more than four decimals."""
     largest = max(map(abs, ticks), default=0.0)
-    step = (ticks[-1] - ticks[0]) / (len(ticks) - 1) if len(ticks) > 1 else largest
+    step = largest
+    if len(ticks) > 1:
+        step = (ticks[-1] - ticks[0]) / (len(ticks) - 1)
     if not 0 < largest < 1e15 or any(abs(b - a - step) > 1e-6 * step for a, b in pairwise(ticks)):
         return []
     power = math.floor(math.log10(largest) + 1e-9)
-    units = [(10.0**power, f"e{power}")] if power < -4 else [*((u, s) for u, s in _UNITS if largest >= u), (1.0, "")]
+    units = [*((unit, suffix) for unit, suffix in _UNITS if largest >= unit), (1.0, "")]
+    if power < -4:
+        units = [(10.0**power, f"e{power}")]
     for unit, suffix in units:
-        for decimals in range(5 if unit <= 1 else 1):
+        most_decimals = 4 if unit <= 1 else 0
+        for decimals in range(most_decimals + 1):
             if all(abs(round(tick / unit, decimals) - tick / unit) * unit < 1e-3 * step for tick in ticks):
-                return [f"{tick / unit:.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
+                return [_label(tick, unit, decimals, suffix) for tick in ticks]
     return []
+
+
+def _label(tick: float, unit: float, decimals: int, suffix: str) -> str:
+    if not tick:
+        return "0"
+    return f"{tick / unit:.{decimals}f}{suffix}"
 
 
 def time_labels(ticks_seconds: Sequence[float]) -> list[str]:
@@ -220,20 +234,27 @@ def _elapsed(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     days, day_hours = divmod(hours, 24)
-    if rest:
-        text = f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-    elif minutes or not hours:
-        text = f"{hours}h{minutes:02d}" if hours else f"{minutes}m"
-    elif days:
-        text = f"{days}d{day_hours}h" if day_hours else f"{days}d"
-    else:
-        text = f"{hours}h"
-    return sign + text
+    match bool(hours), bool(minutes), bool(rest):
+        case True, _, True:
+            return f"{sign}{hours}:{minutes:02d}:{rest:02d}"
+        case False, _, True:
+            return f"{sign}{minutes}:{rest:02d}"
+        case True, True, _:
+            return f"{sign}{hours}h{minutes:02d}"
+        case False, _, _:
+            return f"{sign}{minutes}m"
+    if days and day_hours:
+        return f"{sign}{days}d{day_hours}h"
+    if days:
+        return f"{sign}{days}d"
+    return f"{sign}{hours}h"
 
 
 def round_steps(smallest: float, factors: Sequence[float] = _STEPS) -> Iterable[float]:
     """Round steps from about `smallest` upwards: these factors times a power of ten."""
-    exponent = math.floor(math.log10(smallest)) if smallest > 0 else -323
+    exponent = -323
+    if smallest > 0:
+        exponent = math.floor(math.log10(smallest))
     for power in range(exponent, exponent + 4):
         for step in factors:
             value = float(f"{step}e{power}")
@@ -315,26 +336,28 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
 
 def bounds(bins: Sequence[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest finite value of some bins."""
-    lows = [each.low for each in bins if each.low is not None]
-    highs = [each.high for each in bins if each.high is not None]
+    lows = [bucket.low for bucket in bins if bucket.low is not None]
+    highs = [bucket.high for bucket in bins if bucket.high is not None]
     return min(lows, default=None), max(highs, default=None)
 
 
 def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
     """Ends of an x axis that holds these bins, the right one a round number that seldom changes as
     they grow."""
-    xs = [x for each in bins for x in (each.first_x, each.last_x)]
+    xs = [x for bucket in bins for x in (bucket.first_x, bucket.last_x)]
     start, end = min(xs, default=0.0), max(xs, default=1.0)
     # A series that begins near zero, as seen from its end, is shown from zero.
-    return 0.0 if 0 <= start <= 0.1 * end else start, stable_end(end)
+    if 0 <= start <= 0.1 * end:
+        start = 0.0
+    return start, stable_end(end)
 
 
 def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest positive value of some bins; `None` twice where none is positive."""
     positive = [
         value
-        for each in bins
-        for value in (each.low, each.high, each.first, each.last)
+        for bucket in bins
+        for value in (bucket.low, bucket.high, bucket.first, bucket.last)
         if value is not None and value > 0
     ]
     if positive:
@@ -348,9 +371,9 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
     if kind == "log":
         powers = (10.0 ** math.floor(math.log10(value)) for value in (low, high))
         below, above = ([factor * power for factor in (1, 2, 5, 10)] for power in powers)
-        start = max((each for each in below if 0 < each <= low), default=low)
+        start = max((tick for tick in below if 0 < tick <= low), default=low)
         return start, max(
-            min((each for each in above if high <= each < math.inf), default=high), min(start * 10, 1.7e308)
+            min((tick for tick in above if high <= tick < math.inf), default=high), min(start * 10, 1.7e308)
         )
     step = next(iter(round_steps(high / 4 - low / 4)), 0.0)
     if not step or not math.isfinite(low / step) or not math.isfinite(high / step):

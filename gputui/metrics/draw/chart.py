@@ -43,13 +43,13 @@ _LEAST_X_TICKS = 2
 def _notes(bins: Sequence[Bin], axis: YAxis, *, as_asked: bool) -> Line:
     """Notes of the legend about values that the axis cannot hold."""
     notes: Line = []
-    non_finite = sum(each.non_finite for each in bins)
+    non_finite = sum(bucket.non_finite for bucket in bins)
     if non_finite:
         notes.append((f"{glyphs.NAN} {short_number(non_finite)} not finite", BAD_STYLE))
     if axis.kind == "log":
         if not as_asked:
             notes.append(("nothing above 0: linear", "dim"))
-        elif any(each.low is not None and each.low <= 0 for each in bins):
+        elif any(bucket.low is not None and bucket.low <= 0 for bucket in bins):
             notes.append((f"{glyphs.BELOW} 0 or less, log", BAD_STYLE))
         else:
             notes.append(("log", "dim"))
@@ -59,20 +59,25 @@ def _notes(bins: Sequence[Bin], axis: YAxis, *, as_asked: bool) -> Line:
 def _legend(title: str, curves: Sequence[Curve], axis: YAxis, notes: Line, width: int) -> Line:
     """The first line: title, newest values as on the axis, and on the right notes."""
     words_of = axis.label or metric_value
-    left: Line = []
+    entries: Line = []
     for curve in curves:
-        value = "" if curve.value is None else words_of(curve.value)
-        words = " ".join(filter(None, (curve.shape if curve.label else "", curve.label, value)))
-        if words:
-            left.append((words, curve.style))
+        parts = []
+        if curve.label:
+            parts += [curve.shape, curve.label]
+        if curve.value is not None:
+            parts.append(words_of(curve.value))
+        if entry := " ".join(filter(None, parts)):
+            entries.append((entry, curve.style))
     if title:
         # A long title leaves up to half of the line for the newest values.
-        values = min(sum(2 + cell_width(text) for text, _ in left), width // 2)
-        left.insert(0, (clip_middle(title, width - values), "title"))
+        values_width = min(sum(2 + cell_width(text) for text, _ in entries), width // 2)
+        entries.insert(0, (clip_middle(title, width - values_width), "title"))
     line: Line = []
     room = width
-    for text, style in left:
-        piece = clip(f"  {text}" if line else text, room)
+    for text, style in entries:
+        if line:
+            text = f"  {text}"
+        piece = clip(text, room)
         if not piece.strip():
             break
         line.append((piece, style))
@@ -93,9 +98,11 @@ def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str
         places = range(0, len(axis.names), -(-len(axis.names) // max(1, most)))
         return [float(place) for place in places], [axis.names[place] for place in places]
     if axis.kind == "time":
-        ticks = (log_time_ticks if isinstance(scale, LogScale) else time_ticks)(scale.low, scale.high, most)
+        time_ticks_of = log_time_ticks if isinstance(scale, LogScale) else time_ticks
+        ticks = time_ticks_of(scale.low, scale.high, most)
         return ticks, time_labels(ticks)
-    ticks = (log_ticks if isinstance(scale, LogScale) else whole_ticks)(scale.low, scale.high, most)
+    ticks_of = log_ticks if isinstance(scale, LogScale) else whole_ticks
+    ticks = ticks_of(scale.low, scale.high, most)
     if axis.kind == "count":
         ticks = [tick for tick in ticks if tick == round(tick)]
     return ticks, tick_labels(ticks)
@@ -117,31 +124,41 @@ class _Plot(NamedTuple):
         The axis' name is below the value labels or, if that is too narrow, at the end."""
         width = self.canvas.width
         chars, styles = [glyphs.HORIZONTAL] * width, ["axis"] * width
-        words = self.x_axis.words(self.x_scale)
-        is_beside = bool(words) and cell_width(words) < self.gutter_width
-        fits = len(words) == cell_width(words) < width // 2
-        name = f" {words}" if words and fits and not is_beside else ""
+        axis_name = self.x_axis.words(self.x_scale)
+        is_beside = bool(axis_name) and cell_width(axis_name) < self.gutter_width
+        fits = len(axis_name) == cell_width(axis_name) < width // 2
+        name = ""
+        if axis_name and fits and not is_beside:
+            name = f" {axis_name}"
         ticks = self._ticks(name, with_ticks=with_ticks)
         for start, text in ticks:
             chars[start : start + len(text)] = text
-        for column, marker in sorted(self.markers, key=lambda each: each[1].is_line):
+        for column, marker in sorted(self.markers, key=lambda placed: placed[1].is_line):
             # Labels cover markers, whose lines go on above and below.
             if chars[column] in (glyphs.HORIZONTAL, glyphs.NOTCH):
                 chars[column] = glyphs.MARKER if marker.is_line else glyphs.NOTCH
                 styles[column] = marker.style
         if self.cursor is not None and chars[self.cursor] in (glyphs.HORIZONTAL, glyphs.NOTCH, glyphs.MARKER):
             chars[self.cursor], styles[self.cursor] = glyphs.VERTICAL, CURSOR_STYLE
-        before = f"{words:>{self.gutter_width - 1}} " if is_beside else " " * self.gutter_width
-        edge: Line = [(before + glyphs.CORNER, "axis")] if self.gutter_width >= 0 else []
-        return [*edge, *spans(chars, styles)]
+        line = spans(chars, styles)
+        if self.gutter_width < 0:
+            return line
+        before = " " * self.gutter_width
+        if is_beside:
+            before = f"{axis_name:>{self.gutter_width - 1}} "
+        return [(before + glyphs.CORNER, "axis"), *line]
 
     def _ticks(self, name: str, *, with_ticks: bool) -> Sequence[tuple[int, str]]:
         """Starts and texts of the ticks that fit, and of the axis' name. If fewer than two fit,
         closer ticks are tried."""
         width = self.canvas.width
         first = min(_MOST_X_TICKS, max(3, width // 7))
-        best: list[tuple[int, str]] = [(width - len(name), name)] if name else []
-        for most in range(first, max(first, width // 4) + 1) if with_ticks else ():
+        best: list[tuple[int, str]] = []
+        if name:
+            best.append((width - len(name), name))
+        if not with_ticks:
+            return best
+        for most in range(first, max(first, width // 4) + 1):
             placed: list[tuple[int, str]] = []
             next_free, last = 0, name
             for tick, label in zip(*x_ticks(self.x_scale, self.x_axis, most), strict=True):
@@ -155,7 +172,9 @@ class _Plot(NamedTuple):
                     start -= len(last) + 1
                 if start >= next_free and (is_end or self.cursor not in range(start, start + len(text))):
                     placed.append((start, text))
-                    next_free, last = start + len(text) + 1, "" if is_end else last
+                    next_free = start + len(text) + 1
+                    if is_end:
+                        last = ""
             if last:
                 placed.append((width - len(last), last))
             if len(placed) > len(best):
@@ -167,18 +186,18 @@ class _Plot(NamedTuple):
     def label_line(self, width: int) -> Line:
         """The labels of markers below or beside them, in ``width`` cells behind the gutter. Short
         ones, such as a restart's, come first, because they leave room for others."""
-        taken: list[tuple[int, int, int, Marker]] = []
-        by_size = sorted(self.markers, key=lambda each: -cell_width(each[1].label))
+        labels: list[tuple[int, int, int, Marker]] = []
+        by_size = sorted(self.markers, key=lambda placed: -cell_width(placed[1].label))
         for column, marker in by_size[::-1]:
             size = cell_width(marker.label) if marker.is_line else 0
-            ends = [at + used + 1 for at, used, its, _ in taken if its < column]
-            starts = [at - size - 1 for at, _, its, _ in taken if its >= column]
+            ends = [at + used + 1 for at, used, its, _ in labels if its < column]
+            starts = [at - size - 1 for at, _, its, _ in labels if its >= column]
             low, high = max(0, column - size - 3, *ends), min(column + 3, width - size, *starts)
             if size and low <= high:
-                taken.append((min(max(low, column - size // 2), high), size, column, marker))
+                labels.append((min(max(low, column - size // 2), high), size, column, marker))
         line: Line = [(" " * (self.gutter_width + 1), "dim")]
         at = 0
-        for start, size, _, marker in sorted(taken, key=lambda each: each[0]):
+        for start, size, _, marker in sorted(labels, key=lambda label: label[0]):
             line.append((" " * (start - at) + marker.label, marker.style))
             at = start + size
         return [piece for piece in [*line, (" " * (width - at), "dim")] if piece[0]]
@@ -208,7 +227,7 @@ def chart(
     if width < 1 or height < 1:
         return []
     x_axis, y_axis = x_axis or XAxis(), y_axis or YAxis()
-    bins = [each for curve in curves for each in curve.bins]
+    bins = [bucket for curve in curves for bucket in curve.bins]
     has_axis = height >= 4
     has_legend = height >= 3 and (bool(title) or any(curve.label or curve.value is not None for curve in curves))
     has_labels = height >= 6 and any(marker.label and marker.is_line for marker in markers)
@@ -219,7 +238,8 @@ def chart(
         y_scale, gutter = _even(y_scale, bins, y_axis, rows)
     else:
         gutter = _value_labels(y_scale, rows, y_axis)
-    gutter = gutter if bins else {}
+    if not bins:
+        gutter = {}
     gutter_width = 1 + max([least_gutter, *map(cell_width, gutter.values())])
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
         gutter, gutter_width = {}, -1
@@ -228,7 +248,9 @@ def chart(
 
     canvas, x_scale = Canvas(room - end_width, rows), x_scale_of(bins, x_axis)
     columns = [(column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None]
-    pointed = None if cursor is None else canvas.column(cursor, x_scale)
+    pointed = None
+    if cursor is not None:
+        pointed = canvas.column(cursor, x_scale)
     for column, marker in columns:
         if marker.is_line:
             canvas.mark(column, marker.style)
@@ -245,13 +267,17 @@ def chart(
     if has_legend:
         lines.append(_legend(title, curves, y_axis, _notes(bins, y_axis, as_asked=as_asked), width))
     for row, line in enumerate(plotted):
-        text = fit(gutter.get(row, ""), gutter_width - 1, ">") if gutter_width >= 0 else ""
-        edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL
-        lines.append([(f"{text} {edge}", "axis"), *line] if gutter_width >= 0 else line)
+        if gutter_width >= 0:
+            text = fit(gutter.get(row, ""), gutter_width - 1, ">")
+            edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL
+            line = [(f"{text} {edge}", "axis"), *line]
+        lines.append(line)
     plot = _Plot(canvas, x_scale, x_axis, columns, pointed, gutter_width)
     if has_axis:
         line = plot.axis_line(with_ticks=bool(bins))
-        lines.append([*line, (glyphs.HORIZONTAL * end_width, "axis")] if end_width else line)
+        if end_width:
+            line.append((glyphs.HORIZONTAL * end_width, "axis"))
+        lines.append(line)
     if has_labels:
         lines.append(plot.label_line(room))
     return lines
@@ -262,8 +288,10 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
     as_asked = True
     if axis.kind == "log":
         low, high = log_bounds(bins)
-        low = axis.low if axis.low is not None and axis.low > 0 else low
-        high = axis.high if axis.high is not None and axis.high > 0 else high
+        if axis.low is not None and axis.low > 0:
+            low = axis.low
+        if axis.high is not None and axis.high > 0:
+            high = axis.high
         if low is not None and high is not None and low <= high:
             scale = value_scale(low, high, "log")
             if axis.low is None and axis.high is None and isinstance(scale, LogScale):
@@ -271,15 +299,19 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
             return scale, True
         as_asked = not bins
     low, high = bounds(bins)
-    low = low if axis.low is None else axis.low
-    high = high if axis.high is None else axis.high
+    if axis.low is not None:
+        low = axis.low
+    if axis.high is not None:
+        high = axis.high
     if low is not None and high is not None and low > high:
         # All values lie beyond the given end.
-        low = high = axis.low if axis.low is not None else axis.high
+        low = high = axis.high if axis.low is None else axis.low
     scale = value_scale(low, high)
     start, end = (value * axis.unit for value in round_outward(scale.low / axis.unit, scale.high / axis.unit))
-    start = start if axis.low is None else scale.low
-    end = end if axis.high is None else scale.high
+    if axis.low is not None:
+        start = scale.low
+    if axis.high is not None:
+        end = scale.high
     return LinearScale(start, end), as_asked
 
 
@@ -287,11 +319,13 @@ def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
     """The scale of the x axis; open ends are those of the bins. A logarithmic axis without an x
     above 0 is linear."""
     start, end = x_bounds(bins)
-    start = start if axis.start is None else axis.start
-    end = end if axis.end is None else axis.end
+    if axis.start is not None:
+        start = axis.start
+    if axis.end is not None:
+        end = axis.end
     if axis.scale == "log" and end > 0:
         if start <= 0:
-            start = min((x for each in bins for x in (each.first_x, each.last_x) if x > 0), default=end)
+            start = min((x for bucket in bins for x in (bucket.first_x, bucket.last_x) if x > 0), default=end)
         return value_scale(start, end, "log")
     if not end / 2 - start / 2 > 0:
         # A single place is drawn in the middle.
@@ -305,7 +339,7 @@ def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list
         ticks = log_ticks(scale.low, scale.high, most)
     else:
         ticks = [tick * axis.unit for tick in linear_ticks(scale.low / axis.unit, scale.high / axis.unit, most)]
-    return ticks, [axis.label(tick) for tick in ticks] if axis.label else tick_labels(ticks)
+    return ticks, _labels(axis, ticks)
 
 
 def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tuple[LinearScale, dict[int, str]]:
@@ -322,29 +356,33 @@ def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tu
         is_low_fixed=axis.low is not None, is_high_fixed=axis.high is not None,
     )  # fmt: skip
     values = [value * axis.unit for _, value in ticks]
-    labels = [axis.label(value) for value in values] if axis.label else tick_labels(values)
-    texts = {rows - 1 - row: label for (row, _), label in zip(ticks, labels, strict=True)}
+    texts = {rows - 1 - row: label for (row, _), label in zip(ticks, _labels(axis, values), strict=True)}
     return LinearScale(start * axis.unit, end * axis.unit), texts
+
+
+def _labels(axis: YAxis, ticks: Sequence[float]) -> list[str]:
+    if axis.label is None:
+        return tick_labels(ticks)
+    return [axis.label(tick) for tick in ticks]
 
 
 def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: int) -> list[Span]:
     """The text right of each row: the curves' ends, moved apart if they overlap; of too many, that of
     a strong one stays."""
-    wanted: list[tuple[int, float, Curve]] = []
+    ends: list[tuple[int, float, Curve]] = []
     for curve in sorted(curves, key=lambda curve: not curve.is_strong):
-        last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
-        row = None if last is None or not curve.end else canvas.row(last, scale)
-        if row is not None and last is not None:
-            wanted.append((row, last, curve))
-    wanted = sorted(wanted[: canvas.rows], key=lambda each: (each[0], -each[1]))
-    found: list[Span] = [(" " * width, "dim")] * canvas.rows
+        last = next((bucket.last for bucket in reversed(curve.bins) if bucket.last is not None), None)
+        if last is not None and curve.end and (row := canvas.row(last, scale)) is not None:
+            ends.append((row, last, curve))
+    ends = sorted(ends[: canvas.rows], key=lambda end: (end[0], -end[1]))
+    labels: list[Span] = [(" " * width, "dim")] * canvas.rows
     free = 0
-    for number, (row, _, curve) in enumerate(wanted):
+    for number, (row, _, curve) in enumerate(ends):
         # Those that come below need a row each.
-        row = min(max(row, free), canvas.rows - len(wanted) + number)
-        found[row] = (fit(f" {curve.end}", width), curve.style)
+        row = min(max(row, free), canvas.rows - len(ends) + number)
+        labels[row] = (fit(f" {curve.end}", width), curve.style)
         free = row + 1
-    return found
+    return labels
 
 
 def _value_labels(scale: LogScale, rows: int, axis: YAxis) -> dict[int, str]:
@@ -356,5 +394,6 @@ def _value_labels(scale: LogScale, rows: int, axis: YAxis) -> dict[int, str]:
 
 
 def _empty(width: int, rows: int, text: str) -> list[Line]:
-    middle = (rows - 1) // 2
-    return [[(fit(text if row == middle else "", width, "^"), "dim")] for row in range(rows)]
+    lines: list[Line] = [[(" " * width, "dim")] for _ in range(rows)]
+    lines[(rows - 1) // 2] = [(fit(text, width, "^"), "dim")]
+    return lines

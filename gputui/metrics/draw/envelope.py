@@ -108,19 +108,19 @@ class Buckets:
         index = self._index(x)
         if index is None:
             return
-        found = self._bins.get(index)
-        if found is None:
-            found = self._bins[index] = Bin(x, x)
-        found.add(x, value)
+        bucket = self._bins.get(index)
+        if bucket is None:
+            bucket = self._bins[index] = Bin(x, x)
+        bucket.add(x, value)
 
     def add_bin(self, reduced: Bin) -> None:
         """Add a bin at the place of its first value. The caller must not use the bin afterwards."""
         index = self._index(reduced.first_x)
         if index is None:
             return
-        found = self._bins.setdefault(index, reduced)
-        if found is not reduced:
-            found.merge(reduced)
+        bucket = self._bins.setdefault(index, reduced)
+        if bucket is not reduced:
+            bucket.merge(reduced)
 
     def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
         """The series between two x as at most `limit` (2 or more) bins in order of x; those across
@@ -128,33 +128,38 @@ class Buckets:
         if limit < 2 or not self._bins or end < start:
             return []
         if self.is_log:
-            start, end = (math.log10(x) if x > 0 else -math.inf for x in (start, end))
-        first = self._lowest if start == -math.inf else max(self._lowest, math.floor(start / self._width))
-        last = self._highest if end == math.inf else min(self._highest, math.floor(end / self._width))
+            start, end = _decade(start), _decade(end)
+        first, last = self._lowest, self._highest
+        if start != -math.inf:
+            first = max(first, math.floor(start / self._width))
+        if end != math.inf:
+            last = min(last, math.floor(end / self._width))
         # Groups lie at multiples of their size, so that they do not change as the run grows. Two of
         # them always suffice, one would not: no size puts what lies left and right of zero into the
         # same group.
         size = 1
         while last // size - first // size >= limit:
             size *= 2
-        asked = (start, end, size)
-        if asked != self._grouped_as:
-            self._grouped_as = asked
+        grouped_as = (start, end, size)
+        if grouped_as != self._grouped_as:
+            self._grouped_as = grouped_as
             self._groups.clear()
             self._changed_from = first
         groups = self._groups
         changed_group = max(self._changed_from, first) // size
         while groups and groups[-1][0] >= changed_group:
             groups.pop()
-        begin = max(first, (groups[-1][0] + 1) * size if groups else first)
+        begin = first
+        if groups:
+            begin = max(first, (groups[-1][0] + 1) * size)
         for index in range(begin, last + 1):
-            found = self._bins.get(index)
-            if found is None:
+            bucket = self._bins.get(index)
+            if bucket is None:
                 continue
             if groups and groups[-1][0] == index // size:
-                groups[-1][1].merge(found)
+                groups[-1][1].merge(bucket)
             else:
-                groups.append((index // size, found.copy()))
+                groups.append((index // size, bucket.copy()))
         self._changed_from = last + 1
         return [group for _, group in groups]
 
@@ -196,40 +201,53 @@ _AT_ONCE = 16
 """Bins whose usual scatter is taken together."""
 
 
+def _decade(x: float) -> float:
+    if x > 0:
+        return math.log10(x)
+    return -math.inf
+
+
 def calmed(bins: Sequence[Bin]) -> Sequence[Bin]:
     """The bins with noise as a line: one whose values scatter at most twice as much as is usual
     around it has only their middle, or the mean if that is its first and last value."""
-    found: list[Bin] = []
+    calm: list[Bin] = []
     for start in range(0, len(bins), _AT_ONCE):
         some = bins[start : start + _AT_ONCE]
         around = bins[max(0, start + len(some) - _AT_ONCE) : start + len(some)]
-        spreads = sorted(each.high - each.low for each in around if each.low is not None and each.high is not None)
-        most = 2 * spreads[len(spreads) // 2] if spreads else 0.0
-        for each in some:
-            if each.low is None or each.high is None or not 0 < each.high - each.low <= most:
-                found.append(each)
+        ends = ((bucket.low, bucket.high) for bucket in around)
+        spreads = sorted(high - low for low, high in ends if low is not None and high is not None)
+        most = 0.0
+        if spreads:
+            most = 2 * spreads[len(spreads) // 2]
+        for bucket in some:
+            if bucket.low is None or bucket.high is None or not 0 < bucket.high - bucket.low <= most:
+                calm.append(bucket)
                 continue
-            line = each.copy()
-            middle = each.first if each.first == each.last else each.low / 2 + each.high / 2
+            line = bucket.copy()
+            middle = bucket.low / 2 + bucket.high / 2
+            if bucket.first is not None and bucket.first == bucket.last:
+                middle = bucket.first
             line.low = line.high = line.first = line.last = middle
-            found.append(line)
-    return found
+            calm.append(line)
+    return calm
 
 
 def reduce(points: Iterable[tuple[float, float]], limit: int) -> list[Bin]:
     """A whole series as at most `limit` bins of equal width in x, in order of x. Points whose x is
     not finite are left out."""
-    known = [(x, value) for x, value in points if math.isfinite(x)]
-    if not known or limit < 1:
+    placed = [(x, value) for x, value in points if math.isfinite(x)]
+    if not placed or limit < 1:
         return []
-    start = min(x for x, _ in known)
+    start = min(x for x, _ in placed)
     # Halves keep the span of any two finite numbers finite.
-    half_span = max(x for x, _ in known) / 2 - start / 2
+    half_span = max(x for x, _ in placed) / 2 - start / 2
     bins: dict[int, Bin] = {}
-    for x, value in known:
-        index = min(int((x / 2 - start / 2) / half_span * limit), limit - 1) if half_span > 0 else 0
-        found = bins.get(index)
-        if found is None:
-            found = bins[index] = Bin(x, x)
-        found.add(x, value)
+    for x, value in placed:
+        index = 0
+        if half_span > 0:
+            index = min(int((x / 2 - start / 2) / half_span * limit), limit - 1)
+        bucket = bins.get(index)
+        if bucket is None:
+            bucket = bins[index] = Bin(x, x)
+        bucket.add(x, value)
     return [bins[index] for index in sorted(bins)]

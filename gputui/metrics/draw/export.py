@@ -50,13 +50,10 @@ def csv_text(curves: Sequence[Curve]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(CSV_COLUMNS)
     for curve in curves:
-        for each in curve.bins:
-            table.writerow(
-                (
-                    curve.label, repr(each.first_x), repr(each.last_x), each.first, each.last, each.low, each.high,
-                    each.points, each.non_finite,
-                )
-            )  # fmt: skip
+        for bucket in curve.bins:
+            ends = (repr(bucket.first_x), repr(bucket.last_x))
+            values = (bucket.first, bucket.last, bucket.low, bucket.high)
+            table.writerow((curve.label, *ends, *values, bucket.points, bucket.non_finite))
     return text.getvalue()
 
 
@@ -150,38 +147,43 @@ def plot_text(
     What cannot be drawn (not finite, or for ``log_y`` not above 0) is counted in the line above the
     plot, which begins with ``title``. plotext needs about 20 × 8 cells. All texts must be harmless.
     """
-    heading = [title] if title else []
+    heading = [title]
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     for number, (label, bins) in enumerate(series):
         marker, sign = _MARKERS[number % len(_MARKERS)]
         path = [(x, value) for x, value in _path(bins) if not log_y or value > 0]
-        words = [sign, label] if len(series) > 1 else [label]
-        left_out = sum(each.non_finite for each in bins)
+        parts = [label]
+        if len(series) > 1:
+            parts.insert(0, sign)
+        left_out = sum(bucket.non_finite for bucket in bins)
         if log_y:
-            below = (each for each in bins if each.high is not None and each.high <= 0)
-            left_out += sum(each.points - each.non_finite for each in below)
+            below = (bucket for bucket in bins if bucket.high is not None and bucket.high <= 0)
+            left_out += sum(bucket.points - bucket.non_finite for bucket in below)
         if left_out:
-            words.append(f"({left_out} left out)")
-        heading.append(" ".join(filter(None, words)))
+            parts.append(f"({left_out} left out)")
+        heading.append(" ".join(filter(None, parts)))
         if path:
             curves.append((marker, path))
     first_line = "  ".join(filter(None, heading))[: max(0, width)].rstrip()
     if not curves:
         return f"{first_line}\nnothing to plot".strip()
-    body = _plotext(curves, width, height - bool(first_line), x_label, "log" if log_y else "linear")
+    kind: AxisKind = "log" if log_y else "linear"
+    body = _plotext(curves, width, height - bool(first_line), x_label, kind)
     lines = [line.rstrip() for line in body.rstrip().split("\n")]
-    return "\n".join([first_line, *lines] if first_line else lines)
+    if first_line:
+        lines.insert(0, first_line)
+    return "\n".join(lines)
 
 
 def _path(bins: Iterable[Bin]) -> Iterable[tuple[float, float]]:
     """Points through the first, lowest, highest and last value of each bin."""
-    for each in bins:
-        if each.low is None or each.high is None or each.first is None or each.last is None:
+    for bucket in bins:
+        if bucket.low is None or bucket.high is None or bucket.first is None or bucket.last is None:
             continue
-        yield each.first_x, each.first
-        if each.low != each.high:
-            middle = each.first_x / 2 + each.last_x / 2
-            yield from ((middle, each.low), (middle, each.high), (each.last_x, each.last))
+        yield bucket.first_x, bucket.first
+        if bucket.low != bucket.high:
+            middle = bucket.first_x / 2 + bucket.last_x / 2
+            yield from ((middle, bucket.low), (middle, bucket.high), (bucket.last_x, bucket.last))
 
 
 def _plotext(
@@ -194,10 +196,10 @@ def _plotext(
     x_scale, y_scale = value_scale(min(xs), max(xs)), value_scale(min(values), max(values), kind)
     y_scale = value_scale(*round_outward(y_scale.low, y_scale.high, kind), kind)
 
-    def places(scale: Scale, found: Iterable[float]) -> list[float]:
+    def places(scale: Scale, numbers: Iterable[float]) -> list[float]:
         # plotext's library aborts the process if differences of values overflow, so it gets only 0
         # … 1.
-        return [min(1.0, max(0.0, scale.place(value) or 0.0)) for value in found]
+        return [min(1.0, max(0.0, scale.place(value) or 0.0)) for value in numbers]
 
     # One figure serves the whole process, and by default it is no larger than the terminal.
     figure: Any = plotext.figure
@@ -212,7 +214,8 @@ def _plotext(
         # plotext's own logarithm fails on a constant, and its labels have an exponent in every
         # place.
         x_ticks = linear_ticks(x_scale.low, x_scale.high, max(2, width // 12))
-        y_ticks = (log_ticks if kind == "log" else linear_ticks)(y_scale.low, y_scale.high, max(2, height // 3))
+        y_ticks_of = log_ticks if kind == "log" else linear_ticks
+        y_ticks = y_ticks_of(y_scale.low, y_scale.high, max(2, height // 3))
         for name, scale, ticks in (("x", x_scale, x_ticks), ("y", y_scale, y_ticks)):
             ruler = figure.ruler(name)
             ruler.lim(0.0, 1.0)

@@ -14,12 +14,13 @@ DOTS_DOWN: Final = 4
 
 
 def _braille() -> tuple[str, ...]:
-    left, right = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
+    left_bits, right_bits = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
     cells = []
     for mask in range(256):
-        dots = sum(bit for row, bit in enumerate(left) if mask >> (4 + row) & 1)
-        dots += sum(bit for row, bit in enumerate(right) if mask >> row & 1)
-        cells.append(chr(0x2800 + dots) if dots else " ")
+        dots = sum(bit for row, bit in enumerate(left_bits) if mask >> (4 + row) & 1)
+        dots += sum(bit for row, bit in enumerate(right_bits) if mask >> row & 1)
+        cells.append(chr(0x2800 + dots))
+    cells[0] = " "
     return tuple(cells)
 
 
@@ -59,29 +60,41 @@ def bar(fraction: float | None, width: int) -> tuple[str, str]:
     if width < 1 or fraction is None or math.isnan(fraction):
         return "", " " * max(0, width)
     halves = 0
-    if fraction > 0:
-        halves = 2 * width if fraction >= 1 else min(max(1, round(fraction * 2 * width)), 2 * width - 1)
+    if fraction >= 1:
+        halves = 2 * width
+    elif fraction > 0:
+        halves = min(max(1, round(fraction * 2 * width)), 2 * width - 1)
     filled = BAR * (halves // 2) + BAR_HALF * (halves % 2)
     return filled, TRACK * (width - len(filled))
+
+
+def _sign(value: float) -> str:
+    """The sign of a value that is not finite."""
+    if math.isnan(value):
+        return NAN
+    if value > 0:
+        return ABOVE
+    return BELOW
 
 
 def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
     """The newest `width` values as one cell each, padded with blanks on the left. `None` leaves a
     gap, NaN and infinities show as their signs. `low` and `high` are by default those of what is
     shown."""
-    shown = list(values[-width:]) if width > 0 else []
-    finite = [value for value in shown if value is not None and math.isfinite(value)]
+    newest = list(values[-width:]) if width > 0 else []
+    finite = [value for value in newest if value is not None and math.isfinite(value)]
     start = min(finite, default=0.0) if low is None else low
     end = max(finite, default=0.0) if high is None else high
     half_span = end / 2 - start / 2
     cells = []
-    for value in shown:
+    for value in newest:
         if value is None:
             cells.append(" ")
         elif not math.isfinite(value):
-            cells.append(NAN if math.isnan(value) else ABOVE if value > 0 else BELOW)
+            cells.append(_sign(value))
         elif not half_span > 0:
-            cells.append(SPARK[0] if value <= start else SPARK[-1])
+            spark = SPARK[0] if value <= start else SPARK[-1]
+            cells.append(spark)
         else:
             place = min(max((value / 2 - start / 2) / half_span, 0.0), 1.0)
             cells.append(SPARK[min(int(place * len(SPARK)), len(SPARK) - 1)])
@@ -117,9 +130,9 @@ def ascii_char(char: str) -> str:
     first = char[0]
     if " " <= first <= "~":
         return first
-    found = _ASCII.get(first)
-    if found is not None:
-        return found
+    replacement = _ASCII.get(first)
+    if replacement is not None:
+        return replacement
     code = ord(first)
     if 0x2800 <= code <= 0x28FF:
         return _stroke(code - 0x2800)
@@ -137,9 +150,9 @@ def block_char(char: str) -> str:
     """The cell's text with braille as quarter blocks, for fonts without braille."""
     if len(char) == 1 and "\u2800" <= char <= "\u28ff":
         dots = ord(char) - 0x2800
-        left = (dots & 0x03 > 0) | (dots & 0x44 > 0) << 1
-        right = (dots & 0x18 > 0) | (dots & 0xA0 > 0) << 1
-        return QUARTERS[left << 2 | right]
+        left_half = (dots & 0x03 > 0) | (dots & 0x44 > 0) << 1
+        right_half = (dots & 0x18 > 0) | (dots & 0xA0 > 0) << 1
+        return QUARTERS[left_half << 2 | right_half]
     return char
 
 
@@ -148,12 +161,12 @@ def _stroke(dots: int) -> str:
     dot n + 1)."""
     if not dots:
         return " "
-    left, right = (
+    left_rows, right_rows = (
         [row for row, bit in enumerate(bits) if dots & bit] for bits in ((1, 2, 4, 0x40), (8, 0x10, 0x20, 0x80))
     )
-    rows = sorted({*left, *right})
-    if left and right:
-        tilt = sum(left) / len(left) - sum(right) / len(right)
+    rows = sorted({*left_rows, *right_rows})
+    if left_rows and right_rows:
+        tilt = sum(left_rows) / len(left_rows) - sum(right_rows) / len(right_rows)
         if abs(tilt) >= 1.5 or (abs(tilt) >= 1 and len(rows) > 2):
             if tilt > 0:
                 return "/"
@@ -177,7 +190,8 @@ def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str
     second half of a wide character, becomes a separate ASCII character."""
     if characters == "braille":
         return None
-    convert = lru_cache(4096)(ascii_char if characters == "ascii" else block_char)
+    char_of = ascii_char if characters == "ascii" else block_char
+    convert = lru_cache(4096)(char_of)
     return lambda cells: [convert(cell) for cell in cells]
 
 

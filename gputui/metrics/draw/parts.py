@@ -58,8 +58,8 @@ class XAxis(Struct, frozen=True):
         """The axis' name as it is drawn, with its scale if that is not linear."""
         if self.scale == "linear":
             return self.name
-        is_log = isinstance(scale, LogScale)
-        return ", ".join(filter(None, [self.name, "log" if is_log else "linear: nothing above 0"]))
+        note = "log" if isinstance(scale, LogScale) else "linear: nothing above 0"
+        return ", ".join(filter(None, [self.name, note]))
 
 
 class YAxis(Struct, frozen=True):

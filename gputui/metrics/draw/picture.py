@@ -82,7 +82,7 @@ class _Sheet:
     def __init__(self, drawing: Drawing, width: int, height: int) -> None:
         self.drawing = drawing
         self.width, self.height = width, height
-        bins = [each for curve in drawing.curves for each in curve.bins]
+        bins = [bucket for curve in drawing.curves for bucket in curve.bins]
         self.is_empty = not bins
         self.y, self.as_asked = y_scale_of(bins, drawing.y_axis)
         self.x = x_scale_of(bins, drawing.x_axis)
@@ -117,14 +117,14 @@ class _Sheet:
                 yield Path(((x, bottom), (x, bottom + 6)), axis, 1.0)
                 yield Label((x, bottom + 22), text, axis, anchor="middle")
         yield Path(((_LEFT, _TOP), (_LEFT, bottom), (right, bottom)), axis, 1.0)
-        if words := x_axis.words(self.x):
-            yield Label((right, bottom + 44), words, axis, anchor="end")
+        if axis_name := x_axis.words(self.x):
+            yield Label((right, bottom + 44), axis_name, axis, anchor="end")
 
     def _markers(self) -> Iterator[Path | Label]:
         """Lines and notches; of overlapping labels, the first."""
         bottom = self.height - _BOTTOM
         free = 0.0
-        for marker in sorted(self.drawing.markers, key=lambda each: each.x):
+        for marker in sorted(self.drawing.markers, key=lambda marker: marker.x):
             x = self._across(marker.x)
             if x is None:
                 continue
@@ -140,39 +140,47 @@ class _Sheet:
                 free = start + width + _LEGEND_APART / 2
 
     def _curve(self, curve: Curve) -> Iterator[Path]:
-        colour = COLOURS["shadow"] if curve.is_shadow else COLOURS.get(curve.style, COLOURS["text"])
+        colour = COLOURS.get(curve.style, COLOURS["text"])
+        if curve.is_shadow:
+            colour = COLOURS["shadow"]
         for stretch in _stretches(curve.bins):
-            upper = self._points((x, one.high) for one in stretch for x in (one.first_x, one.last_x))
-            lower = self._points((x, one.low) for one in stretch for x in (one.first_x, one.last_x))
+            upper = self._points((x, bucket.high) for bucket in stretch for x in (bucket.first_x, bucket.last_x))
+            lower = self._points((x, bucket.low) for bucket in stretch for x in (bucket.first_x, bucket.last_x))
             line = self._points(
-                pair for each in stretch for pair in ((each.first_x, each.first), (each.last_x, each.last))
+                pair for bucket in stretch for pair in ((bucket.first_x, bucket.first), (bucket.last_x, bucket.last))
             )
             if upper != lower and len(upper) == len(lower):
                 yield Path((*upper, *reversed(lower)), colour, is_area=True)
             if line:
                 points = tuple(dict.fromkeys(line))
                 # A single place is a dot: a line of no length with a round end.
-                yield Path(points, colour) if len(points) > 1 else Path(points * 2, colour, _DOT_WIDTH)
-        for each in curve.bins:
-            place = self._across(each.first_x) if each.non_finite else None
-            if place is not None:
+                if len(points) == 1:
+                    yield Path(points * 2, colour, _DOT_WIDTH)
+                else:
+                    yield Path(points, colour)
+        for bucket in curve.bins:
+            if bucket.non_finite and (place := self._across(bucket.first_x)) is not None:
                 yield Path(((place, _TOP), (place, _TOP + 10)), COLOURS["bad"], 2.0)
 
     def _points(self, pairs: Iterable[tuple[float, float | None]]) -> list[Point]:
-        found = []
+        points = []
         for x, value in pairs:
-            across = self._across(min(max(x, self.x.low), self.x.high))
-            down = None if value is None else self._down(value)
+            if value is None:
+                continue
+            across, down = self._across(min(max(x, self.x.low), self.x.high)), self._down(value)
             if across is not None and down is not None:
-                found.append((across, down))
-        return found
+                points.append((across, down))
+        return points
 
     def _legend(self) -> Iterator[Label]:
         right = float(self.width - _RIGHT)
-        non_finite = sum(each.non_finite for curve in self.drawing.curves for each in curve.bins)
-        notes = [(f"{short_number(non_finite)} not finite", "bad")] if non_finite else []
+        non_finite = sum(bucket.non_finite for curve in self.drawing.curves for bucket in curve.bins)
+        notes = []
+        if non_finite:
+            notes.append((f"{short_number(non_finite)} not finite", "bad"))
         if self.drawing.y_axis.kind == "log":
-            notes.append(("log" if self.as_asked else "nothing above 0: linear", "axis"))
+            scale_note = "log" if self.as_asked else "nothing above 0: linear"
+            notes.append((scale_note, "axis"))
         for text, key in notes:
             yield Label((right, 30), text, COLOURS[key], anchor="end")
             right -= _width(text) + _LEGEND_APART
@@ -181,11 +189,13 @@ class _Sheet:
             yield Label((x, 30), self.drawing.title, COLOURS["text"], _TITLE_SIZE)
             x += _width(self.drawing.title, _TITLE_SIZE) + _LEGEND_APART
         for curve in self.drawing.curves:
-            words = " ".join(filter(None, [curve.label, "" if curve.value is None else metric_value(curve.value)]))
-            if not words or curve.is_shadow or x + _width(words) > right:
+            entry = curve.label
+            if curve.value is not None:
+                entry = f"{entry} {metric_value(curve.value)}".lstrip()
+            if not entry or curve.is_shadow or x + _width(entry) > right:
                 continue
-            yield Label((x, 30), words, COLOURS.get(curve.style, COLOURS["text"]))
-            x += _width(words) + _LEGEND_APART
+            yield Label((x, 30), entry, COLOURS.get(curve.style, COLOURS["text"]))
+            x += _width(entry) + _LEGEND_APART
 
 
 def _on(scale: Scale, value: float, start: float, end: float) -> float | None:
@@ -199,11 +209,11 @@ def _on(scale: Scale, value: float, start: float, end: float) -> float | None:
 def _stretches(bins: Sequence[Bin]) -> list[list[Bin]]:
     """The bins between gaps; what is not finite breaks a curve too."""
     stretches: list[list[Bin]] = [[]]
-    for each in bins:
-        if each.gap_before or each.low is None:
+    for bucket in bins:
+        if bucket.gap_before or bucket.low is None:
             stretches.append([])
-        if each.low is not None:
-            stretches[-1].append(each)
+        if bucket.low is not None:
+            stretches[-1].append(bucket)
     return [stretch for stretch in stretches if stretch]
 
 

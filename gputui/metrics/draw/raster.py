@@ -51,14 +51,16 @@ class Layer:
         other."""
         distance = other_column - column
         if distance <= 1:
-            nearer = row + (other_row > row) - (other_row < row) if distance else row
+            nearer = row
+            if distance:
+                nearer += (other_row > row) - (other_row < row)
             self.stroke(other_column, nearer, other_row)
             return
         slope = (other_row - row) / distance
         previous = row
         for step in range(1, distance + 1):
             here = round(row + slope * step)
-            start = previous + 1 if here > previous else previous - 1 if here < previous else here
+            start = previous + (here > previous) - (here < previous)
             self.stroke(column + step, start, here)
             previous = here
 
@@ -71,8 +73,8 @@ class Layer:
         """The dots of each cell in a row of cells, as `glyphs.CELLS` is indexed."""
         shift, full = row * DOTS_DOWN, (1 << DOTS_DOWN) - 1
         return [
-            (left >> shift & full) << DOTS_DOWN | right >> shift & full
-            for left, right in zip(self.columns[0::2], self.columns[1::2], strict=True)
+            (left_dots >> shift & full) << DOTS_DOWN | right_dots >> shift & full
+            for left_dots, right_dots in zip(self.columns[0::2], self.columns[1::2], strict=True)
         ]
 
 
@@ -142,18 +144,21 @@ class Canvas:
     def _trace(self, layer: Layer, x_scale: Scale, y_scale: Scale) -> None:
         """Draw a curve's bins and the lines between them."""
         before: tuple[int, int] | None = None  # where the last bin ended, None where nothing is joined to it
-        for each in layer.curve.bins if layer.curve.is_shadow else calmed(layer.curve.bins):
-            column = self._dot_column(each.first_x / 2 + each.last_x / 2, x_scale)
+        bins = layer.curve.bins
+        if not layer.curve.is_shadow:
+            bins = calmed(bins)
+        for bucket in bins:
+            column = self._dot_column(bucket.first_x / 2 + bucket.last_x / 2, x_scale)
             if column is None:
                 before = None
                 continue
             # A value beside NaN is not its neighbour.
-            is_bad = bool(each.nan or each.positive_infinite or each.negative_infinite)
+            is_bad = bool(bucket.nan or bucket.positive_infinite or bucket.negative_infinite)
             if is_bad:
-                self._sign_non_finite(each, column)
-            if is_bad or each.gap_before:
+                self._sign_non_finite(bucket, column)
+            if is_bad or bucket.gap_before:
                 before = None
-            ends = self._spread(layer, each, column, y_scale)
+            ends = self._spread(layer, bucket, column, y_scale)
             if ends is None:
                 continue
             first_row, last_row = ends
@@ -161,23 +166,28 @@ class Canvas:
                 layer.join(before[0], before[1], column, first_row)
             before = None if last_row is None or is_bad else (column, last_row)
 
-    def _spread(self, layer: Layer, each: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
+    def _spread(self, layer: Layer, bucket: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
         """Draw a bin from its low to its high, or the sign of what the axis cannot hold. Returns
         the dot rows of its first and its last value, `None` where it cannot hold it; `None` without
         a finite value."""
-        if each.low is None or each.high is None or each.first is None or each.last is None:
+        if bucket.low is None or bucket.high is None or bucket.first is None or bucket.last is None:
             return None
-        low = y_scale.place(each.low)
+        low = y_scale.place(bucket.low)
         if low is None:
             self._sign(column, self.rows - 1, glyphs.BELOW)
-        high = low if each.high == each.low else y_scale.place(each.high)
+        high = low if bucket.high == bucket.low else y_scale.place(bucket.high)
         if high is None:
             return None, None
-        layer.stroke(column, self._dot_row(high), self._down - 1 if low is None else self._dot_row(low))
-        if each.high == each.low:
-            return (row := self._dot_row(high)), row
-        first, last = y_scale.place(each.first), y_scale.place(each.last)
-        return None if first is None else self._dot_row(first), None if last is None else self._dot_row(last)
+        top, bottom = self._dot_row(high), self._down - 1
+        if low is not None:
+            bottom = self._dot_row(low)
+        layer.stroke(column, top, bottom)
+        if bucket.high == bucket.low:
+            return top, top
+        first, last = y_scale.place(bucket.first), y_scale.place(bucket.last)
+        first_row = None if first is None else self._dot_row(first)
+        last_row = None if last is None else self._dot_row(last)
+        return first_row, last_row
 
     def _dot_column(self, x: float, scale: Scale) -> int | None:
         """The dot column of `x`, or `None` when it lies outside."""
@@ -200,15 +210,15 @@ class Canvas:
         """Put a sign of a bad value into the cell of a dot column."""
         self._signs[column // DOTS_ACROSS, row] = (sign, BAD_STYLE)
 
-    def _sign_non_finite(self, each: Bin, column: int) -> None:
+    def _sign_non_finite(self, bucket: Bin, column: int) -> None:
         """Put the signs of infinities at the top and bottom, that of NaN at the bottom or between
         infinities."""
-        if each.positive_infinite:
+        if bucket.positive_infinite:
             self._sign(column, 0, glyphs.ABOVE)
-        if each.negative_infinite:
+        if bucket.negative_infinite:
             self._sign(column, self.rows - 1, glyphs.BELOW)
-        if each.nan:
-            row = self.rows // 2 if each.positive_infinite or each.negative_infinite else self.rows - 1
+        if bucket.nan:
+            row = self.rows // 2 if bucket.positive_infinite or bucket.negative_infinite else self.rows - 1
             self._sign(column, row, glyphs.NAN)
 
     # --- from dots to characters
@@ -232,8 +242,8 @@ class Canvas:
             if chars[column] == " ":
                 chars[column], styles[column] = glyphs.MARKER, style
         if self._cursor is not None:
-            is_free = chars[self._cursor] in (" ", glyphs.MARKER)
-            chars[self._cursor] = glyphs.VERTICAL if is_free else chars[self._cursor]
+            if chars[self._cursor] in (" ", glyphs.MARKER):
+                chars[self._cursor] = glyphs.VERTICAL
             styles[self._cursor] = CURSOR_STYLE
         for column, (sign, style) in signs:
             chars[column], styles[column] = sign, style
@@ -259,13 +269,13 @@ def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:
     result: list[Span] = []
     start = 0
     style: str | None = None  # of the piece from `start`, None before a visible character
-    for index, (char, own) in enumerate(zip(chars, styles, strict=True)):
-        if own == style or char == " ":
+    for index, (char, own_style) in enumerate(zip(chars, styles, strict=True)):
+        if own_style == style or char == " ":
             continue
         if style is not None:
             result.append(("".join(chars[start:index]), style))
             start = index
-        style = own
+        style = own_style
     if chars:
         result.append(("".join(chars[start:]), style or ""))
     return result

@@ -43,8 +43,9 @@ class Extent(Struct, frozen=True):
         """The window that shows everything, with an end that seldom moves."""
         if self.kind == "log":
             return round_outward(self.first, self.newest, "log")
-        start = 0.0 if 0 <= self.first <= 0.1 * self.newest else self.first
-        end = stable_end(self.newest)
+        start, end = self.first, stable_end(self.newest)
+        if 0 <= start <= 0.1 * self.newest:
+            start = 0.0
         if end > start:
             return (start, end)
         return (start, start + self.resolution)
@@ -63,7 +64,7 @@ class Extent(Struct, frozen=True):
 
     def beside(self, x: float, window: tuple[float, float], share: float) -> float:
         """The x that is ``share`` of the window further along the axis than ``x``."""
-        start, end = (self.along(each) for each in window)
+        start, end = (self.along(edge) for edge in window)
         return self.at(self.along(x) + share * (end - start))
 
     def between(self, window: tuple[float, float], share: float) -> float:
@@ -101,10 +102,8 @@ class Viewport(Struct, frozen=True):
         """Half the span around `about` (an x); without it, the end of the window stays."""
         start, end = self._ends(extent)
         span = (end - start) / ZOOM_FACTOR
-        place = None if about is None else extent.along(about)
-        if place is None or not start <= place <= end:
-            zoomed = replace(self, span=span)
-        else:
+        zoomed = replace(self, span=span)
+        if about is not None and start <= (place := extent.along(about)) <= end:
             zoomed = Viewport(span, end=place + (end - place) / ZOOM_FACTOR)
         first, last = zoomed.window(extent)
         if last - first < 4 * extent.resolution:
@@ -120,8 +119,9 @@ class Viewport(Struct, frozen=True):
             return Viewport()
         if self.end is None:
             return Viewport(span)
-        place = None if about is None else extent.along(about)
-        at = place if place is not None and start <= place <= end else (start + end) / 2
+        at = (start + end) / 2
+        if about is not None and start <= (place := extent.along(about)) <= end:
+            at = place
         return Viewport(span, min(max(at + (end - at) * ZOOM_FACTOR, whole_start + span), whole_end))
 
     def panned(self, extent: Extent, by: int) -> Viewport:
@@ -132,8 +132,9 @@ class Viewport(Struct, frozen=True):
         whole_start, _ = Viewport()._ends(extent)
         _, end = self._ends(extent)
         moved = max(end + by * PAN_SHARE * self.span, whole_start + self.span)
-        follows = by > 0 and moved >= extent.along(extent.newest)
-        return Viewport(self.span, None if follows else moved)
+        if by > 0 and moved >= extent.along(extent.newest):
+            return Viewport(self.span)
+        return Viewport(self.span, moved)
 
     def holding(self, extent: Extent, x: float) -> Viewport:
         """Moved to have `x` in the middle, if it is outside."""
@@ -149,9 +150,9 @@ def stepped(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
     if not bins:
         return x
     if by > 0:
-        place = bisect.bisect_left(bins, x + by * least, key=lambda each: each.last_x)
+        place = bisect.bisect_left(bins, x + by * least, key=lambda bucket: bucket.last_x)
         return max(bins[min(place, len(bins) - 1)].last_x, x)
-    place = bisect.bisect_right(bins, x + by * least, key=lambda each: each.last_x) - 1
+    place = bisect.bisect_right(bins, x + by * least, key=lambda bucket: bucket.last_x) - 1
     if place >= 0:
         return min(bins[max(place, 0)].last_x, x)
     return bins[0].first_x

@@ -90,8 +90,8 @@ def is_counter(line: PrintedLine) -> bool:
 def names_epoch(line: PrintedLine) -> bool:
     """Return whether a line that only counts is the header of an epoch."""
     column = counter_of(line)
-    words = sum(token.kind == "word" for token in line.tokens)
-    return column is line.columns[0] and column.meaning is Sense.EPOCH and words <= _HEADER_WORDS
+    word_count = sum(token.kind == "word" for token in line.tokens)
+    return column is line.columns[0] and column.meaning is Sense.EPOCH and word_count <= _HEADER_WORDS
 
 
 def _finite(number: float | int | None) -> float | int | None:

@@ -109,8 +109,8 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
             part = PARTS.get(token.text.lower(), part)
         if token.kind not in NUMBERS:
             continue
-        words, is_detail = _name_before(tokens, index)
-        name = normal_name(tuple(words))
+        name_words, is_detail = _name_before(tokens, index)
+        name = normal_name(tuple(name_words))
         sense = _sense(tokens, index, name, is_detail=is_detail)
         if is_detail and tokens[index - 1].text == ",":
             _ignore_metric(columns)
@@ -180,7 +180,7 @@ def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[Prin
         cell = next(cells, None) if token.kind != "mark" else ""
         if token.kind not in NUMBERS:
             continue
-        name = "" if cell is None else normal_name(tuple(cell.split()))
+        name = normal_name(tuple((cell or "").split()))
         is_bar = cell is None and tokens[index - 1].kind == "bar"
         columns.append(PrintedNumber(index, name, meaning(name), token.kind == "pair", is_bar, None))
     return tuple(columns)
@@ -232,13 +232,13 @@ def _ends_in_brackets(tokens: Sequence[Token], at: int) -> bool:
 
 def _words_up_to(tokens: Sequence[Token], at: int) -> list[str]:
     """The last words up to a token, of one cell: a tab or several blanks stand between cells."""
-    words: list[str] = []
-    while at >= 0 and tokens[at].kind == "word" and len(words) < _NAME_WORDS:
-        words.insert(0, tokens[at].text)
+    name_words: list[str] = []
+    while at >= 0 and tokens[at].kind == "word" and len(name_words) < _NAME_WORDS:
+        name_words.insert(0, tokens[at].text)
         if len(tokens[at].gap) > 1 or "\t" in tokens[at].gap:
             break
         at -= 1
-    return words
+    return name_words
 
 
 def _is_in_brackets(tokens: Sequence[Token], at: int) -> bool:

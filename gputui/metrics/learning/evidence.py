@@ -68,8 +68,9 @@ def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> Lesson 
         source = _source_of_steps(evidence, context)
         if source is None:
             return None
-    shape = _shape(line, _counters(evidence) | _metrics(evidence), evidence)
-    return Lesson(shape, None if source == NEWEST else source)
+    if source == NEWEST:
+        source = None
+    return Lesson(_shape(line, _counters(evidence) | _metrics(evidence), evidence), source)
 
 
 def _least_rows(evidence: ShapeEvidence, context: LogSoFar) -> int | None:
@@ -110,7 +111,7 @@ def _metrics(evidence: ShapeEvidence) -> dict[PrintedNumber, tuple[LearnedColumn
     part = None
     if not evidence.has_place:
         part = evidence.part_before
-    taken: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
+    roles: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
     for column in evidence.columns:
         is_named = column.meaning in (Sense.METRIC, Sense.SETTING)
         if column in evidence.counting[:2] or not (is_named or evidence.is_unknown_metric(column)):
@@ -118,10 +119,10 @@ def _metrics(evidence: ShapeEvidence) -> dict[PrintedNumber, tuple[LearnedColumn
         name = column.name
         if part is not None and not has_part(name):
             name = f"{part}/{name}"
-        taken[column] = (LearnedColumn(column.token, "value", name),)
+        roles[column] = (LearnedColumn(column.token, "value", name),)
         if column.is_pair:
-            taken[column] += (LearnedColumn(column.token, "value_total"),)
-    return taken
+            roles[column] += (LearnedColumn(column.token, "value_total"),)
+    return roles
 
 
 def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | None:
@@ -252,19 +253,19 @@ class ShapeEvidence:
         step = self.counting.step
         if not counters or (step is not None and self._is_end(step)):
             return
-        kept = self.rows[:1]
+        rows = self.rows[:1]
         for row in self.rows[1:]:
-            if any(row.numbers[index] != kept[-1].numbers[index] for index in counters):
-                kept.append(row)
-        self.rows = kept
+            if any(row.numbers[index] != rows[-1].numbers[index] for index in counters):
+                rows.append(row)
+        self.rows = rows
 
     def _find_counting(self) -> _Counting:
         """Of several counters that agree the finer one is the step, and one of the whole training is better than a
         place."""
         epoch = next((column for column in self.columns if column.meaning is Sense.EPOCH), None)
-        named = [column for column in self.columns if column.meaning is Sense.STEP and self._grows(column)]
-        if named:
-            step = max(named, key=lambda column: (self._advance(column), not column.is_pair))
+        named_steps = [column for column in self.columns if column.meaning is Sense.STEP and self._grows(column)]
+        if named_steps:
+            step = max(named_steps, key=lambda column: (self._advance(column), not column.is_pair))
             return _Counting(step, epoch, True)
         places = [column for column in self.columns if column.may_be_place and self._is_place(column)]
         if places:
@@ -285,8 +286,10 @@ class ShapeEvidence:
         """The whole number before a place, as in ``3 [150/1251]`` and ``[1, 150]``: it rises only where the place
         begins again."""
         index = self.columns.index(step)
-        column = self.columns[index - 1] if index else None
-        if column is None or step.token - column.token > _NEAR_TOKENS or not self.is_whole(column):
+        if not index:
+            return None
+        column = self.columns[index - 1]
+        if step.token - column.token > _NEAR_TOKENS or not self.is_whole(column):
             return None
         if column.meaning is not Sense.UNKNOWN or (column.name and column.name not in PARTS):
             return None
@@ -329,18 +332,18 @@ class ShapeEvidence:
 
 def _counters(evidence: ShapeEvidence) -> dict[PrintedNumber, tuple[LearnedColumn, ...]]:
     """What the numbers of a line that count are."""
-    taken: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
+    roles: dict[PrintedNumber, tuple[LearnedColumn, ...]] = {}
     step, epoch, _ = evidence.counting
     if step is not None:
-        taken[step] = _counter_roles(step, "step")
+        roles[step] = _counter_roles(step, "step")
     if epoch is not None and evidence.is_whole(epoch):
-        taken[epoch] = _counter_roles(epoch, "epoch")
+        roles[epoch] = _counter_roles(epoch, "epoch")
     elif epoch is not None:
-        taken[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
+        roles[epoch] = (LearnedColumn(epoch.token, "epoch_value", "epoch"),)
     column = next((column for column in evidence.columns if column.meaning is Sense.RANK), None)
     if column is not None and evidence.is_whole(column):
-        taken[column] = _counter_roles(column, "rank")
-    return taken
+        roles[column] = _counter_roles(column, "rank")
+    return roles
 
 
 def _counter_roles(column: PrintedNumber, role: Role) -> tuple[LearnedColumn, ...]:
@@ -352,9 +355,9 @@ def _counter_roles(column: PrintedNumber, role: Role) -> tuple[LearnedColumn, ..
 
 
 def _shape(
-    line: PrintedLine, taken: Mapping[PrintedNumber, tuple[LearnedColumn, ...]], evidence: ShapeEvidence
+    line: PrintedLine, roles: Mapping[PrintedNumber, tuple[LearnedColumn, ...]], evidence: ShapeEvidence
 ) -> LearnedShape:
-    columns = tuple(role for column in line.columns for role in taken.get(column, ()))
+    columns = tuple(role for column in line.columns for role in roles.get(column, ()))
     step, epoch, _ = evidence.counting
     restarts = step is not None and epoch is None and evidence.begins_again(step)
     return LearnedShape(

@@ -38,7 +38,7 @@ class Running(Struct):
     last_text: str = ""
     records: tuple[tuple[int | None, tuple[str, ...]], ...] = ()
     is_cleared: bool = False
-    held: tuple[int, str, int | None] | None = None
+    held_line: tuple[int, str, int | None] | None = field(default=None, name="held")
 
     @property
     def counted_epoch(self) -> int | None:

@@ -106,8 +106,8 @@ class Learner:
 
     def _has_sign(self, text: str) -> bool:
         """Return whether a line is worth a look: a word of metrics or counters, a bar, or a row of a table."""
-        words = {word.lower() for word in _WORDS.findall(text)}
-        if not words or not words.isdisjoint(SIGNS) or has_metric_piece(text.lower()):
+        lower_words = {word.lower() for word in _WORDS.findall(text)}
+        if not lower_words or not lower_words.isdisjoint(SIGNS) or has_metric_piece(text.lower()):
             return True
         return _BAR.search(text) is not None or (bool(self._headers) and text.lstrip()[:1].isdigit())
 
@@ -156,15 +156,15 @@ class Learner:
             if len(names) == count:
                 return names
         for names in readings:
-            known = [name for name in names if meaning(normal_name(tuple(name.split()))) is not Sense.UNKNOWN]
-            if len(known) == count:
-                return known
+            known_names = [name for name in names if meaning(normal_name(tuple(name.split()))) is not Sense.UNKNOWN]
+            if len(known_names) == count:
+                return known_names
         return None
 
     def _note_header(self, text: str) -> None:
-        words = {word.lower() for word in _WORDS.findall(text)}
+        lower_words = {word.lower() for word in _WORDS.findall(text)}
         header = text.strip()
-        if words.isdisjoint(SIGNS) or len(header) > MAX_HEADER_CHARACTERS or not header_cells(header):
+        if lower_words.isdisjoint(SIGNS) or len(header) > MAX_HEADER_CHARACTERS or not header_cells(header):
             return
         if header in self._headers:
             self._headers.remove(header)
@@ -211,8 +211,9 @@ class Learner:
 
     def _take_counter(self, key: str) -> list[LearnedShape]:
         candidate = self._counters.pop(key, None)
-        line = None if candidate is None else read_line(candidate.text)
-        shape = None if line is None or candidate is None else learn_counter(line, candidate)
+        if candidate is None or (line := read_line(candidate.text)) is None:
+            return []
+        shape = learn_counter(line, candidate)
         if shape is None:
             return []
         return [shape]

@@ -72,7 +72,10 @@ class LearnedLines(LineFormat):
         self._steps, self._headers = ContinuedCount(running.steps), ContinuedCount(running.headers)
         self._positions: list[Position] = []
         for index, shape in enumerate(learned.shapes):
-            self._use(shape, running.positions[index] if running.positions else ())
+            position: Sequence[int | None] = ()
+            if running.positions:
+                position = running.positions[index]
+            self._use(shape, position)
 
     @property
     def learned(self) -> Learned:
@@ -135,7 +138,7 @@ class LearnedLines(LineFormat):
             if was_cleared and self._has_bar and reader.shape.lacks_step:
                 # The bar is drawn again at once, at the place that it has meanwhile.
                 earlier = self._release()
-                self._running.held = (index, *whole)
+                self._running.held_line = (index, *whole)
                 return earlier
             record = self._record(index, match, whole.rank)
             if reader.is_source:
@@ -190,10 +193,10 @@ class LearnedLines(LineFormat):
 
     def _release(self) -> Parsed:
         """The record of a line that was held, at the newest step."""
-        held, self._running.held = self._running.held, None
-        if held is None:
+        held_line, self._running.held_line = self._running.held_line, None
+        if held_line is None:
             return None
-        index, text, rank = held
+        index, text, rank = held_line
         match = self._readers[index].match(text)
         if match is None:
             return None
@@ -281,8 +284,9 @@ class LearnedLines(LineFormat):
             step = self._place(index, counters)
             if step is not None and not (self._readers[index].is_source and self._has_steps):
                 self._running.newest = step
-                has_epochs = shape.restarts or counters.epoch is not None
-                self._running.total = None if has_epochs else self._total_steps(index, counters)
+                self._running.total = None
+                if counters.epoch is None and not shape.restarts:
+                    self._running.total = self._total_steps(index, counters)
             return step
         if counters.epoch is None:
             if self._counts_steps:

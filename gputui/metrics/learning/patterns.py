@@ -37,16 +37,16 @@ def pattern_of(example: str, columns: Sequence[LearnedColumn]) -> str:
         groups = {"epoch": "step", "epoch_total": "total_steps"}
     values = {column.token: column for column in reversed(columns) if not column.role.endswith("_total")}
     totals = {column.token: groups.get(column.role) for column in columns if column.role.endswith("_total")}
-    taken: set[str] = set()
+    names: set[str] = set()
     pieces = []
     for index, token in enumerate(tokenize(example)[: max(values) + 1]):
         if index and token.gap:
             pieces.append(r"\s*")
         name = _group_name(values.get(index), groups)
-        if name in taken:
+        if name in names:
             name = None
         elif name is not None:
-            taken.add(name)
+            names.add(name)
         pieces.append(_piece(token, name, totals.get(index)))
     return "".join(pieces).removeprefix(_ANYTHING).removeprefix(r"\s*")
 

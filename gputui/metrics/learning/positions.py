@@ -61,8 +61,9 @@ class Position:
                 return None
             if restarts:
                 begins_again = self.has_restarted(place, total) and total == self._total
-                earlier = -1 if self._epoch is None else self._epoch + begins_again
-                epoch = max(header_epoch or 0, earlier)
+                epoch = header_epoch or 0
+                if self._epoch is not None:
+                    epoch = max(epoch, self._epoch + begins_again)
         self._total, self._epoch, self.place = total, epoch, place
         if epoch is None:
             return place
@@ -95,11 +96,14 @@ class ContinuedCount:
         if begins:
             newest = position.base + (position.last or 0)
             if position.last is None or self.base + place <= newest:
-                self.base = (self.highest or 0) + (0 if place else self._stride or 1)
+                self.base = self.highest or 0
+                if place == 0:
+                    self.base += self._stride or 1
             position.base = self.base
         elif position.last is not None and place > position.last:
             self._stride = min(place - position.last, self._stride or place)
-        position.first = place if position.first is None else position.first
+        if position.first is None:
+            position.first = place
         position.last, position.was_end = place, is_end
         count = position.base + place
         self.highest = max(count, self.highest or 0)

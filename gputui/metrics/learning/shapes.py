@@ -119,9 +119,8 @@ class ShapeReader:
         """The counters of a line; None if one of them is no whole number."""
         numbers: list[int | None] = []
         for role in ("step", "step_total", "epoch", "epoch_total", "rank"):
-            index = self._counters.get(role)
-            number = None if index is None else whole(match[index])
-            if index is not None and number is None:
+            number = None
+            if (index := self._counters.get(role)) is not None and (number := whole(match[index])) is None:
                 return None
             numbers.append(number)
         return Counters(*numbers)
@@ -131,9 +130,12 @@ class ShapeReader:
         values = {}
         for index, name, is_share in self._values:
             number = read_number(match[index])
-            total = read_number(match[index + 1]) if is_share else 1
-            if number is not None and total:
-                values[name] = number / total if is_share else number
+            if number is None:
+                continue
+            if not is_share:
+                values[name] = number
+            elif total := read_number(match[index + 1]):
+                values[name] = number / total
         return values
 
     def last_end(self, match: re.Match[str]) -> int:
@@ -147,7 +149,8 @@ def _expression(shape: LearnedShape) -> str:
     before: Token | None = None
     tokens = tokenize(shape.example)
     for index, token in enumerate(tokens):
-        pieces.append(r"\s*+" if before is None else _gap(before, token))
+        gap = r"\s*+" if before is None else _gap(before, token)
+        pieces.append(gap)
         piece = _piece(token, [column for column in shape.columns if column.token == index])
         if _is_in_list(tokens, index):
             piece = piece.replace(_OR_COMMA, "")

@@ -133,7 +133,9 @@ def split_prefix(text: str) -> tuple[str, int | None]:
     text = text[match.end() :]
     if text.lstrip("|│┃ ")[:1].isdigit():
         text = _MARK_OF_BEST.sub("", text)
-    return text, None if rank is None else whole(rank)
+    if rank is None:
+        return text, None
+    return text, whole(rank)
 
 
 def split_bar(text: str) -> tuple[str, str]:

@@ -82,7 +82,9 @@ def meaning(name: str) -> Sense:
         return Sense.UNKNOWN
     is_letter_of_loss, name = name == "L", name.lower()
     pieces = [piece for piece in re.split(r"[^\w@#]+|_|@", name) if piece]
-    last, tail = pieces[-1] if pieces else name, name.rsplit("/", 1)[-1]
+    last, tail = name, name.rsplit("/", 1)[-1]
+    if pieces:
+        last = pieces[-1]
     ends = {name, tail, last, "_".join(pieces[-2:])}
     if "best" in pieces or not _TIMES.isdisjoint({name, tail, last}):
         return Sense.IGNORED
@@ -104,23 +106,29 @@ def meaning(name: str) -> Sense:
     return Sense.IGNORED
 
 
+def _uncapitalised(word: str) -> str:
+    if len(word) > 1 and (word.istitle() or word.isupper()):
+        return word.lower()
+    return word
+
+
 @lru_cache(1024)
 def normal_name(printed: tuple[str, ...]) -> str:
     """The name that the words before a number make: joined by ``_``, and a word of its own for a part of
     the data before it: ``val/loss`` of "Validation loss". "" if they end in no name."""
-    words = [word.lower() if len(word) > 1 and (word.istitle() or word.isupper()) else word for word in printed]
-    while words and words[-1] in _CONNECTORS:
-        words.pop()
-    if not words or words[-1] in _PREPOSITIONS:
+    name_words = list(map(_uncapitalised, printed))
+    while name_words and name_words[-1] in _CONNECTORS:
+        name_words.pop()
+    if not name_words or name_words[-1] in _PREPOSITIONS:
         return ""
-    while len(words) > 1 and words[0] in _LEADING:
-        words.pop(0)
-    if len(words) > 1 and words[0] in PARTS:
-        part = PARTS[words.pop(0)]
-        while len(words) > 1 and words[0] in _LEADING:
-            words.pop(0)
-        return f"{part}/{'_'.join(words)}"
-    return "_".join(words)
+    while len(name_words) > 1 and name_words[0] in _LEADING:
+        name_words.pop(0)
+    if len(name_words) > 1 and name_words[0] in PARTS:
+        part = PARTS[name_words.pop(0)]
+        while len(name_words) > 1 and name_words[0] in _LEADING:
+            name_words.pop(0)
+        return f"{part}/{'_'.join(name_words)}"
+    return "_".join(name_words)
 
 
 @lru_cache(1024)

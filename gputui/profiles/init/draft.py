@@ -206,7 +206,7 @@ def _add_metrics(profile: Draft, subject: DraftSubject, trial: Trial | None) -> 
         profile.open_points.append("nothing in the log looks like metrics")
     else:
         names = [name for name in trial.points if name not in ("epoch", "total_steps")]
-        lines = f"{trial.taken} of {count_of(trial.lines, 'line')} of the log"
+        lines = f"{trial.accepted} of {count_of(trial.lines, 'line')} of the log"
         profile.seen.append(f"{lines} are metrics: {', '.join(names)}")
         remarks += [remark for form in learned_forms(trial.learned) for remark in form_remarks(form)]
     profile.remarks["metrics"] = remarks

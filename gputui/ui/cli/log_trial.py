@@ -66,7 +66,7 @@ def _batch_size(profile: Profile) -> int | None:
 def _print(trial: Trial, log: Path, loss: str | None) -> None:
     total = "" if trial.total_steps is None else f" of {units.count(int(trial.total_steps))}"
     last = "" if trial.last_step is None else f", the last at step {units.count(trial.last_step)}{total}"
-    say(f"{clean(str(log))}: {units.count(trial.taken)} of {units.count_of(trial.lines, 'line')} are metrics{last}")
+    say(f"{clean(str(log))}: {units.count(trial.accepted)} of {units.count_of(trial.lines, 'line')} are metrics{last}")
     if trial.points:
         _print_points(trial, loss)
     if trial.backwards is not None:
@@ -84,7 +84,7 @@ def _print(trial: Trial, log: Path, loss: str | None) -> None:
         for near in trial.near:
             say(f"  line {near.number}: {clean(near.text)}")
             say(f"    fits {clean(near.fits)}")
-            say(f"    then expected {clean(near.expected)}, found {clean(near.found) or 'the end of the line'}")
+            say(f"    then expected {clean(near.expected)}, found {clean(near.actual) or 'the end of the line'}")
     if not trial.points:
         say("")
         say("nothing would be drawn; gputui help profiles says what patterns understand")
