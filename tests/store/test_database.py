@@ -105,7 +105,7 @@ def test_freed_pages_of_a_new_database_can_be_given_back(workspace: Workspace) -
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-VERSION_AND_DIGEST = (52, "cde5be687752fb9b")
+VERSION_AND_DIGEST = (53, "ed1f830ea4e6b859")
 """SCHEMA_VERSION, and the digest of the statements of schema.sql that belong to it."""
 
 

@@ -212,16 +212,16 @@ def test_an_alert_and_its_end_are_told_to_the_same(home: NewsHome) -> None:
     for alert_id in (error, warning):
         alerts.clear_alert(home.connection, alert_id, now=home.now, why="it is back")
     assert home.turn() == ["alert"] * 3 and home.turn() == []
-    labels = [owed.label for owed in notices.pending(home.connection)]
+    labels = [message.label for message in notices.pending(home.connection)]
     assert labels == ["standard", "all", "all"] * 2
 
 
-def test_a_silenced_alert_is_not_told(desk: Desk) -> None:
-    alerts.silence(desk.connection, "disk", "host", "*", ends_at=NOW + 1000, actor="me")
-    alert_id = alerts.raise_alert(desk.connection, ALERT)
-    assert desk.turn() == []
-    alerts.clear_alert(desk.connection, alert_id, now=desk.now, why="it is back")
-    assert desk.turn() == []
+def test_a_silenced_alert_is_not_told(home: NewsHome) -> None:
+    alerts.silence(home.connection, "disk", "host", "*", ends_at=NOW + 1000, actor="me")
+    alert_id = alerts.raise_alert(home.connection, ALERT)
+    assert home.turn() == []
+    alerts.clear_alert(home.connection, alert_id, now=home.now, why="it is back")
+    assert home.turn() == []
 
 
 def test_a_lost_gpu_is_an_event_of_its_own(home: NewsHome) -> None:
