@@ -29,8 +29,11 @@ class CheckResult(Struct, frozen=True):
         return asdict(self)
 
 
-def graded(name: str, detail: str, remedy: str, *, fails: bool = False, warns: bool = False) -> CheckResult:
+def graded(
+    name: str, detail: str, remedy: str | None = None, *, fails: bool = False, warns: bool = False
+) -> CheckResult:
     """A result that fails, else warns, with the remedy, or passes without one."""
     if not fails and not warns:
         return CheckResult(name, "pass", detail)
-    return CheckResult(name, "fail" if fails else "warn", detail, remedy)
+    status: Status = "fail" if fails else "warn"
+    return CheckResult(name, status, detail, remedy)

@@ -125,8 +125,8 @@ class Shim:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         locks, conflict = self.locks, None
         if not locks:
-            taken = take_locks(self.plan["lock_files"], shared=self.plan.get("gpu_share", 1.0) < 1)
-            locks, conflict = list(taken.held.values()), taken.conflict
+            gpu_locks = take_locks(self.plan["lock_files"], shared=self.plan.get("gpu_share", 1.0) < 1)
+            locks, conflict = list(gpu_locks.descriptors.values()), gpu_locks.conflict
         for descriptor in locks:
             note_holder(descriptor, self.plan.get("run_id"), self.plan["workspace"])
         error = self.start() if conflict is None else None
@@ -163,7 +163,9 @@ class Shim:
         """The command's outcome and resources, as in exit.json. ``survivors`` could not be
         killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
+        code = None
+        if self.status is not None:
+            code = os.waitstatus_to_exitcode(self.status)
         return {
             "code": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
@@ -215,10 +217,10 @@ class Shim:
         self.child, self.started_clock = process.pid, time.monotonic()
         # Only `reap` may collect exit statuses; a Popen without one would, when it is deleted.
         process.returncode = 0
-        own, child = stat_of(os.getpid()), stat_of(self.child)
+        shim, child = stat_of(os.getpid()), stat_of(self.child)
         self.started = {
             "shim_pid": os.getpid(),
-            "shim_start_ticks": own[2] if own else None,
+            "shim_start_ticks": shim[2] if shim else None,
             "pid": self.child,
             "start_ticks": child[2] if child else None,
             "boot_id": boot_id(),
@@ -230,17 +232,17 @@ class Shim:
     def patiently(self, action: Callable[[], T]) -> T:
         """The result of ``action``, repeated for a minute while it fails with a temporary error.
         Raises OSError."""
-        until = time.monotonic() + PASSING_SECONDS
+        give_up_at = time.monotonic() + PASSING_SECONDS
         while True:
             try:
                 return action()
             except OSError as error:
-                if error.errno not in PASSING or time.monotonic() >= until:
+                if error.errno not in PASSING or time.monotonic() >= give_up_at:
                     raise
             again_at = time.monotonic() + 1.0
             # A child that failed to start sends SIGCHLD, which must not shorten the pause.
-            while (left := again_at - time.monotonic()) > 0:
-                self.wait_for_signal(left)
+            while (seconds := again_at - time.monotonic()) > 0:
+                self.wait_for_signal(seconds)
 
     def note_start(self) -> None:
         """Write the record of the start; if the disk is full, the next look tries again."""
@@ -253,9 +255,14 @@ class Shim:
         """Wait for the command, then end everything it left behind. Return what could not be
         killed."""
         while True:
-            deadline = self.kill_at if self.last_call_at is None else self.last_call_at
-            due = min(self.look_at, self.tree_at, *(() if deadline is None else (deadline,)))
-            self.wait_for_signal(due - time.monotonic())
+            if self.last_call_at is None:
+                deadline = self.kill_at
+            else:
+                deadline = self.last_call_at
+            wake_at = min(self.look_at, self.tree_at)
+            if deadline is not None:
+                wake_at = min(wake_at, deadline)
+            self.wait_for_signal(wake_at - time.monotonic())
             self.reap()
             if self.status is not None:
                 return self.sweep()
@@ -271,11 +278,11 @@ class Shim:
             if self.kill_at is not None and now >= self.kill_at:
                 self.forced = True
                 self.killed_at = self.killed_at or now
-                left = set(self.descendants()) | {self.child}
+                living = set(self.descendants()) | {self.child}
                 if now - self.killed_at > UNKILLABLE_SECONDS:
                     # Another user's (sudo), or stuck in the kernel.
-                    return sorted(left)
-                signal_all(left, signal.SIGKILL)
+                    return sorted(living)
+                signal_all(living, signal.SIGKILL)
                 self.kill_at = now + 1.0
 
     def list_processes(self) -> None:
@@ -345,32 +352,37 @@ class Shim:
             kill_at, last_call_at = max(kill_at, self.kill_at), self.last_call_at or began
         has_succeeded = self.status == 0 and not self.stop_requested
         while self.reap():
-            found = self.descendants()
-            left = set(found)
+            descendants = self.descendants()
+            living = set(descendants)
             now = time.monotonic()
             if self.forced:
                 kill_at = min(kill_at, now)
             if now > kill_at + UNKILLABLE_SECONDS:
-                return sorted(left)
+                return sorted(living)
             if now >= kill_at:
-                signal_all(left, signal.SIGKILL)
-                self.forced = self.forced or (is_polite and bool(left))
+                signal_all(living, signal.SIGKILL)
+                self.forced = self.forced or (is_polite and bool(living))
             elif not has_succeeded or now >= began + HELPER_SECONDS:
                 if has_succeeded and not self.left_behind:
-                    self.left_behind = sorted(filter(None, map(name_of, left)))
-                self.ask(left if now >= last_call_at else self.first_of(found))
-            self.asked &= left
-            self.sends_signals = self.sends_signals or bool(left)
-            self.wait_for_signal(0.05 if now < began + STRAY_GRACE_SECONDS or now >= last_call_at else 0.5)
+                    self.left_behind = sorted(filter(None, map(name_of, living)))
+                if now >= last_call_at:
+                    self.ask(living)
+                else:
+                    self.ask(self.first_of(descendants))
+            self.asked &= living
+            self.sends_signals = self.sends_signals or bool(living)
+            is_quick = now < began + STRAY_GRACE_SECONDS or now >= last_call_at
+            pause_seconds = 0.05 if is_quick else 0.5
+            self.wait_for_signal(pause_seconds)
         return []
 
-    def first_of(self, found: dict[int, Stat]) -> set[int]:
+    def first_of(self, descendants: dict[int, Stat]) -> set[int]:
         """Whom to ask before the last call: a script that saves may need its data loaders, or the
         ``tee`` behind its pipe. So only those without a living parent, and of these first the ones
         that handle SIGTERM."""
-        heads = {pid for pid, stat in found.items() if pid not in self.asked and stat[0] == os.getpid()}
+        heads = {pid for pid, stat in descendants.items() if pid not in self.asked and stat[0] == os.getpid()}
         savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
-        if savers or self.asked & found.keys():
+        if savers or self.asked & descendants.keys():
             return savers
         return heads
 
@@ -383,10 +395,10 @@ class Shim:
     def descendants(self) -> dict[int, Stat]:
         """Every living process of the run below this one."""
         stats = {pid: stat for pid in all_pids() if (stat := stat_of(pid)) is not None}
-        own = os.getpid()
+        shim_pid = os.getpid()
         # A child of this process that looks dead and cannot be reaped has living threads.
-        alive = {pid: stat for pid, stat in stats.items() if stat[1] not in DEAD or stat[0] == own}
-        return {pid: alive[pid] for pid in below(own, children_in(alive))}
+        alive = {pid: stat for pid, stat in stats.items() if stat[1] not in DEAD or stat[0] == shim_pid}
+        return {pid: alive[pid] for pid in below(shim_pid, children_in(alive))}
 
     def wait_for_signal(self, timeout: float) -> None:
         """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks
@@ -436,26 +448,26 @@ def children_in(stats: dict[int, Stat]) -> dict[int, list[int]]:
 
 def below(root: int, children: dict[int, list[int]]) -> set[int]:
     """Everything below ``root`` in a process tree."""
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = [root]
     while waiting:
-        more = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
-        found.update(more)
+        more = [pid for pid in children.get(waiting.pop(), ()) if pid not in pids]
+        pids.update(more)
         waiting += more
-    return found
+    return pids
 
 
 class Descendant:
     """A process of the run. ``rank``, and ``size``, the number of ranks on this machine, are None
     if unknown."""
 
-    def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
+    def __init__(self, pid: int, parent: int, start_ticks: int, read_until: float) -> None:
         self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
         self.rank: int | None = None
         self.size: int | None = None
         self.has_own_rank = False
         # Until it calls exec, a fork has its parent's environment, so it is read repeatedly.
-        self.young_until = until
+        self.young_until = read_until
 
     def to_json(self) -> dict[str, int | None]:
         return {"pid": self.pid, "start_ticks": self.start_ticks, "rank": self.rank, "local_world_size": self.size}
@@ -494,20 +506,20 @@ class Family:
 
     def admit(self, now: float) -> None:
         """Find new members, and forget what is gone."""
-        pids, own = set(all_pids()), os.getpid()
+        pids, shim_pid = set(all_pids()), os.getpid()
         self.others &= pids
-        found = ((pid, stat_of(pid)) for pid in pids - self.others)
-        stats = {pid: stat for pid, stat in found if stat is not None and stat[1] not in DEAD}
-        known, self.members = self.members, {}
-        ours = below(own, children_in(stats))
+        candidates = ((pid, stat_of(pid)) for pid in pids - self.others)
+        stats = {pid: stat for pid, stat in candidates if stat is not None and stat[1] not in DEAD}
+        former, self.members = self.members, {}
+        ours = below(shim_pid, children_in(stats))
         for pid in sorted(ours, key=lambda pid: (stats[pid][2], pid)):
             parent, _, start_ticks = stats[pid]
-            member = known.get(pid)
+            member = former.get(pid)
             if member is None or member.start_ticks != start_ticks:
                 member = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
             self.members[pid] = member
         # A process whose parent has just gone may be below this one at the next look.
-        elsewhere = stats.keys() - ours - {own}
+        elsewhere = stats.keys() - ours - {shim_pid}
         self.others |= {pid for pid in elsewhere if not stats[pid][0] or stats[pid][0] in stats.keys() | self.others}
 
     def leader(self, pid: int) -> Descendant | None:
@@ -523,24 +535,24 @@ class Family:
     def find_first_rank(self) -> None:
         """Find the rank 0 that sets its own environment, invisibly: a script that starts the other
         ranks itself, the parent of ranks from 1 on."""
-        known = [member for member in self.members.values() if member.has_own_rank and member.rank is not None]
-        if any(member.rank == 0 for member in known):
+        ranked = [member for member in self.members.values() if member.has_own_rank and member.rank is not None]
+        if any(member.rank == 0 for member in ranked):
             if self.first is not None:
                 # It is a launcher, which had begun another rank before the first.
                 self.first.rank, self.first = None, None
             return
-        parent = self.members.get(min(known, key=lambda member: member.rank or 0).parent) if known else None
+        parent = self.members.get(min(ranked, key=lambda member: member.rank or 0).parent) if ranked else None
         if parent is not None and parent.rank is None:
-            parent.rank, parent.size = 0, known[0].size
+            parent.rank, parent.size = 0, ranked[0].size
             self.first = parent
 
     def read(self, member: Descendant) -> None:
         """Read a member's rank from its environment, its output, or its parent."""
         environment = environment_of(member.pid)
         parent = self.members.get(member.parent)
-        own, size = place_in(environment)
-        member.has_own_rank = member.has_own_rank or own is not None
-        rank = rank_by_output(member.pid, self.folder) if own is None else own
+        own_rank, size = place_in(environment)
+        member.has_own_rank = member.has_own_rank or own_rank is not None
+        rank = rank_by_output(member.pid, self.folder) if own_rank is None else own_rank
         if parent is not None:
             rank = parent.rank if rank is None and member.rank is None else rank
             size = parent.size if size is None and member.size is None else size
@@ -725,7 +737,7 @@ class TakenLocks(NamedTuple):
     """The outcome of `take_locks`: descriptors by path, the path that another process holds, and
     why others cannot be locked, by path."""
 
-    held: dict[str, int]
+    descriptors: dict[str, int]
     conflict: str | None
     unusable: dict[str, str]
 
@@ -733,7 +745,7 @@ class TakenLocks(NamedTuple):
 def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
     """Lock files, all or none, in sorted order: alone, or ``shared``. A file that cannot be opened
     or locked is left out: it must not block a GPU."""
-    held: dict[str, int] = {}
+    descriptors: dict[str, int] = {}
     unusable: dict[str, str] = {}
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     deadline = time.monotonic() + LOCK_SECONDS
@@ -743,13 +755,13 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
             try:
                 descriptor = open_lock(name)
                 fcntl.flock(descriptor, how)
-                held[name] = descriptor
+                descriptors[name] = descriptor
                 break
             except BlockingIOError:
                 os.close(descriptor)
                 if time.monotonic() >= deadline:
-                    for taken in held.values():
-                        os.close(taken)
+                    for lock in descriptors.values():
+                        os.close(lock)
                     return TakenLocks({}, name, unusable)
                 time.sleep(0.01)
             except OSError as error:
@@ -757,18 +769,18 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
                     os.close(descriptor)
                 unusable[name] = error.strerror or str(error)
                 break
-    return TakenLocks(held, None, unusable)
+    return TakenLocks(descriptors, None, unusable)
 
 
 def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:
     """Write into a held lock file who holds it, for other homes and users. ``workspace`` is the
     label of its home. Without permission to write it stays unknown: the lock holds all the same."""
-    own = stat_of(os.getpid())
+    shim = stat_of(os.getpid())
     # From the environment, because a directory of users in the network may not answer.
     user = os.environ.get("LOGNAME") or os.environ.get("USER") or f"uid {os.getuid()}"
     record = {
         "pid": os.getpid(),
-        "start_ticks": own[2] if own else None,
+        "start_ticks": shim[2] if shim else None,
         "boot_id": boot_id(),
         "uid": os.getuid(),
         "user": user,
@@ -815,10 +827,10 @@ def open_lock(name: str, *, create: bool = True) -> int:
 # --- the settings of the launching shell -------------------------------------------------------
 
 
-def limits_to_set(wanted: dict[str, list[int]]) -> list[tuple[int, tuple[int, int]]]:
+def limits_to_set(limits: dict[str, list[int]]) -> list[tuple[int, tuple[int, int]]]:
     """Resource limits as far as this process may set them."""
-    found = []
-    for name, (soft, hard) in wanted.items():
+    settable = []
+    for name, (soft, hard) in limits.items():
         number = getattr(resource, f"RLIMIT_{name}", None)
         if number is None:
             continue
@@ -826,8 +838,8 @@ def limits_to_set(wanted: dict[str, list[int]]) -> list[tuple[int, tuple[int, in
         if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
             hard = most if hard == resource.RLIM_INFINITY else min(hard, most)
             soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
-        found.append((number, (soft, hard)))
-    return found
+        settable.append((number, (soft, hard)))
+    return settable
 
 
 def apply_shell(

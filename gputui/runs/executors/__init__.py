@@ -28,8 +28,8 @@ REMOTE_KINDS = tuple(kind for kind in EXECUTORS if kind != LOCAL)
 class Executors:
     """The executors of one process, each made once. ``made`` has ready ones, by kind."""
 
-    def __init__(self, made: Mapping[str, Executor] | None = None) -> None:
-        self._made = dict(made or {})
+    def __init__(self, ready: Mapping[str, Executor] | None = None) -> None:
+        self._made = dict(ready or {})
 
     def of(self, target: Mapping[str, Any] | None) -> Executor:
         """The executor of a target; None is this machine. Raises KeyError for an unknown kind."""

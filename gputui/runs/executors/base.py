@@ -75,8 +75,8 @@ class Executor(ABC):
         """The living processes of an attempt without the executor's own, as far as it sees them."""
         if not self.sees_processes:
             return []
-        own = None if attempt.executor is None else attempt.executor[0]
-        return [process for process in scan.processes_of(run_dir, attempt.number) if process.pid != own]
+        executor_pid = None if attempt.executor is None else attempt.executor[0]
+        return [process for process in scan.processes_of(run_dir, attempt.number) if process.pid != executor_pid]
 
 
 class LocalExecutor(Executor):
@@ -137,9 +137,9 @@ class RunnerExecutor(Executor):
             paths = {run_dir: "RUN"}
             if not PurePath(launch.cwd).is_relative_to(run_dir):
                 paths[launch.cwd] = "RUN/code"
-        there = moved({"argv": list(launch.argv), "cwd": launch.cwd}, paths, python_of(plan))
-        lines = [f"# It runs {shlex.join(there['argv'])}", f"# in {there['cwd']}"]
-        return lines + [f"# {here} is {other} there" for here, other in paths.items()]
+        remote_plan = moved({"argv": list(launch.argv), "cwd": launch.cwd}, paths, python_of(plan))
+        lines = [f"# It runs {shlex.join(remote_plan['argv'])}", f"# in {remote_plan['cwd']}"]
+        return lines + [f"# {here} is {remote_path} there" for here, remote_path in paths.items()]
 
     def preview_plan(self, spec: RunSpec, launch: Launch) -> dict[str, Any]:
         """The part of attempt.json that a preview shows."""

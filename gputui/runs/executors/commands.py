@@ -62,17 +62,20 @@ class TargetShell:
 
     environment: Mapping[str, str] | None = None
 
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
-        """Run a command with ``given`` as its input. Raises UnreachableError if it times out
+    def call(self, argv: Sequence[str], input_text: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
+        """Run a command with ``input_text`` as its input. Raises UnreachableError if it times out
         or cannot be run: MissingProgramError if it does not exist."""
+        environment = self.environment
+        if environment is None:
+            environment = client_environment(os.environ)
         try:
             done = subprocess.run(
                 list(argv),
                 # Names of files may be no UTF-8.
-                input=given.encode("utf-8", "surrogateescape"),
+                input=input_text.encode("utf-8", "surrogateescape"),
                 capture_output=True,
                 timeout=seconds,
-                env=client_environment(os.environ) if self.environment is None else self.environment,
+                env=environment,
                 cwd="/",
                 check=False,
             )

@@ -143,6 +143,7 @@ class ExecutorProcess:
     def ask_to_end(self, *, at_once: bool) -> None:
         """Ask the process to end the attempt, with the profile's grace or without."""
         if self.identity is not None:
-            send_signal(self.identity, signal.SIGUSR2 if at_once else signal.SIGTERM)
+            number = signal.SIGUSR2 if at_once else signal.SIGTERM
+            send_signal(self.identity, number)
             # A stopped process handles signals only when continued.
             send_signal(self.identity, signal.SIGCONT)

@@ -83,38 +83,40 @@ def unwritable(folder: Path) -> str | None:
 def served_by(folder: Path) -> int | None:
     """The living process that runs an attempt: its body, else the shim, checked by the folder in
     its command line."""
-    found: list[Any] = [path.read_text("ascii") for path in folder.glob("pid")]
-    found.append((read_record(folder / "started.json") or {}).get("shim_pid"))
-    for pid in found:
+    pids: list[Any] = [path.read_text("ascii") for path in folder.glob("pid")]
+    pids.append((read_record(folder / "started.json") or {}).get("shim_pid"))
+    for pid in pids:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
-            if any(word.startswith(os.fsencode(folder)) for word in words):
+            argv = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(os.fsencode(folder)) for word in argv):
                 return int(pid)
     return None
 
 
-def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
+def report(folder: Path, request: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
     """The state of an attempt: ``grown`` has the data of each growing file after its ``known``
     bytes, as base64, at most ``most_bytes`` of each; ``whole`` the small records of the attempt.
     ``metrics`` are globs of more growing files; ``is_partial``: not all of these was sent. A file
     shorter than its known bytes was truncated, which adds one to its ``cuts``, and is sent from its
     beginning."""
     run_dir = folder.parents[2]
-    metrics = [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
+    metrics = [path for glob in request["metrics"] for path in run_dir.glob(glob) if path.is_file()]
     logs = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
-    grown, left, is_partial = {}, MOST_BYTES, False
+    grown, remaining_bytes, is_partial = {}, MOST_BYTES, False
     for path in [*metrics, *logs, folder / "job.log", folder / "starts.jsonl"]:
         name = str(path.relative_to(run_dir))
-        known = int(wanted["known"].get(name, 0))
+        offset = int(request["known"].get(name, 0))
         with contextlib.suppress(OSError), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            was_cut = known > size
-            at = file.seek(0 if was_cut else known)
-            data = file.read(min(most_bytes, left))
-            left -= len(data)
+            was_cut = offset > size
+            if was_cut:
+                offset = 0
+            at = file.seek(offset)
+            data = file.read(min(most_bytes, remaining_bytes))
+            remaining_bytes -= len(data)
             is_partial = is_partial or (path in metrics and at + len(data) < size)
             if data or was_cut:
-                cut = int(wanted["cuts"].get(name, 0)) + was_cut
+                cut = int(request["cuts"].get(name, 0)) + was_cut
                 grown[name] = {"at": at, "data": base64.b64encode(data).decode("ascii"), "cut": cut}
     whole = {}
     for name in ("started.json", "exit.json", "claim", RESUMED):
@@ -150,15 +152,15 @@ def framed(line: str) -> dict[str, Any] | None:
     return None
 
 
-def with_texts(given: Any, change: Callable[[str], str]) -> Any:
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """JSON data with each of its texts changed, but for the names of fields."""
-    if isinstance(given, str):
-        return change(given)
-    if isinstance(given, list):
-        return [with_texts(each, change) for each in given]
-    if isinstance(given, dict):
-        return {name: with_texts(each, change) for name, each in given.items()}
-    return given
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(item, change) for item in value]
+    if isinstance(value, dict):
+        return {name: with_texts(item, change) for name, item in value.items()}
+    return value
 
 
 def settle(sent: Path, folder: Path) -> dict[str, Any]:
@@ -190,10 +192,10 @@ def stream(folder: Path, claim: str) -> int:
         has_ended = body.poll() is not None
         # Looked for before the report: exit.json is printed last, after all data of the files.
         is_over = (folder / "exit.json").exists()
-        wanted = {"known": sent.known, "cuts": sent.cuts, "metrics": plan["mirrored"]}
-        found = report(folder, wanted, STREAM_BYTES)
-        grown = found["grown"]
-        whole = {name: text for name, text in found["whole"].items() if sent.whole.get(name) != text}
+        request = {"known": sent.known, "cuts": sent.cuts, "metrics": plan["mirrored"]}
+        answer = report(folder, request, STREAM_BYTES)
+        grown = answer["grown"]
+        whole = {name: text for name, text in answer["whole"].items() if sent.whole.get(name) != text}
         if grown or not is_over:
             whole.pop("exit.json", None)
         if not grown and not whole:
@@ -201,7 +203,7 @@ def stream(folder: Path, claim: str) -> int:
                 return int(body.returncode)
             time.sleep(STREAM_SECONDS)
             continue
-        record = {"number": sent.lines, "host": found["host"], "folder": str(folder), "grown": grown, "whole": whole}
+        record = {"number": sent.lines, "host": answer["host"], "folder": str(folder), "grown": grown, "whole": whole}
         try:
             data = (line_end + frame(record) + "\n").encode("ascii")
             while data:
@@ -233,9 +235,9 @@ class Sent:
             self.known[name] = part["at"] + len(base64.b64decode(part["data"]))
 
 
-def program(folder: Path, *words: str) -> list[str]:
+def program(folder: Path, *arguments: str) -> list[str]:
     """A command of the zipapp in an attempt's folder."""
-    return [sys.executable, "-I", "-S", str(folder / PROGRAM), *words]
+    return [sys.executable, "-I", "-S", str(folder / PROGRAM), *arguments]
 
 
 class Body:
@@ -319,8 +321,8 @@ class Body:
             file.write(json.dumps({"again_at": time.time(), "exit": before, **why}) + "\n")
         plan = read_record(self.folder / "attempt.json")
         if plan is not None:
-            own = [{"attempt": plan["attempt"], "until": None, "failed": False}]
-            write_record(self.folder / "attempt.json", resumed(plan, self.folder, own))
+            attempts = [{"attempt": plan["attempt"], "until": None, "failed": False}]
+            write_record(self.folder / "attempt.json", resumed(plan, self.folder, attempts))
         for name in ("exit.json", "started.json", "exit.json.tmp"):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
@@ -364,20 +366,20 @@ def code_of(ended: dict[str, Any]) -> int:
 
 def main() -> int:
     os.umask(0o077)
-    verb, folder, words = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    verb, folder, arguments = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     if verb == "body":
         try:
-            return Body(folder, words[0], words[1:]).run()
+            return Body(folder, arguments[0], arguments[1:]).run()
         except OSError as error:
             raise SystemExit(f"{PROGRAM}: {error.filename or folder}: {error.strerror or error}") from None
     if verb == "stream":
-        return stream(Path.home() / folder, words[0])
+        return stream(Path.home() / folder, arguments[0])
     if verb == "report":
         # An interpreter may be a site's script, which prints text of its own.
         print(f"\n{frame(report(folder, json.load(sys.stdin)))}")  # noqa: T201
     elif verb == "signal":
         if (pid := served_by(folder)) is not None:
-            os.kill(pid, int(words[0]))
+            os.kill(pid, int(arguments[0]))
     elif verb == "shim":
         from gputui.runs.shim import Shim
 
@@ -385,7 +387,7 @@ def main() -> int:
     elif verb == "node":
         from gputui.runs.executors.slurm.nodes import NodeShim
 
-        return NodeShim(folder, words[0]).run()
+        return NodeShim(folder, arguments[0]).run()
     else:
         raise SystemExit(f"{PROGRAM}: {verb}?")
     return 0

@@ -30,13 +30,13 @@ class WritePeriods(NamedTuple):
     checkpoint folder; and how many attempts resumed from a checkpoint (by path) and failed before a
     step."""
 
-    own: list[Period]
+    lineage: list[Period]
     others: list[Period]
     failures: Counter[str]
 
     def are_own(self, at: float) -> bool:
         """True if an attempt of the lineage could write at a time, and no other run."""
-        mine, others = (any(begun <= at <= end for begun, end in spans) for spans in (self.own, self.others))
+        mine, others = (any(begun <= at <= end for begun, end in spans) for spans in (self.lineage, self.others))
         return mine and not others
 
 
@@ -51,22 +51,22 @@ def resumed(plan: dict[str, Any], folder: Path, lineage: list[dict[str, Any]]) -
     again = plan.get("resume")
     if not again:
         return plan
-    found = newest_checkpoint(Path(again["folder"]), again["pattern"], read_periods(folder, lineage))
-    found = found or lineage[0].get("base")
-    if found is None:
+    checkpoint = newest_checkpoint(Path(again["folder"]), again["pattern"], read_periods(folder, lineage))
+    checkpoint = checkpoint or lineage[0].get("base")
+    if checkpoint is None:
         return plan
-    argv = [word.replace(NEWEST_CHECKPOINT, found) for word in again["argv"]]
-    env = {name: value.replace(NEWEST_CHECKPOINT, found) for name, value in again["env"].items()}
-    return {**plan, "argv": argv, "env": env, "resume_from": found}
+    argv = [word.replace(NEWEST_CHECKPOINT, checkpoint) for word in again["argv"]]
+    env = {name: value.replace(NEWEST_CHECKPOINT, checkpoint) for name, value in again["env"].items()}
+    return {**plan, "argv": argv, "env": env, "resume_from": checkpoint}
 
 
 def newest_checkpoint(folder: Path, pattern: str, periods: WritePeriods) -> str | None:
     """The newest whole checkpoint of a lineage, else the newest of a format that cannot be checked.
     Those from which attempts failed to begin come after all others. Raises OSError if the folder
     cannot be read."""
-    found = [each.path for each in list_checkpoints(folder, pattern) if periods.are_own(each.modified_ns / 1e9)]
+    paths = [file.path for file in list_checkpoints(folder, pattern) if periods.are_own(file.modified_ns / 1e9)]
     unknown: str | None = None
-    for path in sorted(found, key=lambda path: periods.failures[path]):
+    for path in sorted(paths, key=lambda path: periods.failures[path]):
         if unknown is not None and periods.failures[path] > periods.failures[unknown]:
             break
         info = validate(Path(path))
@@ -89,15 +89,15 @@ def read_periods(folder: Path, lineage: list[dict[str, Any]]) -> WritePeriods:
     """Read the periods in which the attempts of a lineage and other runs could write; ``folder`` is
     that of any attempt."""
     periods = WritePeriods([], periods_of_others(folder), Counter())
-    for one in lineage:
-        there = folder.parents[1] / str(one["attempt"]) / folder.name
-        period = period_of(there)
+    for attempt in lineage:
+        attempt_folder = folder.parents[1] / str(attempt["attempt"]) / folder.name
+        period = period_of(attempt_folder)
         if period is None:
             continue
-        until = float("inf") if one["until"] is None else float(one["until"])
-        periods.own.append((period[0], min(period[1], until)))
-        base = (read_record(there / "attempt.json") or {}).get("resume_from")
-        if one["failed"] and base is not None:
+        end_at = float("inf") if attempt["until"] is None else float(attempt["until"])
+        periods.lineage.append((period[0], min(period[1], end_at)))
+        base = (read_record(attempt_folder / "attempt.json") or {}).get("resume_from")
+        if attempt["failed"] and base is not None:
             periods.failures[base] += 1
     return periods
 
@@ -119,14 +119,14 @@ def periods_of_others(folder: Path) -> list[Period]:
     if mine is None:
         return []
     others = {*run_dir.parent.glob("*"), *run_dir.parents[1].glob("*/*")} - {run_dir}
-    attempts = (path for other in others for path in other.glob(f"attempts/*/{folder.name}"))
-    found = (period_of(path) for path in attempts if shared_checkpoints(path) == mine)
-    return [period for period in found if period is not None]
+    attempts = (path for other_dir in others for path in other_dir.glob(f"attempts/*/{folder.name}"))
+    periods = (period_of(path) for path in attempts if shared_checkpoints(path) == mine)
+    return [period for period in periods if period is not None]
 
 
 def shared_checkpoints(folder: Path) -> str | None:
     """The real checkpoint folder of the attempt in ``folder``; None if it is the run's own."""
-    found = (read_record(folder / "attempt.json") or {}).get("checkpoints")
-    if found is None or Path(found).is_relative_to(folder.parents[2]):
+    checkpoints = (read_record(folder / "attempt.json") or {}).get("checkpoints")
+    if checkpoints is None or Path(checkpoints).is_relative_to(folder.parents[2]):
         return None
-    return str(os.path.realpath(found))
+    return str(os.path.realpath(checkpoints))

@@ -230,7 +230,7 @@ class RemoteRunner(ABC):
                 self.contact_at, self.due = asked_at, now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
-            self.clock.until = None
+            self.clock.counted_at = None
             self.problem = str(error)
             is_over = self.is_given_up(asked_at) and self.give_up()
             self.failures += 1
@@ -273,12 +273,15 @@ class RemoteRunner(ABC):
                 return self.end(STOPPED_BEFORE)
             if self.claimed() is None and not ticket.get("is_accepted"):
                 handle = self.submit(token)
-                record = {"job": handle} if handle is not None else {**ticket, "is_accepted": True}
-                write_private(self.folder / ("submit.json" if handle is None else "handle.json"), record)
+                name, record = "submit.json", {**ticket, "is_accepted": True}
+                if handle is not None:
+                    name, record = "handle.json", {"job": handle}
+                write_private(self.folder / name, record)
             listed = self.jobs(token)
         self.fetch()
         before, self.status = self.status, self.status_of(self.chosen_job(handle, listed), listed)
-        self.clock.count(None if before is None else before.state, time.time())
+        former_state = None if before is None else before.state
+        self.clock.count(former_state, time.time())
         self.nodes = self.status.nodes or self.nodes
         self.pass_stop_on()
         return self.check_end(token)
@@ -292,9 +295,9 @@ class RemoteRunner(ABC):
             raise UnreachableError("it accepted the job without its number, and does not list it yet")
         if handle != job:
             write_private(self.folder / "handle.json", {"job": job})
-        for other in listed:
-            if other.job != job and other.state != "ended":
-                self.cancel(other.job)
+        for rival in listed:
+            if rival.job != job and rival.state != "ended":
+                self.cancel(rival.job)
         return job
 
     def status_of(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
@@ -399,9 +402,9 @@ class RemoteRunner(ABC):
     def note_start(self, at: float | None) -> None:
         """Write started.json: this process, when the command began, and the checkpoint that the
         target chose."""
-        own = identify(os.getpid())
-        assert own is not None
-        record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}
+        runner = identify(os.getpid())
+        assert runner is not None
+        record = {"shim_pid": runner.pid, "shim_start_ticks": runner.start_ticks, "boot_id": runner.boot_id, "at": at}
         chosen = read_record(self.remote / remote.RESUMED)
         if chosen is not None:
             record["resumed_from"] = chosen["path"]
@@ -453,7 +456,7 @@ class JobClock(Struct):
 
     queued_seconds: float = 0.0
     ran_seconds: float = 0.0
-    until: float | None = None
+    counted_at: float | None = None
 
     @classmethod
     def of(cls, placed: Mapping[str, Any] | None) -> JobClock:
@@ -464,12 +467,12 @@ class JobClock(Struct):
 
     def count(self, state: str | None, now: float) -> None:
         """Add the time since the last contact, when the job was in a state."""
-        elapsed = 0.0 if self.until is None else max(0.0, now - self.until)
+        elapsed = 0.0 if self.counted_at is None else max(0.0, now - self.counted_at)
         if state in ("pending", "requeued"):
             self.queued_seconds += elapsed
         elif state in ("configuring", "running", "ending"):
             self.ran_seconds += elapsed
-        self.until = now
+        self.counted_at = now
 
     def corrected_by(self, recorded: Sequence[float | None]) -> float:
         """How long the job has run, given how long each of its starts did by the target's records:

@@ -186,7 +186,7 @@ def test_time_without_contact_counts_only_by_the_record_of_the_target(folder: Pa
     turn(runner)
     begin(runner)
     # Nobody answered for eight hours, or no runner asked.
-    runner.clock = JobClock(ran_seconds=HOUR, until=time.time() - 8 * HOUR)
+    runner.clock = JobClock(ran_seconds=HOUR, counted_at=time.time() - 8 * HOUR)
     there.is_reached = False
     turn(runner)
     there.is_reached = True

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs.checks import CheckResult
+from gputui.core.units import count_of
+from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import UnreachableError, last_line
 from gputui.runs.executors.ray.jobs_api import JobsApi, preview
@@ -56,11 +57,12 @@ class RayExecutor(RunnerExecutor):
         job."""
         api = JobsApi(target)
         try:
-            asked = time.time()
+            asked_at = time.time()
             answer = api.call("GET", "/api/version")
             yield CheckResult("connection", "pass", f"Ray {answer.json().get('ray_version')} at {api.address}")
             date = email.utils.parsedate_tz(answer.date or "")
-            yield judge_clock("" if date is None else str(email.utils.mktime_tz(date)), asked)
+            printed = "" if date is None else str(email.utils.mktime_tz(date))
+            yield judge_clock(printed, asked_at)
             listed = api.call("GET", "/api/jobs/").json(list)
             states = [job.get("status") for job in listed if isinstance(job, dict)]
             yield CheckResult("jobs", "pass", f"{states.count('RUNNING')} run, {states.count('PENDING')} wait")
@@ -77,8 +79,8 @@ def _free(api: JobsApi) -> CheckResult:
     except (AttributeError, KeyError, TypeError, ValueError, UnreachableError):
         return CheckResult("gpus", "warn", "the cluster does not tell", "see ray status there")
     nodes = len(report.get("usageByNode") or ())
-    where = f" on {nodes} node{'s' if nodes != 1 else ''}" if nodes else ""
-    return CheckResult("gpus", "pass" if total else "warn", f"{total - used:g} of {total:g} free{where}")
+    where = f" on {count_of(nodes, 'node')}" if nodes else ""
+    return graded("gpus", f"{total - used:g} of {total:g} free{where}", warns=not total)
 
 
 def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
@@ -101,11 +103,11 @@ def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
         late = "begun" if state == "PENDING" else "ended"
         yield CheckResult("job", "warn", f"has not {late} within {PROBE_SECONDS:.0f} s", "the cluster may be full")
         return
-    found = dict(re.findall(r"(?m)^(python|torch) (.+)$", printed))
+    versions = dict(re.findall(r"(?m)^(python|torch) (.+)$", printed))
     last = last_line(printed) or "nothing was printed"
-    version = found.get("python", f"{python}: {last}")
-    yield CheckResult("python", "pass" if "python" in found else "fail", version, REMEDY)
-    yield CheckResult("torch", "pass" if "torch" in found else "warn", found.get("torch", f"none: {last}"), REMEDY)
+    version = versions.get("python", f"{python}: {last}")
+    yield graded("python", version, REMEDY, fails="python" not in versions)
+    yield graded("torch", versions.get("torch", f"none: {last}"), REMEDY, warns="torch" not in versions)
 
 
 def _awaited_state(api: JobsApi, job: str) -> str | None:

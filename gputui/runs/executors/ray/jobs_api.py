@@ -53,8 +53,8 @@ class HttpAnswer(Struct, frozen=True):
         """The JSON body. Raises UnreachableError if it is none of this type, and so not from a Ray
         cluster."""
         with contextlib.suppress(ValueError):
-            if isinstance(found := json.loads(self.body), kind):
-                return found
+            if isinstance(value := json.loads(self.body), kind):
+                return value
         raise UnreachableError(f"no answer of a Ray cluster: {self.words[:80]}")
 
 
@@ -78,12 +78,15 @@ class JobsApi:
             raise UnreachableError(f"token_file {self.token_file}: {error}") from error
 
     def call(
-        self, method: str, path: str, given: Any = None, seconds: float = CALL_SECONDS, **query: str | int
+        self, method: str, path: str, body: Any = None, seconds: float = CALL_SECONDS, **query: str | int
     ) -> HttpAnswer:
         """One request; ``given`` is JSON, or bytes as they are. Raises UnreachableError without an
         answer, or where the token is refused."""
-        is_raw = isinstance(given, bytes)
-        data = given if is_raw or given is None else json.dumps(given).encode("utf-8")
+        is_raw = isinstance(body, bytes)
+        if is_raw or body is None:
+            data = body
+        else:
+            data = json.dumps(body).encode("utf-8")
         url = f"{self.address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         headers = {"Content-Type": "application/octet-stream" if is_raw else "application/json"}
         if (token := self.token()) is not None:
@@ -158,8 +161,13 @@ def script_path(plan: Mapping[str, Any], folder: str) -> str:
 def entry_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     """The entrypoint of the job. Without shared files it is in the package, and creates ``folder``."""
     target = plan["target"]
-    program = [f"{folder}/{PROGRAM}", "body"] if target.get("shared") else [f"{SENT}/{PROGRAM}", "stream"]
-    lines = ["#!/bin/bash", *(() if plan["asks"]["gpus"] else ["export CUDA_VISIBLE_DEVICES="])]
+    if target.get("shared"):
+        program = [f"{folder}/{PROGRAM}", "body"]
+    else:
+        program = [f"{SENT}/{PROGRAM}", "stream"]
+    lines = ["#!/bin/bash"]
+    if not plan["asks"]["gpus"]:
+        lines.append("export CUDA_VISIBLE_DEVICES=")
     command = shlex.join([python_of(plan), "-I", "-S", *program, folder, claim])
     return "\n".join([*lines, *target.get("setup", ()), f"exec {command}", ""])
 
@@ -183,10 +191,10 @@ def job_request(plan: Mapping[str, Any], folder: str, job: str, package: str) ->
     return {name: value for name, value in request.items() if value is not None}
 
 
-def on_node(words: Sequence[str], job: str, node: str) -> dict[str, Any]:
+def on_node(argv: Sequence[str], job: str, node: str) -> dict[str, Any]:
     """A job that runs a command on a ``node`` (an IP address) and reserves no resources."""
     return {
-        "entrypoint": shlex.join(words),
+        "entrypoint": shlex.join(argv),
         "submission_id": job,
         "entrypoint_num_cpus": 0.0,
         "entrypoint_resources": {f"node:{node}": 0.001},

@@ -16,7 +16,7 @@ from gputui.runs.executors import remote
 from gputui.runs.executors.commands import TargetRefusalError, UnreachableError
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
-from gputui.runs.executors.remote_runner import JobStatus, python_of, serve
+from gputui.runs.executors.remote_runner import EndedBy, JobStatus, python_of, serve
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -111,7 +111,10 @@ class RayRunner(MirrorRunner):
         """Submit the attempt under a name; ``job`` is the name by which it claims the attempt."""
         if self.is_shared:
             (self.remote / "job.sh").write_text(entry_script(self.plan, self.remote_folder, job), "utf-8")
-        request = job_request(self.plan, self.remote_folder, name, "" if self.is_shared else self.package(job))
+            package = ""
+        else:
+            package = self.package(job)
+        request = job_request(self.plan, self.remote_folder, name, package)
         write_private(self.remote / "request.json", request)
         done = self.api.submit(request)
         if not done.is_accepted:
@@ -146,13 +149,15 @@ class RayRunner(MirrorRunner):
         is_lost = self.record.get("error_type") in _NODE_IS_GONE
         # The end of the job's output follows, which is shown as its log.
         reason = re.split(r"\n|, last available logs", str(self.record.get("message") or "").strip())[0][:300] or None
-        return JobStatus(
-            job,
-            state,
-            reason if state == "pending" or word == "FAILED" else None,
-            nodes=() if node is None else (node,),
-            ended_by="cancelled" if word == "STOPPED" else "node_fail" if is_lost else None,
-        )
+        if state != "pending" and word != "FAILED":
+            reason = None
+        ended_by: EndedBy | None = None
+        if word == "STOPPED":
+            ended_by = "cancelled"
+        elif is_lost:
+            ended_by = "node_fail"
+        nodes = () if node is None else (node,)
+        return JobStatus(job, state, reason, nodes=nodes, ended_by=ended_by)
 
     def node(self) -> str | None:
         """The address of the job's node."""
@@ -165,10 +170,10 @@ class RayRunner(MirrorRunner):
             return
         number = "12" if at_once else "15"
         folder = str((read_record(self.folder / "frames.json") or {}).get("folder") or self.remote_folder)
-        words = [python_of(self.plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", "signal", folder, number]
+        argv = [python_of(self.plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", "signal", folder, number]
         # Ray's own stop signals every process of a job at once, data loaders included, so that a
         # rank could not finish its step.
-        done = self.api.submit(on_node(words, f"{self.name or job}-signal-{number}", node))
+        done = self.api.submit(on_node(argv, f"{self.name or job}-signal-{number}", node))
         if not done.is_accepted:
             raise UnreachableError(f"not asked to end: {done.words}")
 

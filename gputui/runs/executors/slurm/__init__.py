@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs.checks import CheckResult
+from gputui.core.units import count_of
+from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.jobs import batch_script, nodes_of, sbatch_time
@@ -41,7 +42,7 @@ class SlurmExecutor(RunnerExecutor):
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         if nodes_of(spec.target or {}) > 1 and not LAUNCHERS[spec.launcher].spans_nodes:
-            others = ", ".join(name for name, one in LAUNCHERS.items() if one.spans_nodes)
+            others = ", ".join(name for name, launcher in LAUNCHERS.items() if launcher.spans_nodes)
             text = f"launcher {spec.launcher} starts processes on one node only, and the target has nodes: more"
             return [CheckResult("launcher", "fail", text, f"use {others}, or nodes: 1")]
         return super().checks(spec)
@@ -82,18 +83,18 @@ class SlurmExecutor(RunnerExecutor):
             ping = ask("scontrol", "ping")
             is_up = re.search(r"^Slurmctld.* is UP\s*$", ping.output, re.M)
             text = is_up[0].strip() if is_up else ping.words
-            yield CheckResult("controller", "pass" if is_up else "fail", text, "ask its admins")
+            yield graded("controller", text, "ask its admins", fails=not is_up)
             if not is_up:
                 return
             listed = ask("scontrol", "show", "partition", "--oneliner")
-            found = judge_partitions(target, listed)
-            yield found or CheckResult("partition", "fail", listed.words, "ask its admins")
+            judged = judge_partitions(target, listed)
+            yield judged or CheckResult("partition", "fail", listed.words, "ask its admins")
             free = _free(target, ask)
             yield free
             script = probe(target, has_gpus=free.status == "pass")
             test = shell.call(("sbatch", "--test-only"), script, 15.0)
             text = test.words.removeprefix("sbatch: ")
-            yield CheckResult("submission", "pass" if test.code == 0 else "fail", text, "see what the target asks for")
+            yield graded("submission", text, "see what the target asks for", fails=test.code != 0)
             yield judge_clock(ask(*DATE).output, time.time())
             # The environment is on a file system that the nodes share.
             yield from environment_there(shell, target)
@@ -116,22 +117,23 @@ def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckRes
     partition. sbatch accepts a time above the limit, and a partition that is down: such a job waits
     forever."""
     listed = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.output.splitlines()]
-    known = {fields["PartitionName"]: fields for fields in listed if "PartitionName" in fields}
-    if not known:
+    partitions = {fields["PartitionName"]: fields for fields in listed if "PartitionName" in fields}
+    if not partitions:
         return None
-    defaults = [name for name, fields in known.items() if fields.get("Default") == "YES"]
+    defaults = [name for name, fields in partitions.items() if fields.get("Default") == "YES"]
     names = str(target["partition"]).split(",") if target.get("partition") else defaults
-    if gone := [name for name in names if name not in known]:
-        return CheckResult("partition", "fail", f"no {', '.join(gone)}", f"there are {', '.join(sorted(known))}")
+    if gone := [name for name in names if name not in partitions]:
+        return CheckResult("partition", "fail", f"no {', '.join(gone)}", f"there are {', '.join(sorted(partitions))}")
     text = "; ".join(
-        f"{name} is {known[name].get('State', '?')}, limit {known[name].get('MaxTime', '?')}" for name in names
+        f"{name} is {partitions[name].get('State', '?')}, limit {partitions[name].get('MaxTime', '?')}"
+        for name in names
     )
-    usable = [known[name] for name in names if known[name].get("State", "UP") == "UP"]
-    asked = minutes(sbatch_time(str(target.get("time") or "0"))) or 0
-    fits = [fields for fields in usable if asked <= (minutes(fields.get("MaxTime", "")) or asked)]
+    usable = [partitions[name] for name in names if partitions[name].get("State", "UP") == "UP"]
+    asked_minutes = minutes(sbatch_time(str(target.get("time") or "0"))) or 0
+    fits = [fields for fields in usable if asked_minutes <= (minutes(fields.get("MaxTime", "")) or asked_minutes)]
     if usable and not fits:
         text += f"; time: {target['time']} is above it"
-    return CheckResult("partition", "pass" if fits or not names else "fail", text, "see partition and time")
+    return graded("partition", text, "see partition and time", fails=bool(names) and not fits)
 
 
 def minutes(text: str) -> int | None:
@@ -140,17 +142,23 @@ def minutes(text: str) -> int | None:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:
         return None
-    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    days, first, second, third = map(optional_int, match.groups())
     if days is not None or third is not None:
         return ((days or 0) * 24 + (first or 0)) * 60 + (second or 0)
     return first
 
 
+def optional_int(text: str | None) -> int | None:
+    if text is None:
+        return None
+    return int(text)
+
+
 def _free(target: Mapping[str, Any], ask: Callable[..., CommandResult]) -> CheckResult:
-    words = ["--noheader", "--Node", "--Format=NodeList:60,Gres:60,GresUsed:60,StateCompact:20"]
+    options = ["--noheader", "--Node", "--Format=NodeList:60,Gres:60,GresUsed:60,StateCompact:20"]
     if target.get("partition"):
-        words.append(f"--partition={target['partition']}")
-    done = ask("sinfo", *words)
+        options.append(f"--partition={target['partition']}")
+    done = ask("sinfo", *options)
     total = used = 0
     nodes = set()
     for line in done.output.splitlines():
@@ -160,8 +168,7 @@ def _free(target: Mapping[str, Any], ask: Callable[..., CommandResult]) -> Check
         nodes.add(host)
         total += gpus_in(gres)
         used += gpus_in(gres_used)
-    where = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
-    return CheckResult("gpus", "pass" if total else "warn", f"{total - used} of {total} free on {where}")
+    return graded("gpus", f"{total - used} of {total} free on {count_of(len(nodes), 'node')}", warns=not total)
 
 
 def gpus_in(gres: str) -> int:

@@ -38,8 +38,8 @@ def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
     # The warning signal may come while these lines run. The program that serves the attempt handles
     # it later.
     lines += ["trap '' USR1", *target.get("setup", ()), ""]
-    words = [python_of(plan), "-I", "-S", f"{folder}/{PROGRAM}", "body", folder]
-    body = " ".join(shlex.quote(word) for word in words)
+    argv = [python_of(plan), "-I", "-S", f"{folder}/{PROGRAM}", "body", folder]
+    body = " ".join(shlex.quote(word) for word in argv)
     lines += [f'exec {body} "$SLURM_JOB_ID" scontrol requeue "$SLURM_JOB_ID"', ""]
     return "\n".join(lines)
 
@@ -141,14 +141,18 @@ class QueuedJob(NamedTuple):
         if word not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"):
             reason = f"{word}: {reason}" if reason else word
         state = _STATES.get(word, "pending")
-        is_waiting = state in ("pending", "requeued")
+        expected_start = limit_at = None
+        if state in ("pending", "requeued"):
+            expected_start = _parse_time(self.start)
+        else:
+            limit_at = _parse_time(self.end)
         return JobStatus(
             self.job,
             state,
             reason,
-            expected_start=_parse_time(self.start) if is_waiting else None,
+            expected_start=expected_start,
             nodes=self.node_names,
-            limit_at=None if is_waiting else _parse_time(self.end),
+            limit_at=limit_at,
         )
 
     @property
@@ -165,16 +169,16 @@ class QueuedJob(NamedTuple):
 def queued_jobs(output: str) -> list[QueuedJob]:
     """The jobs in squeue's output in SQUEUE_FORMAT, oldest first."""
     lines = (line.split("|", 6) for line in output.splitlines())
-    found = [QueuedJob(*(field.strip() for field in fields)) for fields in lines if len(fields) == 7]
-    return sorted(found, key=lambda each: (len(each.job), each.job))
+    jobs = [QueuedJob(*(field.strip() for field in fields)) for fields in lines if len(fields) == 7]
+    return sorted(jobs, key=lambda job: (len(job.job), job.job))
 
 
 def recorded_job(job: str, output: str) -> QueuedJob | None:
     """A job in the output of ``sacct --parsable2`` in SACCT_FORMAT, or None."""
-    found = re.search(rf"^\s*{re.escape(job)}\|([^|]+)\|(.*)$", output, re.M)
-    if found is None:
+    match = re.search(rf"^\s*{re.escape(job)}\|([^|]+)\|(.*)$", output, re.M)
+    if match is None:
         return None
-    return QueuedJob(job, found[1], nodes=found[2].strip())
+    return QueuedJob(job, match[1], nodes=match[2].strip())
 
 
 def submitted_job(output: str) -> str | None:

@@ -84,16 +84,16 @@ class Lead:
         self.meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.meeting.bind(("", 0))
         port = self.meeting.getsockname()[1]
-        words = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1", "--distribution=block"]
+        options = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1", "--distribution=block"]
         # Tasks end with code 0 unless they are killed.
-        words += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none"]
+        options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none"]
         if os.environ.get("SLURM_CPUS_PER_TASK"):
             # A step does not inherit it from the job.
-            words.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
+            options.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
         # A new session: srun would forward a signal of this process's group to every process of
         # every task.
         return subprocess.Popen(
-            ["srun", *words, *program(self.folder, "node", str(self.folder), str(port))],
+            ["srun", *options, *program(self.folder, "node", str(self.folder), str(port))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -139,7 +139,8 @@ class Lead:
         while self.signals:
             is_forced = self.signals.pop(0) == signal.SIGUSR2
             self.stop_requested, self.forced = True, self.forced or is_forced
-            self.tell(signal.SIGUSR2 if is_forced else signal.SIGTERM)
+            number = signal.SIGUSR2 if is_forced else signal.SIGTERM
+            self.tell(number)
             self.give_up_at = min(self.give_up_at, now + float(self.plan["grace_seconds"]) + END_SECONDS)
         if now >= self.end_peers_at and len(self.ended) < self.count:
             self.end_peers_at = float("inf")
@@ -169,10 +170,10 @@ class Lead:
             record |= {"code": None, "signal": None, "error": None, "ended_by": "node_fail", "ended_reason": reason}
         for name in ("survivors", "killed_ranks"):
             record[name] = [value for node in records for value in node.get(name) or ()]
-        counts = [each["oom_kills"] for each in records if each.get("oom_kills")]
-        record["oom_kills"] = {name: total([each.get(name) for each in counts]) for name in (counts or [{}])[0]}
-        record["cpu_seconds"] = total([each.get("cpu_seconds") for each in records])
-        record["max_rss_bytes"] = max((each.get("max_rss_bytes") or 0 for each in records), default=0) or None
+        counts = [node["oom_kills"] for node in records if node.get("oom_kills")]
+        record["oom_kills"] = {name: total([count.get(name) for count in counts]) for name in (counts or [{}])[0]}
+        record["cpu_seconds"] = total([node.get("cpu_seconds") for node in records])
+        record["max_rss_bytes"] = max((node.get("max_rss_bytes") or 0 for node in records), default=0) or None
         return record
 
 
@@ -182,9 +183,9 @@ def failed(record: dict[str, Any]) -> bool:
 
 def total(values: list[float | None]) -> float | None:
     """The sum of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    if known:
-        return sum(known)
+    numbers = [value for value in values if value is not None]
+    if numbers:
+        return sum(numbers)
     return None
 
 
@@ -193,18 +194,18 @@ class NodeShim(Shim):
 
     def __init__(self, folder: Path, port: str) -> None:
         self.number = int(os.environ["SLURM_PROCID"])
-        own, logs = folder / f"node-{self.number}", folder.parent / "nodes" / str(self.number)
+        node_folder, logs = folder / f"node-{self.number}", folder.parent / "nodes" / str(self.number)
         # Files of an earlier start of the job.
-        shutil.rmtree(own, ignore_errors=True)
-        for path in (own, logs):
+        shutil.rmtree(node_folder, ignore_errors=True)
+        for path in (node_folder, logs):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         values = {NODE_RANK: str(self.number), FIRST_NODE: os.environ["SLURM_LAUNCH_NODE_IPADDR"], FIRST_PORT: port}
         plan["argv"] = [filled(word, values) for word in plan["argv"]]
         plan["env"] = {name: filled(word, values) for name, word in plan["env"].items()}
         plan["output"] = f"../../nodes/{self.number}/{Path(plan['output']).name}"
-        write_record(own / "attempt.json", plan)
-        super().__init__(own)
+        write_record(node_folder / "attempt.json", plan)
+        super().__init__(node_folder)
 
     def run(self) -> int:
         # Blocked before the thread begins, so that the shim's own loop gets the signals that the

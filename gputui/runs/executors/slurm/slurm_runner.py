@@ -52,11 +52,11 @@ class SlurmJobs(RemoteRunner):
         if nodes_of(self.target) > 1:
             self.plan["nodes"] = nodes_of(self.target)
 
-    def call(self, *argv: str, given: str = "", seconds: float = 30.0) -> CommandResult:
+    def call(self, *argv: str, input_text: str = "", seconds: float = 30.0) -> CommandResult:
         """Run a command of the cluster. Raises UnreachableError if its controller is unreachable."""
         settings = ("env", SQUEUE_TIMES) if argv[0] == "squeue" else ()
-        done = self.shell.call((*settings, *argv), given, seconds)
-        if done.code != 0 and any(words in done.errors for words in _UNREACHABLE):
+        done = self.shell.call((*settings, *argv), input_text, seconds)
+        if done.code != 0 and any(message in done.errors for message in _UNREACHABLE):
             raise UnreachableError(f"{argv[0]}: {done.words}")
         return done
 
@@ -72,7 +72,7 @@ class SlurmJobs(RemoteRunner):
     def submit(self, token: str) -> str | None:
         script = batch_script(self.plan, self.remote_folder, token=token)
         (self.remote / "job.sh").write_text(script, "utf-8")
-        done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
+        done = self.call("sbatch", "--parsable", input_text=script, seconds=SUBMIT_SECONDS)
         if done.code == 0:
             return submitted_job(done.output)
         # A site's own sbatch may fail after it has submitted the job.
@@ -82,7 +82,7 @@ class SlurmJobs(RemoteRunner):
 
     def jobs(self, token: str) -> list[JobStatus]:
         name, comment = job_name(self.plan["run_id"], self.plan["attempt"]), job_comment(token)
-        return [each.status() for each in self.queued(f"--name={name}") if each.comment == comment]
+        return [job.status() for job in self.queued(f"--name={name}") if job.comment == comment]
 
     def unlisted_status(self, job: str) -> JobStatus | None:
         # By its number, because its name or comment may have been changed.
@@ -115,7 +115,8 @@ class SlurmJobs(RemoteRunner):
         if self.status is not None and self.status.state == "suspended":
             # Its processes handle no signal before; only an operator may resume it.
             self.call("scontrol", "resume", job)
-        self.call("scancel", "--batch", f"--signal={'USR2' if at_once else 'TERM'}", job)
+        name = "USR2" if at_once else "TERM"
+        self.call("scancel", "--batch", f"--signal={name}", job)
 
     def cancel(self, job: str) -> None:
         self.call("scancel", job)

@@ -62,7 +62,7 @@ class SshExecutor(RunnerExecutor):
             programs = ("bash", "rsync", "setsid", "nohup", "flock")
             missing = [name for name in programs if shell.call(script('command -v "$1"', name)).code != 0]
             text = f"no {', '.join(missing)}" if missing else "all there"
-            yield CheckResult("programs", "fail" if missing else "pass", text)
+            yield graded("programs", text, fails=bool(missing))
             yield judge_gpus(shell.call(GPUS))
             yield from environment_there(shell, target)
             yield rehearse_launch(target)
@@ -79,7 +79,7 @@ def judge_clock(printed: str, now: float) -> CheckResult:
         skew = abs(now - float(printed.split()[-1]))
     except (IndexError, ValueError):
         return CheckResult("clock", "warn", f"its time is unknown: {last_line(printed) or 'nothing was printed'}")
-    return CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
+    return graded("clock", f"{skew:.0f} s from this machine's", warns=skew >= SKEW_SECONDS)
 
 
 def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
@@ -89,13 +89,13 @@ def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator
     # Without ~/.bashrc, which bash reads for a command of sshd, but not for a job's script.
     setup = ["bash", "--norc", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
     # Jobs begin after the set-up; what they wrote is asked for without it.
-    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, script('exec "$@"'))]
-    failed = next((f"{python}: {each.words}" for each in tries if each.code != 0), None)
+    tries = [shell.call([*prefix, python, "-c", PYTHON], seconds=60.0) for prefix in (setup, script('exec "$@"'))]
+    failed = next((f"{python}: {result.words}" for result in tries if result.code != 0), None)
     text = failed or last_line(tries[0].output)
-    yield CheckResult("python", "pass" if failed is None else "fail", text, remedy)
+    yield graded("python", text, remedy, fails=failed is not None)
     torch = shell.call([*setup, python, "-c", TORCH], seconds=60.0)
     text = last_line(torch.output) if torch.code == 0 else f"none: {torch.words}"
-    yield CheckResult("torch", "pass" if torch.code == 0 else "warn", text, remedy)
+    yield graded("torch", text, remedy, warns=torch.code != 0)
 
 
 _UNKNOWN = "which GPUs are free is unknown"
@@ -112,11 +112,11 @@ def judge_gpus(done: CommandResult) -> CheckResult:
         gpus = json.loads(done.output.strip().rpartition("\n")[2])  # a login may print text before it
         # Not free: lost, leased, used by anybody, held by another home or user, in quarantine, or left to others.
         uses = ("run_id", "processes", "locked_by", "quarantine", "excluded")
-        taken = [gpu["state"] != "ok" or any(gpu[use] for use in uses) for gpu in gpus]
+        in_use = [gpu["state"] != "ok" or any(gpu[use] for use in uses) for gpu in gpus]
         users = dict.fromkeys(str(gpu["run_id"]) for gpu in gpus if gpu["run_id"] is not None)
     except (ValueError, KeyError, TypeError):
         return CheckResult("gpus", "warn", f"{_UNKNOWN}: the gputui there gives another answer", _REMEDY)
     by = f"; runs there: {', '.join(users)}" if users else ""
     remedy = "gputui asks nobody there: choose others with gpus:, or wait"
-    free = sum(not each for each in taken)
+    free = sum(not is_in_use for is_in_use in in_use)
     return graded("gpus", f"{free} of {len(gpus)} free by the gputui there{by}", remedy, warns=not free)

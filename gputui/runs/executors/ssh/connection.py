@@ -31,19 +31,19 @@ class SshShell(TargetShell):
     """Runs commands on the host of a target, and copies files there.
 
     Attributes:
-        there: the shell that runs a command there, given its script.
+        remote_shell: what runs a command there, given its script.
     """
 
-    there: Sequence[str] = ("sh", "-c")
+    remote_shell: Sequence[str] = ("sh", "-c")
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         self.target = target
 
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
+    def call(self, argv: Sequence[str], input_text: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
         """Run a command there. Raises UnreachableError."""
         mark = f"gputui-{secrets.token_hex(8)}:"
-        command = shlex.join([*self.there, MARKED, "sh", mark, *argv])
-        done = super().call([*_ssh_words(self.target), str(self.target["host"]), "--", command], given, seconds)
+        command = shlex.join([*self.remote_shell, MARKED, "sh", mark, *argv])
+        done = super().call([*_ssh_words(self.target), str(self.target["host"]), "--", command], input_text, seconds)
         answer = re.search(rf"{mark}\n(.*){mark}(\d+)\n", done.output, re.S)
         if answer is None:
             # Without what it has of the answer, which is no message.
@@ -56,14 +56,14 @@ class SshShell(TargetShell):
         mark = f"gputui-{secrets.token_hex(8)}:"
         client = shlex.join(["bash", "-o", "pipefail", "-c", SKIP_BANNER, "bash", mark, *_ssh_words(self.target)])
         # --force: a file may take the place of a folder.
-        words = ["rsync", "--archive", "--force", "--no-owner", "--no-group", "-e", client]
-        words.append(f"--rsync-path=echo {mark}; exec rsync")
+        argv = ["rsync", "--archive", "--force", "--no-owner", "--no-group", "-e", client]
+        argv.append(f"--rsync-path=echo {mark}; exec rsync")
         if files is not None:
-            words += ["--recursive", "--from0", "--files-from=-"]
+            argv += ["--recursive", "--from0", "--files-from=-"]
         # The shell there never sees the destination. Without this, whether rsync quotes it depends
         # on its version.
-        words += ["--protect-args", f"{source}/", f"{self.target['host']}:{destination}/"]
-        done = super().call(words, files or "", COPY_SECONDS)
+        argv += ["--protect-args", f"{source}/", f"{self.target['host']}:{destination}/"]
+        done = super().call(argv, files or "", COPY_SECONDS)
         if done.code in _RSYNC_CUT_OFF:
             raise UnreachableError(done.words)
         return done
@@ -73,26 +73,28 @@ class LoginShell(SshShell):
     """A login shell on a cluster's login node, which runs the profile that makes its commands
     available."""
 
-    there = ("bash", "-lc")
+    remote_shell = ("bash", "-lc")
 
 
-def script(text: str, *words: str) -> list[str]:
-    """The command that runs a script there, with ``words`` as its ``$1`` and so on. By sh, because
+def script(text: str, *arguments: str) -> list[str]:
+    """The command that runs a script there, with ``arguments`` as its ``$1`` and so on. By sh, because
     bash reads ~/.bashrc for a command of sshd, and $BASH_ENV for any script."""
-    return ["sh", "-c", text, "sh", *words]
+    return ["sh", "-c", text, "sh", *arguments]
 
 
 def _ssh_words(target: Mapping[str, Any]) -> list[str]:
     """The client with its options, without the host. It never asks for input and refuses a host key
     that changed."""
-    words = ["ssh", *(("-F", str(Path(target["config"]).expanduser())) if target.get("config") else ())]
+    argv = ["ssh"]
+    if target.get("config"):
+        argv += ["-F", str(Path(target["config"]).expanduser())]
     settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=3"]
     folder = _control_folder()
     if folder is not None:
         settings += ["ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=30"]
     for setting in settings:
-        words += ["-o", setting]
-    return words
+        argv += ["-o", setting]
+    return argv
 
 
 def _control_folder() -> Path | None:

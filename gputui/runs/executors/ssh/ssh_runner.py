@@ -62,11 +62,11 @@ class SshMirror(MirrorRunner):
     # --- what is sent -------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        wanted = self.wanted_root
-        made = self.shell.call(script(MAKE, wanted, str(self.plan["attempt"])))
-        if made.code != 0:
-            raise TargetRefusalError(f"no folder {wanted} on {self.target['name']}: {made.words}")
-        root = made.output.rstrip("\n").rpartition("\n")[2]
+        wanted_root = self.wanted_root
+        answer = self.shell.call(script(MAKE, wanted_root, str(self.plan["attempt"])))
+        if answer.code != 0:
+            raise TargetRefusalError(f"no folder {wanted_root} on {self.target['name']}: {answer.words}")
+        root = answer.output.rstrip("\n").rpartition("\n")[2]
         write_private(self.folder / "root.json", {"path": root})
         python = python_of(self.plan)
         tried = self.shell.call([python, "-c", PYTHON])
@@ -81,7 +81,7 @@ class SshMirror(MirrorRunner):
     def plan_to_send(self) -> dict[str, Any]:
         return self.plan_there(self.root, f"{self.root}/code")
 
-    def send_code(self, there: str) -> None:
+    def send_code(self, remote_code: str) -> None:
         """Copy the working directory as it is now, unless the attempt runs the code of an earlier
         one. What was copied before and is gone here is removed there."""
         workdir, sent = self.workdir, read_record(self.run_dir / CODE_SENT)
@@ -92,23 +92,23 @@ class SshMirror(MirrorRunner):
         names = self.code_files(workdir)
         before = set() if sent is None else set(sent.get("names", ()))
         # Until all of it is there, it is copied again, and what is there may be of both.
-        record = {"path": there, "names": sorted({*names, *before}), "is_whole": False}
+        record = {"path": remote_code, "names": sorted({*names, *before}), "is_whole": False}
         write_private(self.run_dir / CODE_SENT, record)
         folders = {str(parent) for name in names for parent in PurePath(name).parents}
         if gone := sorted(before - {*names, *folders}):
-            remove = script('cd -- "$1" && xargs -0 rm -f --', there)
+            remove = script('cd -- "$1" && xargs -0 rm -f --', remote_code)
             self.check_copied(self.shell.call(remove, "\0".join(gone)))
-        self.check_copied(self.shell.send(workdir, "\0".join(names), there))
-        write_private(self.run_dir / CODE_SENT, {"path": there, "names": names, "is_whole": True})
+        self.check_copied(self.shell.send(workdir, "\0".join(names), remote_code))
+        write_private(self.run_dir / CODE_SENT, {"path": remote_code, "names": names, "is_whole": True})
 
     def check_copied(self, done: CommandResult) -> None:
         """Raise TargetRefusalError if a copy failed."""
         if done.code != 0:
             raise TargetRefusalError(f"not copied to {self.target['name']}: {done.words}")
 
-    def remote_program(self, verb: str, *words: str) -> list[str]:
+    def remote_program(self, verb: str, *arguments: str) -> list[str]:
         folder = self.remote_folder
-        return [python_of(self.plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", verb, folder, *words]
+        return [python_of(self.plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", verb, folder, *arguments]
 
     def mark_over(self) -> None:
         self.shell.call(["touch", "--", f"{self.remote_folder}/{remote.OVER}"])
@@ -151,9 +151,10 @@ def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     target = plan["target"]
     lines = ["#!/bin/bash", f"echo $$ > {shlex.quote(folder + '/pid')}"]
     if target.get("gpus") or not plan["asks"]["gpus"]:
-        lines.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(target['gpus'] if plan['asks']['gpus'] else '')}")
-    words = [python_of(plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", "body", folder, claim]
-    return "\n".join([*lines, *target.get("setup", ()), f"exec {shlex.join(words)}", ""])
+        visible = target["gpus"] if plan["asks"]["gpus"] else ""
+        lines.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(visible)}")
+    argv = [python_of(plan), "-I", "-S", f"{folder}/{remote.PROGRAM}", "body", folder, claim]
+    return "\n".join([*lines, *target.get("setup", ()), f"exec {shlex.join(argv)}", ""])
 
 
 class SshRunner(SshMirror):
@@ -181,11 +182,13 @@ class SshRunner(SshMirror):
         assert self.answer is not None
         node = (str(self.answer["host"]),)
         if self.answer["is_alive"]:
-            return JobStatus(job, "running" if "started.json" in self.answer["whole"] else "configuring", nodes=node)
+            state = "running" if "started.json" in self.answer["whole"] else "configuring"
+            return JobStatus(job, state, nodes=node)
         return JobStatus(job, "ended", None, nodes=node)
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
-        self.shell.call(self.remote_program("signal", "12" if at_once else "15"))
+        number = "12" if at_once else "15"
+        self.shell.call(self.remote_program("signal", number))
 
     def cancel(self, job: str) -> None:
         self.shell.call(self.remote_program("signal", "12"))
