@@ -20,16 +20,21 @@ VAGUE_NAMES = {
     "asked", "both", "due", "each", "found", "given", "held", "kept", "known", "left", "made", "named", "one", "other",
     "own", "seen", "shown", "such", "taken", "there", "told", "until", "wanted", "words",
 }  # fmt: skip
+# Fields have the names of the keys of profiles that they hold.
+PROFILE_KEYS = {"until"}
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Each place where a module breaks a rule, with its line."""
     yield from misplaced(tree, "")
+    fields = [field for body in ast.walk(tree) if isinstance(body, ast.ClassDef) for field in body.body]
+    keys = [field.target for field in fields if isinstance(field, ast.AnnAssign)]
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in VAGUE_NAMES:
-                yield node.lineno, f"the name {name} does not say what it holds"
+                if name not in PROFILE_KEYS or node not in keys:
+                    yield node.lineno, f"the name {name} does not say what it holds"
 
 
 def misplaced(node: ast.AST, place: str) -> Iterator[tuple[int, str]]:

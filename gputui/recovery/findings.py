@@ -264,7 +264,7 @@ def _left_early(
     if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in findings):
         return
     # A rank that was asked to end may also end with code 0.
-    asked_elsewhere = len(report.asked - {failure.pid for failure in report.failures})
+    asked_elsewhere = len(report.signalled - {failure.pid for failure in report.failures})
     missing = [rank for rank in _ranks(evidence) if rank not in failed]
     if len(missing) > asked_elsewhere:
         text = "ended with code 0"
@@ -275,7 +275,7 @@ def _ended_by_launcher(failure: RankFailure, report: LauncherReport) -> bool:
     if failure.exit_code == -signal.SIGKILL:
         return failure.pid in report.forced
     asking = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    return -failure.exit_code in asking and failure.pid in report.asked
+    return -failure.exit_code in asking and failure.pid in report.signalled
 
 
 def _ranks(evidence: Evidence) -> list[int]:

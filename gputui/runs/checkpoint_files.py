@@ -59,12 +59,12 @@ def list_checkpoints(directory: Path, pattern: str) -> list[FoundCheckpoint]:
         paths = list(directory.glob(pattern))
     except (FileNotFoundError, NotADirectoryError, ValueError, NotImplementedError):
         return []  # nothing is there, or the pattern is invalid
-    found = []
+    checkpoints = []
     for path in paths:
         file = measured(path) if _is_candidate(path, directory) else None
         if file is not None:
-            found.append(file)
-    return sorted(_without_links(found), key=lambda file: (file.modified_ns, file.path), reverse=True)
+            checkpoints.append(file)
+    return sorted(_without_links(checkpoints), key=lambda file: (file.modified_ns, file.path), reverse=True)
 
 
 def _is_candidate(path: Path, directory: Path) -> bool:
@@ -101,8 +101,8 @@ def measured(path: Path) -> FoundCheckpoint | None:
     return FoundCheckpoint(
         path=str(path),
         stamp=digest("\n".join(stamps).encode()),
-        size_bytes=sum(each.st_size for each in files.values()),
-        modified_ns=max((each.st_mtime_ns for each in saved.values()), default=status.st_mtime_ns),
+        size_bytes=sum(status_of_file.st_size for status_of_file in files.values()),
+        modified_ns=max((status_of_file.st_mtime_ns for status_of_file in saved.values()), default=status.st_mtime_ns),
     )
 
 
@@ -113,13 +113,13 @@ def files_of(path: Path) -> list[Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, names in os.walk(path, onerror=fail):
         folders.sort()
-        found += [entry for name in sorted(names) if (entry := Path(folder, name)).is_file()]
-        if len(found) > MAX_FILES:
+        paths += [entry for name in sorted(names) if (entry := Path(folder, name)).is_file()]
+        if len(paths) > MAX_FILES:
             raise OSError(f"holds more than {MAX_FILES} files")
-    return found
+    return paths
 
 
 def saved_files(files: list[Path]) -> list[Path]:

@@ -62,10 +62,10 @@ class CheckpointInfo(NamedTuple):
 
 
 class Checksums(NamedTuple):
-    """Accepted digests: any of ``own`` for the checkpoint, and for each part (by path relative to
+    """Accepted digests: any of ``whole`` for the checkpoint, and for each part (by path relative to
     its folder) any of its digests. A file has two while it is being replaced."""
 
-    own: set[str]
+    whole: set[str]
     parts: Mapping[str, set[str]]
 
 
@@ -117,7 +117,7 @@ def _check_file(path: Path) -> str:
 
 
 def _check_hashes(path: Path, file: BufferedReader, recorded: Checksums) -> str:
-    if _sha256_of(file) not in recorded.own:
+    if _sha256_of(file) not in recorded.whole:
         raise InvalidError(f"does not match the SHA-256 in {path.name}{CHECKSUM_SUFFIX}")
     for name, digests in recorded.parts.items():
         part = path.parent / name
@@ -154,12 +154,12 @@ def checksums_of(path: Path) -> Checksums | None:
     matches = [match for line in lines if line and (match := _CHECKSUM_LINE.fullmatch(line))]
     if not matches or len(matches) < sum(map(bool, lines)):
         raise InvalidError(f"has a {CHECKSUM_SUFFIX} file beside it that is damaged")
-    own: set[str] = set()
+    names: set[str] = set()
     parts: dict[str, set[str]] = {}
     for digest, name in (match.groups() for match in matches):
         is_own = name in (None, path.name, matches[0][2])
-        (own if is_own else parts.setdefault(name, set())).add(digest.lower())
-    return Checksums(own, parts)
+        (names if is_own else parts.setdefault(name, set())).add(digest.lower())
+    return Checksums(names, parts)
 
 
 def _check_zip(file: BufferedReader) -> str:
@@ -176,8 +176,8 @@ def _check_zip(file: BufferedReader) -> str:
     except Exception as error:
         raise InvalidError(f"is damaged: {error or 'it is cut short'}") from None
     # PyTorch does not read what it takes for a folder, and returns memory that was never written.
-    folders = (each for each in members if each.filename.endswith("/") or each.external_attr & 16)
-    if any(each.file_size for each in folders):
+    folders = (member for member in members if member.filename.endswith("/") or member.external_attr & 16)
+    if any(folder.file_size for folder in folders):
         raise InvalidError("is damaged: a member with content is marked as a folder")
     if damaged is not None or not members:
         why = f"the CRC of {damaged} is wrong" if damaged else "it has no content"
@@ -257,15 +257,15 @@ def _check_indexes(path: Path, files: Sequence[Path]) -> None:
         try:
             if entry.name == ".metadata":
                 data = read_regular(entry, MAX_INDEX_BYTES)
-                named = {match.decode() for match in _DISTRIBUTED_NAME.findall(data)}
+                file_names = {match.decode() for match in _DISTRIBUTED_NAME.findall(data)}
             elif entry.name.endswith(".index.json"):
                 index = json.loads(read_regular(entry, MAX_INDEX_BYTES))
-                named = {str(name) for name in index["weight_map"].values()}
+                file_names = {str(name) for name in index["weight_map"].values()}
             else:
                 continue
         except _BAD_JSON:
             raise InvalidError(f"has an index that cannot be read: {entry.name}") from None
-        missing = sorted(name for name in named if entry.parent / name not in present)
+        missing = sorted(name for name in file_names if entry.parent / name not in present)
         if missing:
             raise InvalidError(f"lacks {missing[0]}, which {entry.relative_to(path)} names")
 
@@ -292,9 +292,9 @@ def _check_deepspeed(folder: Path) -> None:
     except FileNotFoundError:
         states = folder.parent.glob("*/*_model_states.pt")
         # Scripts may save without it, but then no earlier one has it either.
-        if step is None or any(each.parent != folder for each in states):
+        if step is None or any(state.parent != folder for state in states):
             return
         raise InvalidError("is not named by a file latest: its save was cut short") from None
-    named = step_in_name(Path(latest))
-    if latest != folder.name and step is not None and named is not None and named < step:
+    latest_step = step_in_name(Path(latest))
+    if latest != folder.name and step is not None and latest_step is not None and latest_step < step:
         raise InvalidError(f"is newer than {latest}, which latest names: its save was cut short")

@@ -36,9 +36,9 @@ def step_in_name(path: PurePath, folder: PurePath | None = None) -> int | None:
 
 def explicit_step(name: str) -> int | None:
     """The number after a word that means a step, None if there is no such word."""
-    found = _EXPLICIT.findall(_stem(name))
-    if found and len(found[-1]) <= _MOST_DIGITS:
-        return int(found[-1])
+    numbers = _EXPLICIT.findall(_stem(name))
+    if numbers and len(numbers[-1]) <= _MOST_DIGITS:
+        return int(numbers[-1])
     return None
 
 
@@ -51,8 +51,8 @@ def step_words(name: str, step: int) -> str:
 
 def tells_step(name: str, step: int) -> bool:
     """Return whether a name has a step, as it may be counted from 0 or 1."""
-    named = step_in_name(PurePath(name))
-    return named is not None and abs(named - step) < 2
+    named_step = step_in_name(PurePath(name))
+    return named_step is not None and abs(named_step - step) < 2
 
 
 def is_step_named(name: str) -> bool:

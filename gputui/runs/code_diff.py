@@ -30,31 +30,31 @@ class _Code(NamedTuple):
     diff: str
 
 
-def run_code_diff(runs: Path, one: str, other: str) -> list[str]:
+def run_code_diff(runs: Path, of_run: str, former_id: str) -> list[str]:
     """The lines of the diff from the code of the run ``one`` to that of ``other``, after a head
     line for each, with the secrets of both redacted. ``runs`` is the folder of all runs. Runs git,
     which may take seconds. Raises CodeUnknownError or SpecError."""
     codes: list[_Code] = []
     secrets: list[str] = []
     heads: list[str] = []
-    for run_id, sign in ((one, "---"), (other, "+++")):
+    for run_id, sign in ((of_run, "---"), (former_id, "+++")):
         spec = read_spec(runs / run_id / SPEC_FILE)
-        words = code_words(spec.code)
-        if spec.code is None or words is None:
+        version = code_words(spec.code)
+        if spec.code is None or version is None:
             raise CodeUnknownError(f"{run_id} did not run in a git checkout, or was launched by an older gputui")
         codes.append(_Code(run_id, Path(spec.workdir), str(spec.code["commit"]), str(spec.code.get("diff") or "")))
         secrets += secrets_of(spec)
-        heads.append(f"{sign} {run_id}: {words}")
+        heads.append(f"{sign} {run_id}: {version}")
     redactor = Redactor(secrets)
     return [redactor.text(line) for line in (*heads, "", *_difference(*codes))]
 
 
-def _difference(one: _Code, other: _Code) -> Sequence[str]:
-    if (one.commit, one.diff) == (other.commit, other.diff):
+def _difference(code: _Code, former: _Code) -> Sequence[str]:
+    if (code.commit, code.diff) == (former.commit, former.diff):
         return ["The tracked files are the same."]
     with tempfile.TemporaryDirectory(prefix="gputui-") as folder:
-        for place in dict.fromkeys((other.workdir, one.workdir)):
-            trees = [_tree(place, each, Path(folder)) for each in (one, other)]
+        for place in dict.fromkeys((former.workdir, code.workdir)):
+            trees = [_tree(place, version, Path(folder)) for version in (code, former)]
             if None not in trees:
                 text = _git(
                     place, Path(folder), "diff", "--no-color", "--no-ext-diff", "--no-textconv", *map(str, trees)
@@ -62,20 +62,20 @@ def _difference(one: _Code, other: _Code) -> Sequence[str]:
                 if text is not None:
                     return text.splitlines() or ["The tracked files are the same."]
     lines: list[str] = []
-    for each in (one, other):
-        lines += ["", f"{each.run_id} differed from its commit by:", *(each.diff.splitlines() or ["nothing"])]
+    for version in (code, former):
+        lines += ["", f"{version.run_id} differed from its commit by:", *(version.diff.splitlines() or ["nothing"])]
     return ["No checkout has both commits any more.", *lines]
 
 
-def _tree(checkout: Path, each: _Code, folder: Path) -> str | None:
+def _tree(checkout: Path, code: _Code, folder: Path) -> str | None:
     """The git tree of what ran, made in ``folder`` and not in the checkout; None if git cannot."""
     names = _git(checkout, folder, "rev-parse", "--show-toplevel")
     if names is None:
         return None
     top = Path(names.removesuffix("\n"))
-    if _git(top, folder, "read-tree", each.commit) is None:
+    if _git(top, folder, "read-tree", code.commit) is None:
         return None
-    if each.diff and _git(top, folder, "apply", "--cached", "--whitespace=nowarn", "-", given=each.diff) is None:
+    if code.diff and _git(top, folder, "apply", "--cached", "--whitespace=nowarn", "-", input_text=code.diff) is None:
         return None
     written = _git(top, folder, "write-tree")
     if written is None:
@@ -83,7 +83,7 @@ def _tree(checkout: Path, each: _Code, folder: Path) -> str | None:
     return written.strip()
 
 
-def _git(checkout: Path, folder: Path, *words: str, given: str = "") -> str | None:
+def _git(checkout: Path, folder: Path, *arguments: str, input_text: str = "") -> str | None:
     """The output of git with an index and object store in ``folder``; None if it fails."""
     objects = run_git(checkout, "rev-parse", "--git-path", "objects", seconds=GIT_SECONDS)
     if objects is None:
@@ -94,4 +94,4 @@ def _git(checkout: Path, folder: Path, *words: str, given: str = "") -> str | No
         "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((checkout / objects.removesuffix("\n")).resolve()),
     }
-    return run_git(checkout, *words, seconds=GIT_SECONDS, given=given, environment=private)
+    return run_git(checkout, *arguments, seconds=GIT_SECONDS, input_text=input_text, environment=private)

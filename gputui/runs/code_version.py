@@ -50,25 +50,25 @@ def code_words(code: Any) -> str | None:
     if not isinstance(code, Mapping) or not code.get("commit"):
         return None
     branch, count = code.get("branch"), code.get("changed_files")
-    words = f"{str(code['commit'])[:8]}{f' on {branch}' if branch else ''}"
+    text = f"{str(code['commit'])[:8]}{f' on {branch}' if branch else ''}"
     if count:
-        return f"{words}, {count_of(count, 'file')} changed"
-    return words
+        return f"{text}, {count_of(count, 'file')} changed"
+    return text
 
 
 def run_git(
     checkout: Path,
-    *words: str,
+    *arguments: str,
     seconds: float = GIT_SECONDS,
-    given: str = "",
+    input_text: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """The output of git in a checkout, with ``given`` as its input; None if it fails or is late."""
     # Programs that a checkout configures to run along with git must not run.
-    argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *words]
+    argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *arguments]
     try:
         done = subprocess.run(
-            argv, input=given, capture_output=True, text=True, errors="replace", timeout=seconds,
+            argv, input=input_text, capture_output=True, text=True, errors="replace", timeout=seconds,
             check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **environment},
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

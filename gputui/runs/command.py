@@ -92,34 +92,34 @@ class PieceError(ValueError):
     """An optional piece that is malformed; the text is one line."""
 
 
-def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
+def find_pieces(argv: Sequence[str]) -> list[tuple[int, int]]:
     """The optional pieces ``[--option {parameter}]`` in words, as (first word, word after the
     last). Raises PieceError for one that is not closed, holds another, or has no parameter."""
-    found: list[tuple[int, int]] = []
+    pieces: list[tuple[int, int]] = []
     first, depth = 0, 0
-    for index, word in enumerate(words):
+    for index, word in enumerate(argv):
         if PIECE_START.match(word) is not None:
             if depth:
                 raise PieceError(
-                    f"the optional piece {words[first]} … holds another, {word}; write them one after the other"
+                    f"the optional piece {argv[first]} … holds another, {word}; write them one after the other"
                 )
             first = index
         elif not depth:
             continue
         depth += word.count("[") - word.count("]")
         if depth <= 0:
-            depth, piece = 0, " ".join(words[first : index + 1])
+            depth, piece = 0, " ".join(argv[first : index + 1])
             if not word.endswith("]"):
-                raise PieceError(f"the optional piece {words[first]} … ends within a word, {word}")
+                raise PieceError(f"the optional piece {argv[first]} … ends within a word, {word}")
             if not PLACEHOLDER.search(piece):
                 raise PieceError(f"the optional piece {piece} names no {{parameter}} that decides whether it is there")
-            found.append((first, index + 1))
+            pieces.append((first, index + 1))
     if depth:
-        raise PieceError(f"the optional piece {words[first]} … is not closed by ]")
-    return found
+        raise PieceError(f"the optional piece {argv[first]} … is not closed by ]")
+    return pieces
 
 
-def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> tuple[str, ...]:
+def expand(argv: Sequence[str], params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> tuple[str, ...]:
     """A command line's words with placeholders and optional pieces resolved.
 
     An optional piece is left out if a parameter in it is None or false. A word in it that is only a
@@ -133,16 +133,16 @@ def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, che
     }  # whether there is one
     expanded: list[str] = []
     end = 0
-    for first, after in find_pieces(words):
-        expanded += [substitute(word, values) for word in words[end:first]]
-        piece = [words[first][1:], *words[first + 1 : after]]
+    for first, after in find_pieces(argv):
+        expanded += [substitute(word, values) for word in argv[end:first]]
+        piece = [argv[first][1:], *argv[first + 1 : after]]
         piece[-1] = piece[-1][:-1]
         names = [name for word in piece for name in PLACEHOLDER.findall(word)]
         if not any(decided.get(name, True) is None or decided.get(name) is False for name in names):
             flags = {f"{{{name}}}" for name in names if decided.get(name) is True}
             expanded += [substitute(word, values) for word in piece if word not in flags]
         end = after
-    return (*expanded, *(substitute(word, values) for word in words[end:]))
+    return (*expanded, *(substitute(word, values) for word in argv[end:]))
 
 
 def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:

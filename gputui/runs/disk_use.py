@@ -26,8 +26,8 @@ def files_below(folder: Path) -> Iterator[FileUse]:
     waiting = [os.fspath(folder)]
     while waiting:
         try:
-            with os.scandir(waiting.pop()) as found:
-                entries = list(found)
+            with os.scandir(waiting.pop()) as folder_entries:
+                entries = list(folder_entries)
         except FileNotFoundError:
             continue
         for entry in entries:

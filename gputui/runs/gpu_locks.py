@@ -74,7 +74,9 @@ class GpuLocks(Struct, frozen=True):
         run_lock = Path("/run/lock")
         mode = run_lock.stat().st_mode if run_lock.is_dir() else 0
         for_all = stat.S_ISVTX | stat.S_IWOTH
-        return cls(run_lock if mode & for_all == for_all else Path("/tmp"))  # noqa: S108 - see open_lock
+        if mode & for_all == for_all:
+            return cls(run_lock)
+        return cls(Path("/tmp"))  # noqa: S108 - see open_lock
 
     def path(self, uuid: str) -> Path:
         """The lock file of a GPU."""
@@ -104,12 +106,12 @@ class GpuLocks(Struct, frozen=True):
         # Makes the private folder of a home with simulated GPUs; that of all users is always there.
         self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
         uuid_of = {str(self.path(uuid)): uuid for uuid in uuids}
-        held, conflict, unusable = take_locks(list(uuid_of), shared=shared)
+        descriptors, conflict, unusable = take_locks(list(uuid_of), shared=shared)
         if conflict is not None:
             holder = self.holder(uuid_of[conflict]) or UNKNOWN_HOLDER
             raise GpuHeldError(f"{uuid_of[conflict]} is held by {holder}: fuser -v {conflict}")
         problems = (f"{path} cannot be locked ({why}); have it removed" for path, why in unusable.items())
-        return HeldLocks(tuple(held.values()), tuple(held), tuple(problems))
+        return HeldLocks(tuple(descriptors.values()), tuple(descriptors), tuple(problems))
 
 
 def _noted_holder(descriptor: int) -> str | None:

@@ -81,15 +81,15 @@ def actor() -> str:
 
 def asker() -> dict[str, Any]:
     """This process as the asker in a command's row."""
-    own = identify(os.getpid())
-    assert own is not None
-    return own._asdict()
+    process = identify(os.getpid())
+    assert process is not None
+    return process._asdict()
 
 
-def is_gone(asked: object) -> bool:
+def is_gone(record: object) -> bool:
     """Return whether the process in `asker` is known to be gone; False for another container."""
     try:
-        identity = identity_in(asked)  # type: ignore[arg-type]
+        identity = identity_in(record)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
         return False
     return not is_elsewhere(identity) and not is_alive(identity)
@@ -210,7 +210,8 @@ def send_checked_signal(pid: int, start_ticks: int | None, number: signal.Signal
             f"PID {pid} cannot be tied to a process that is seen here: it is in a container, or outside of ours."
         )
     if pid in (1, os.getpid()):
-        raise SignalRefusedError(f"PID {pid} is {'this screen' if pid != 1 else 'the first process of the system'}.")
+        what = "the first process of the system" if pid == 1 else "this screen"
+        raise SignalRefusedError(f"PID {pid} is {what}.")
     if is_of_another_user(pid):
         raise SignalRefusedError(f"PID {pid} is another user's; only its owner may signal it from here.")
     if not send_signal(ProcessIdentity(pid, start_ticks, boot_id()), number):

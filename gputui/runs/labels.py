@@ -60,18 +60,18 @@ def checked_note(text: str) -> str:
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Tags without their ``#``, once and in order. Raises LabelError."""
-    kept = tuple(sorted({checked_tag(tag) for tag in tags}))
-    if len(kept) > MOST_TAGS:
-        raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(kept)}")
-    return kept
+    sorted_tags = tuple(sorted({checked_tag(tag) for tag in tags}))
+    if len(sorted_tags) > MOST_TAGS:
+        raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(sorted_tags)}")
+    return sorted_tags
 
 
 def checked_tag(text: str) -> str:
     """A tag without its ``#``. Raises LabelError."""
     tag = _without_secret(text, "tag").removeprefix("#")
     if not _TAG.fullmatch(tag):
-        words = "a tag is a letter or digit and at most 31 letters, digits and . _ - : / ="
-        raise LabelError(f"{tag!r} is no tag; {words}")
+        rule = "a tag is a letter or digit and at most 31 letters, digits and . _ - : / ="
+        raise LabelError(f"{tag!r} is no tag; {rule}")
     return tag
 
 
@@ -101,7 +101,7 @@ def write_labels(run_dir: Path, labels: Labels) -> None:
 def read_labels(run_dir: Path) -> Labels | None:
     """The labels in the run's folder; None if it has no valid ones."""
     try:
-        found: Any = read_foreign_json(run_dir / LABELS_FILE)
-        return checked_labels(str(found["name"]), [str(tag) for tag in found["tags"]], str(found["note"]))
+        stored: Any = read_foreign_json(run_dir / LABELS_FILE)
+        return checked_labels(str(stored["name"]), [str(tag) for tag in stored["tags"]], str(stored["note"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

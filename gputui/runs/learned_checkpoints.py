@@ -65,13 +65,15 @@ def written_checkpoints(folder: Path, since: float, excluded: Collection[Path]) 
     units: set[str] = set()
     for parent, save in saves.items():
         # The folder above several saves, such as that of the trainer's output, is none.
-        holds_saves = any(other != save and other.startswith(f"{save}/") for other in saves.values() if other)
+        holds_saves = any(
+            other_save != save and other_save.startswith(f"{save}/") for other_save in saves.values() if other_save
+        )
         if save is None or holds_saves:
             units.update(files[parent])
         else:
             units.add(save)
-    found = [file for path in units if (file := measured(Path(path))) is not None]
-    return sorted(found, key=lambda file: (file.modified_ns, file.path), reverse=True)
+    measured_files = [file for path in units if (file := measured(Path(path))) is not None]
+    return sorted(measured_files, key=lambda file: (file.modified_ns, file.path), reverse=True)
 
 
 def _folder_of_save(parent: PurePath, root: Path, whole: Collection[str]) -> str | None:

@@ -82,11 +82,13 @@ def line_time(line: str, near: float) -> float | None:
     is in the year that brings it nearest to ``near`` (UTC unix seconds)."""
     position = 0
     while position < _BEGINS_WITHIN:
-        if found := _ISO.match(line, position):
-            zone = (found["zone"] or "").strip()
-            return _seconds(f"{found['day']}T{found['clock']}{_fraction(found)}{'+00:00' if zone.isalpha() else zone}")
-        if found := _GLOG.match(line, position):
-            return _glog_seconds(found, near)
+        if match := _ISO.match(line, position):
+            zone = (match["zone"] or "").strip()
+            if zone.isalpha():
+                zone = "+00:00"
+            return _seconds(f"{match['day']}T{match['clock']}{_fraction(match)}{zone}")
+        if match := _GLOG.match(line, position):
+            return _glog_seconds(match, near)
         before = _BEFORE_STAMP.match(line, position)
         if before is None:
             return None
@@ -113,17 +115,17 @@ def lines_by(lines: Sequence[str], at: float) -> int | None:
     return 0
 
 
-def _glog_seconds(found: re.Match[str], near: float) -> float | None:
+def _glog_seconds(match: re.Match[str], near: float) -> float | None:
     here = datetime.fromtimestamp(near).year
-    years = (here, here - 1, here + 1) if found["year"] is None else (int(found["year"]),)
-    rest = f"{int(found['month']):02}-{found['day']}T{found['clock']}{_fraction(found)}"
+    years = (here, here - 1, here + 1) if match["year"] is None else (int(match["year"]),)
+    rest = f"{int(match['month']):02}-{match['day']}T{match['clock']}{_fraction(match)}"
     stamps = [_seconds(f"{year}-{rest}") for year in years]
     return min((stamp for stamp in stamps if stamp is not None), key=lambda stamp: abs(stamp - near), default=None)
 
 
-def _fraction(found: re.Match[str]) -> str:
-    if found["fraction"]:
-        return f".{found['fraction']:0<6}"
+def _fraction(match: re.Match[str]) -> str:
+    if match["fraction"]:
+        return f".{match['fraction']:0<6}"
     return ""
 
 
@@ -154,7 +156,7 @@ def stop_report(lines: Sequence[str]) -> StopReport | None:
     for first in range(len(lines) - 1, max(-1, len(lines) - 1 - _MOST_LINES), -1):
         if TRACEBACK in lines[first]:
             for last in range(len(lines) - 1, first, -1):
-                if found := _STOP_EXCEPTION.search(lines[last]):
-                    return StopReport(first, last, found[1])
+                if match := _STOP_EXCEPTION.search(lines[last]):
+                    return StopReport(first, last, match[1])
             return None
     return None

@@ -70,7 +70,7 @@ def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
 
 def rank_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt that can be read: the launcher's, then the newest of each rank."""
-    found: dict[tuple[int, Stream], Path] = {}
+    log_paths: dict[tuple[int, Stream], Path] = {}
     nodes = node_folders(attempt_dir)
     streams: tuple[Stream, ...] = ("stdout", "stderr")
     for first_rank, node in nodes:
@@ -78,8 +78,10 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
             paths = _below(node, f"ranks/*/attempt_*/*/{stream}.log")
             for path in sorted(filter(_is_readable, paths), key=_modified_ns):
                 if path.parent.name.isdecimal():
-                    found[first_rank + int(path.parent.name), stream] = path
-    logs = [RankLog(rank, stream, found[rank, stream]) for rank, stream in sorted(found, key=lambda key: key[0])]
+                    log_paths[first_rank + int(path.parent.name), stream] = path
+    logs = [
+        RankLog(rank, stream, log_paths[rank, stream]) for rank, stream in sorted(log_paths, key=lambda key: key[0])
+    ]
     launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
     return [*(log for log in launchers if _is_readable(log.path)), *logs]
 
@@ -192,10 +194,14 @@ def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, i
     with open_regular(path) as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
-        start = max(0, size - max_bytes) if offset is None else offset if offset <= size else 0
-        start, until = _around_gaps(descriptor, start, size, from_end=offset is None)
+        start = 0
+        if offset is None:
+            start = max(0, size - max_bytes)
+        elif offset <= size:
+            start = offset
+        start, end = _around_gaps(descriptor, start, size, from_end=offset is None)
         file.seek(start)
-        data = file.read(min(max_bytes, until - start))
+        data = file.read(min(max_bytes, end - start))
     return data, start, size
 
 
@@ -204,10 +210,10 @@ def _around_gaps(descriptor: int, start: int, size: int, *, from_end: bool) -> t
     try:
         while start < size:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
-            until = os.lseek(descriptor, start, os.SEEK_HOLE)
-            if not from_end or until >= size:
-                return start, max(until, start)
-            start = until
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+            if not from_end or end >= size:
+                return start, max(end, start)
+            start = end
     except OSError:
         # A gap up to the end (ENXIO), or a file system without gaps.
         return start, size

@@ -62,7 +62,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -81,8 +82,8 @@ def job_of(spec: RunSpec, *, image: str | None, gpu_type: str | None) -> Portabl
     if redactor.argv(plan["argv"]) != tuple(plan["argv"]):
         raise ManifestError("a secret is on the command line; put it into env: of the profile, so that it is left out")
     env = {key: value for key, value in plan["env"].items() if key not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")}
-    shown = redactor.env(env)
-    secrets = tuple(key for key in env if shown[key] != env[key])
+    redacted = redactor.env(env)
+    secrets = tuple(key for key in env if redacted[key] != env[key])
     folders = shlex.join(["mkdir", "-p", f"{run_dir}/attempts/1/nodes/0", f"{run_dir}/checkpoints"])
     return PortableJob(
         name, f"{name}-runs", f"{folders}\nexec {shlex.join(plan['argv'])}\n",
@@ -163,8 +164,8 @@ def _skypilot(job: PortableJob) -> tuple[list[str], dict[str, Any]]:
     if job.secrets:
         content["secrets"] = dict.fromkeys(job.secrets)
     content |= {"file_mounts": {RUNS: {"name": job.volume, "mode": "MOUNT"}}, "run": job.script}
-    given = " ".join(f"--secret {name}" for name in job.secrets)
-    notes = [f"sky launch {given + ' ' if given else ''}THIS; runs are kept in the bucket {job.volume}."]
+    options = " ".join(f"--secret {name}" for name in job.secrets)
+    notes = [f"sky launch {options + ' ' if options else ''}THIS; runs are kept in the bucket {job.volume}."]
     return notes, content
 
 

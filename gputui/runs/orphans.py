@@ -78,16 +78,16 @@ def end(
     pause: Callable[[float], None] = time.sleep,
 ) -> list[ProcessIdentity]:
     """Send SIGTERM, then SIGKILL. Returns the processes that survived both."""
-    left = list(identities)
+    survivors = list(identities)
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-        for identity in left:
+        for identity in survivors:
             send_signal(identity, number)
             if number is signal.SIGTERM:
                 # A stopped process handles SIGTERM only when continued.
                 send_signal(identity, signal.SIGCONT)
         deadline = clock() + seconds
-        while (left := [identity for identity in left if is_alive(identity)]) and clock() < deadline:
+        while (survivors := [identity for identity in survivors if is_alive(identity)]) and clock() < deadline:
             pause(_PAUSE_SECONDS)
-        if not left:
+        if not survivors:
             break
-    return left
+    return survivors

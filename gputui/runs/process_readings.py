@@ -70,8 +70,8 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
         command, waits = command_of(identity.pid)[:300], ""
         with contextlib.suppress(OSError):
             waits = _text(identity.pid, "wchan").strip()
-        shown = "–" if rank is None else str(rank)
-        rows.append(f"{identity.pid:>8} {shown:>5} {reading.state:<5} {waits or '–':<24} {command}")
+        text = "–" if rank is None else str(rank)
+        rows.append(f"{identity.pid:>8} {text:>5} {reading.state:<5} {waits or '–':<24} {command}")
     return "\n".join(rows) + "\n"
 
 

@@ -162,17 +162,17 @@ def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
     return [sockets[inode] for inode in inodes if inode in sockets]
 
 
-def outside(held: Sequence[Socket], own: Iterable[Socket]) -> list[Socket]:
+def outside(sockets: Sequence[Socket], run_sockets: Iterable[Socket]) -> list[Socket]:
     """The sockets ``held`` by a process that are connected to another machine, or to a program of
     this machine that holds none of its attempt's ``own`` sockets; without those that others have
     opened to it, as to read its metrics: nothing waits for them."""
-    own = tuple(own)
-    own_ports = {connection.local.port for connection in own}
-    served_ports = {connection.local.port for connection in own if connection.state == _LISTENING}
+    run_sockets = tuple(run_sockets)
+    own_ports = {connection.local.port for connection in run_sockets}
+    served_ports = {connection.local.port for connection in run_sockets if connection.state == _LISTENING}
     # The connection to a dead rank, whose port is nobody's any more, is half closed.
     return [
         connection
-        for connection in held
+        for connection in sockets
         if connection.is_connected
         and connection.local.port not in served_ports
         and (

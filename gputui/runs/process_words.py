@@ -28,10 +28,10 @@ def script_words(command: str, run_id: str | None) -> str:
 def script_of(command: str) -> str:
     """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py -x 1`` →
     ``train.py -x 1``, ``python -m trainer x`` → ``trainer x``."""
-    found = _PYTHON.match(command)
-    rest = command[found.end() :] if found else command
-    if found and (found[1] or not rest or rest[0] == "-"):
-        if found[1]:
+    match = _PYTHON.match(command)
+    rest = command[match.end() :] if match else command
+    if match and (match[1] or not rest or rest[0] == "-"):
+        if match[1]:
             return rest
         return f"python {rest}".rstrip()
     first, space, others = rest.partition(" ")

@@ -117,19 +117,19 @@ class ProcessScan:
         what the shims ``listed``, or that of its nearest ancestor that has one."""
         roots: dict[int, Owner | None] = dict(listed)
         for pid, environment in self.environments.items():
-            owner, known = _owner_in(environment, runs), listed.get(pid)
-            if owner is not None and known is not None and owner.rank is None:
-                owner = owner._replace(rank=known.rank, local_world_size=known.local_world_size)
+            owner, listed_owner = _owner_in(environment, runs), listed.get(pid)
+            if owner is not None and listed_owner is not None and owner.rank is None:
+                owner = owner._replace(rank=listed_owner.rank, local_world_size=listed_owner.local_world_size)
             roots[pid] = owner
-        found: dict[int, Owner] = {}
+        owners: dict[int, Owner] = {}
         waiting = [(pid, owner) for pid, owner in roots.items() if owner is not None]
         while waiting:
             pid, owner = waiting.pop()
             if owner.rank is None:
                 owner = owner._replace(rank=shim.rank_by_output(pid, str(runs)))
-            found[pid] = owner
+            owners[pid] = owner
             waiting += [(child, owner) for child in self._children.get(pid, ()) if child not in roots]
-        return found
+        return owners
 
     def identity(self, pid: int) -> ProcessIdentity:
         """The identity of a process of the scan."""
@@ -166,13 +166,15 @@ def _owner_in(environment: Mapping[bytes, bytes], runs: Path | str) -> Owner | N
     if folder != str(runs) or not run_id:
         return None
     attempt, (rank, size) = environment.get(b"GPUTUI_ATTEMPT", b""), shim.place_in(environment)
-    return Owner(run_id, rank, int(attempt) if attempt.isdigit() else None, size)
+    number = int(attempt) if attempt.isdigit() else None
+    return Owner(run_id, rank, number, size)
 
 
 def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat]) -> dict[int, Owner]:
     """The living processes that the shims of a run have listed."""
-    found: dict[int, Owner] = {}
-    folders = (run_dir / "attempts").glob("*" if attempt is None else str(attempt))
+    owners: dict[int, Owner] = {}
+    pattern = "*" if attempt is None else str(attempt)
+    folders = (run_dir / "attempts").glob(pattern)
     # started.json names the command alone, and exists even if a full disk left no room for the
     # list.
     for path in (folder / name for folder in folders for name in ("started.json", "processes.json")):
@@ -184,11 +186,11 @@ def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat
                 stat = living.get(entry["pid"])
                 if stat is not None and stat.start_ticks == entry["start_ticks"]:
                     number, size = int(path.parent.name), entry.get("local_world_size")
-                    found[stat.pid] = Owner(run_dir.name, entry.get("rank"), number, size)
+                    owners[stat.pid] = Owner(run_dir.name, entry.get("rank"), number, size)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # A living shim rewrites it within a second; the tree and the tags cover most of it.
             continue
-    return found
+    return owners
 
 
 # --- the table of the screen -------------------------------------------------------------------
@@ -222,7 +224,7 @@ class ProcessTable:
         self._cpu_seconds: dict[tuple[int, int], float] = {}
         self._read_at: float | None = None
 
-    def read(self, wanted: Iterable[int]) -> dict[int, HostProcess]:
+    def read(self, pids: Iterable[int]) -> dict[int, HostProcess]:
         """The processes of this home's runs and the visible ones of the ``wanted`` PIDs, by PID."""
         now = self._clock()
         elapsed = None if self._read_at is None else now - self._read_at
@@ -231,25 +233,28 @@ class ProcessTable:
         scan = self._scanner.scan()
         owned = scan.owned(self._runs)
         before, self._cpu_seconds = self._cpu_seconds, {}
-        found = {}
-        for pid in owned.keys() | (set(wanted) & scan.stats.keys()):
+        processes = {}
+        for pid in owned.keys() | (set(pids) & scan.stats.keys()):
             stat, owner = scan.stats[pid], owned.get(pid)
             key = (pid, stat.start_ticks)
             self._cpu_seconds[key] = stat.cpu_seconds
-            found[pid] = HostProcess(
+            cpu_percent = None
+            if key in before and elapsed:
+                cpu_percent = 100 * (stat.cpu_seconds - before[key]) / elapsed
+            processes[pid] = HostProcess(
                 pid=pid,
                 parent_pid=stat.parent_pid,
                 start_ticks=stat.start_ticks,
                 state=stat.state,
                 user=user_of(pid),
                 command=command_of(pid)[:_COMMAND_MAX_CHARACTERS] or None,
-                cpu_percent=100 * (stat.cpu_seconds - before[key]) / elapsed if key in before and elapsed else None,
+                cpu_percent=cpu_percent,
                 memory_bytes=private_bytes(pid),
-                run_id=None if owner is None else owner.run_id,
-                rank=None if owner is None else owner.rank,
+                run_id=owner and owner.run_id,
+                rank=owner and owner.rank,
                 running_seconds=max(0.0, up_seconds - stat.start_ticks / TICKS_PER_SECOND),
             )
-        return found
+        return processes
 
 
 class ProcessReader:
@@ -265,10 +270,10 @@ class ProcessReader:
         """The processes of our runs and the visible ones on these GPUs, by PID."""
         now = self._clock()
         # The first reading knows no load yet: the second follows with the next snapshot.
-        has_load = any(each.cpu_percent is not None for each in self._newest.values())
+        has_load = any(process.cpu_percent is not None for process in self._newest.values())
         if not has_load or now - self._read_at >= READ_AGAIN_SECONDS:
             self._read_at = now
-            listed = (each for gpu in gpus for each in gpu.processes or ())
-            visible = (each.pid for each in listed if each.start_ticks is not None)
+            listed = (process for gpu in gpus for process in gpu.processes or ())
+            visible = (process.pid for process in listed if process.start_ticks is not None)
             self._newest = self._table.read(visible)
         return self._newest

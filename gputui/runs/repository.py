@@ -59,9 +59,9 @@ def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[st
         "UNION SELECT name FROM runs WHERE substr(name, 1, ?1) = ?2",
         (len(start), start),
     )
-    taken = taken_folders | {row[0] for row in rows}
+    used_ids = taken_folders | {row[0] for row in rows}
     highest = connection.execute("SELECT highest FROM run_numbers WHERE name = ?", (name,)).fetchone() or (0,)
-    number = next(number for number in itertools.count(highest[0] + 1) if f"{name}-{number}" not in taken)
+    number = next(number for number in itertools.count(highest[0] + 1) if f"{name}-{number}" not in used_ids)
     return f"{name}-{number}", int(sequence)
 
 
@@ -101,7 +101,7 @@ def insert_run(
         created_at=now,
         queued_at=now,
         priority=spec.priority,
-        target=None if spec.target is None else spec.target["name"],
+        target=spec.target and spec.target["name"],
         study_id=spec.study_id,
         trial=spec.trial,
     )
@@ -304,12 +304,12 @@ def leases(connection: sqlite3.Connection) -> dict[str, GpuHolders]:
         "SELECT gpu_uuid, run_id, CASE WHEN share < 1 THEN coalesce(study_id, '') END, share "
         "FROM leases JOIN runs USING (run_id) ORDER BY gpu_uuid, since, run_id"
     )
-    found: dict[str, GpuHolders] = {}
+    holders: dict[str, GpuHolders] = {}
     for uuid, run_id, shared_by, share in rows:
-        before = found.get(uuid, GpuHolders())
+        before = holders.get(uuid, GpuHolders())
         shares = before.shares if shared_by is None else {**before.shares, run_id: share}
-        found[uuid] = GpuHolders((*before.run_ids, run_id), shared_by, shares)
-    return found
+        holders[uuid] = GpuHolders((*before.run_ids, run_id), shared_by, shares)
+    return holders
 
 
 def cpu_ranks(connection: sqlite3.Connection) -> int:
@@ -339,10 +339,10 @@ def take_leases(
     """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if others hold one, unless
     all take a ``share`` of it that leaves room, and are trials of one study or runs of none."""
     for uuid in sorted(uuids):
-        held = connection.execute(
+        lease = connection.execute(
             "SELECT share FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)
         ).fetchone()
-        if held is None or held[0] != share:
+        if lease is None or lease[0] != share:
             end_lease(connection, run_id, uuid)
             insert(connection, "leases", gpu_uuid=uuid, run_id=run_id, since=now, share=share)
 
@@ -379,8 +379,8 @@ def put_next_attempt(
     """Replace the row. Works inside the caller's transaction."""
     drop_next_attempt(connection, run_id)
     if env or preconditions:
-        wanted = json.dumps([dict(one) for one in preconditions])
-        insert(connection, "next_attempts", run_id=run_id, env=json.dumps(dict(env)), preconditions=wanted, since=now)
+        text = json.dumps([dict(precondition) for precondition in preconditions])
+        insert(connection, "next_attempts", run_id=run_id, env=json.dumps(dict(env)), preconditions=text, since=now)
 
 
 def get_next_attempt(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
@@ -391,7 +391,7 @@ def get_next_attempt(connection: sqlite3.Connection, run_id: str) -> NextAttempt
 
 def set_preconditions(connection: sqlite3.Connection, run_id: str, preconditions: Sequence[Mapping[str, Any]]) -> None:
     """Store the preconditions that are not met yet."""
-    text = json.dumps([dict(one) for one in preconditions])
+    text = json.dumps([dict(precondition) for precondition in preconditions])
     update(connection, "next_attempts", {"run_id": run_id}, preconditions=text)
 
 

@@ -127,7 +127,7 @@ def schedule(
     None before the sampler's first report. While ``paused``, only recovering runs start.
     """
     outcomes: list[Start | Wait] = []
-    taken: dict[str, str] = {}
+    promised: dict[str, str] = {}
     pool = _GpuPool(gpus or (), share_of)
     for run in sorted(queue, key=lambda run: not pool.has_lease_of(run)):
         outcome: Start | Wait
@@ -140,15 +140,15 @@ def schedule(
         elif gpus_wanted(run) and gpus is None:
             outcome = Wait(run, "waits for the first look at the GPUs")
         elif gpus_wanted(run):
-            outcome = _place_on_gpus(run, pool, taken)
+            outcome = _place_on_gpus(run, pool, promised)
             uuids = outcome.uuids if isinstance(outcome, Start) else outcome.promised
-            taken |= {uuid: run.run_id for uuid in uuids if uuid not in taken}
+            promised |= {uuid: run.run_id for uuid in uuids if uuid not in promised}
         elif not cpu_running or cpu_running + spec_of(run).nproc <= cpu_limit:
             outcome = Start(run, ())
             cpu_running += spec_of(run).nproc
         else:
-            words = f"{cpu_limit} ranks of runs without GPUs run at a time on this machine"
-            outcome, cpu_running = Wait(run, f"waits: {words}"), cpu_limit
+            limit_text = f"{cpu_limit} ranks of runs without GPUs run at a time on this machine"
+            outcome, cpu_running = Wait(run, f"waits: {limit_text}"), cpu_limit
         outcomes.append(outcome)
     return outcomes
 
@@ -193,45 +193,43 @@ class _GpuPool(NamedTuple):
         return None
 
 
-def _place_on_gpus(run: Run, pool: _GpuPool, taken: Mapping[str, str]) -> Start | Wait:
+def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -> Start | Wait:
     """Decide for one run that needs GPUs. ``taken`` are those that earlier runs get or wait for."""
-    wanted, held, named = gpus_wanted(run), pool.held_by(run), spec_of(run).gpus.uuids
-    others = [gpu for gpu in pool.gpus if gpu not in held and (not named or gpu.uuid in named)]
-    candidates = held + others
+    gpu_count, held_gpus, listed_uuids = gpus_wanted(run), pool.held_by(run), spec_of(run).gpus.uuids
+    others = [gpu for gpu in pool.gpus if gpu not in held_gpus and (not listed_uuids or gpu.uuid in listed_uuids)]
+    candidates = held_gpus + others
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
-    for uuid in blocks.keys() & taken.keys():
-        blocks[uuid] = blocks[uuid] or f"is promised to {taken[uuid]}"
+    for uuid in blocks.keys() & promised_gpus.keys():
+        blocks[uuid] = blocks[uuid] or f"is promised to {promised_gpus[uuid]}"
     # Prefer unused GPUs to shared ones, those that few share, and cool and healthy ones; for a part of
     # one, those with more free memory, in GiB, since a run that has just started holds none yet.
     takes_part = spec_of(run).gpus.share < 1 and spec_of(run).study_id is None
-    free = sorted(
-        (gpu for gpu in candidates if blocks[gpu.uuid] is None),
-        key=lambda gpu: (
-            gpu not in held,
-            -((gpu.free_bytes or 0) >> 30) if takes_part else 0,
-            len(gpu.holders),
-            gpu.preference,
-        ),
-    )
+
+    def rank(gpu: GpuAvailability) -> tuple[bool, int, int, tuple[int, ...]]:
+        free_gibibytes = (gpu.free_bytes or 0) >> 30 if takes_part else 0
+        return gpu not in held_gpus, -free_gibibytes, len(gpu.holders), gpu.preference
+
+    free = sorted((gpu for gpu in candidates if blocks[gpu.uuid] is None), key=rank)
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
-    free_soon = [gpu for gpu in held if gpu in free or gpu.is_settling]
-    if len(free_soon) >= wanted > sum(gpu in free for gpu in held):
-        return Wait(run, _wait_reason(held, blocks, wanted))
-    if len(free) >= wanted:
-        chosen = {gpu.uuid for gpu in free[:wanted]}
-        lost = [(gpu.name, reason) for gpu in held if (reason := blocks[gpu.uuid]) is not None]
+    free_soon = [gpu for gpu in held_gpus if gpu in free or gpu.is_settling]
+    if len(free_soon) >= gpu_count > sum(gpu in free for gpu in held_gpus):
+        return Wait(run, _wait_reason(held_gpus, blocks, gpu_count))
+    if len(free) >= gpu_count:
+        chosen = {gpu.uuid for gpu in free[:gpu_count]}
+        lost = [(gpu.name, reason) for gpu in held_gpus if (reason := blocks[gpu.uuid]) is not None]
         uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
         return Start(run, uuids, tuple(f"{name} {reason}" for name, reason in lost))
     needed = spec_of(run).gpus.memory_bytes or 0
     large = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
     in_service = sum(not gpu.out_of_service for gpu in large)
-    is_short = is_recovering(run) and any(gpu.out_of_service for gpu in held)
-    reason = _wait_reason(candidates, blocks, wanted)
-    promised = frozenset(gpu.uuid for gpu in large) if in_service >= wanted else frozenset()
-    return Wait(run, reason, in_service if is_short else None, promised)
+    is_short = is_recovering(run) and any(gpu.out_of_service for gpu in held_gpus)
+    reason = _wait_reason(candidates, blocks, gpu_count)
+    promised = frozenset(gpu.uuid for gpu in large) if in_service >= gpu_count else frozenset()
+    remaining = in_service if is_short else None
+    return Wait(run, reason, remaining, promised)
 
 
-def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:
+def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], gpu_count: int) -> str:
     """``1 of 2 GPUs free · GPUs 0–3 used by vit-1; GPU 4 lost``: what is missing first, as lists cut the end.
     ``blocks`` has the reason for each blocked GPU by UUID."""
     by_reason: dict[str, list[GpuAvailability]] = {}
@@ -248,4 +246,4 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
         parts += [f"{gpu.name} {why}" for gpu in gpus]
     free = sum(blocks[gpu.uuid] is None for gpu in candidates)
     reasons = "; ".join(parts)
-    return " · ".join(filter(None, (f"{free} of {count_of(wanted, 'GPU')} free", reasons)))
+    return " · ".join(filter(None, (f"{free} of {count_of(gpu_count, 'GPU')} free", reasons)))

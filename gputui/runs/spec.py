@@ -49,9 +49,9 @@ def asked_steps(params: Mapping[str, object], step: int | None = None) -> int | 
     """The number of steps in the parameters; None if there is none, or if the run has gone beyond: it then counts
     something else."""
     for name in _TOTALS:
-        asked = params.get(name)
-        if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 and (step or 0) <= asked:
-            return asked
+        value = params.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0 and (step or 0) <= value:
+            return value
     return None
 
 
@@ -213,9 +213,9 @@ class RunSpec(Struct, frozen=True):
 
     def ranks_on(self, gpus: int) -> int:
         """Number of ranks on that many GPUs of this machine, at the profile's ranks per GPU."""
-        asked = len(self.gpus.uuids) or self.gpus.count
-        if asked and gpus:
-            return max(1, self.nproc * gpus // asked)
+        count = len(self.gpus.uuids) or self.gpus.count
+        if count and gpus:
+            return max(1, self.nproc * gpus // count)
         return self.nproc
 
     @property

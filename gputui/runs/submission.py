@@ -51,8 +51,8 @@ def submit_ticket(
     sqlite3.Error."""
     ticket = write_ticket(workspace, spec)
     try:
-        words = {**args, "ticket": ticket, "asker": asker()}
-        return commands.submit(connection, verb, None, words, actor, now=now, doorbell=workspace.doorbell)
+        arguments = {**args, "ticket": ticket, "asker": asker()}
+        return commands.submit(connection, verb, None, arguments, actor, now=now, doorbell=workspace.doorbell)
     except sqlite3.Error:
         # Without a command nobody would remove it, and it may hold secrets.
         ticket_path(workspace, ticket).unlink()

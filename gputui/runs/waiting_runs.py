@@ -48,5 +48,6 @@ def why_not_yet(connection: sqlite3.Connection, run: Run, now: float) -> str | N
     if spec.begin_at is None or now >= spec.begin_at:
         return None
     begin, today = time.localtime(spec.begin_at), time.localtime(now)
-    is_today = begin[:3] == today[:3]
-    return time.strftime("begins at %H:%M" if is_today else "begins on %d %b at %H:%M", begin)
+    if begin[:3] == today[:3]:
+        return time.strftime("begins at %H:%M", begin)
+    return time.strftime("begins on %d %b at %H:%M", begin)

@@ -66,7 +66,7 @@ class TestDeepspeed:
         assert environment.get("DS_ACCELERATOR") == (None if gpus else "cpu")
 
     def test_a_module_is_named_its_way(self) -> None:
-        assert self.argv(words=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
+        assert self.argv(argv=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
 
     def test_its_report_says_how_a_process_ended_and_not_which(self, tmp_path: Path) -> None:
         """It names the command that it started last, whichever ended."""
@@ -93,7 +93,7 @@ def test_a_report_names_every_failed_rank() -> None:
     assert found.root.traceback is not None
     assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: ")
     assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]
-    assert found.asked == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
+    assert found.signalled == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
     assert found.root.at is not None
     assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest
 
@@ -101,7 +101,7 @@ def test_a_report_names_every_failed_rank() -> None:
 def test_a_stop_leaves_no_report() -> None:
     found = one(RECORDED["stopped_rank_forced"])
     assert found.root is None and found.failures == ()
-    assert found.got_signal == 15 and len(found.asked) == 2 and len(found.forced) == 1
+    assert found.got_signal == 15 and len(found.signalled) == 2 and len(found.forced) == 1
 
 
 def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printed_before_each() -> None:

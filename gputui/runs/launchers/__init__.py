@@ -13,6 +13,6 @@ FOR_RANKS, FOR_SCRIPT, FOR_COMMAND = Torchrun(), Python(), Command()
 with a single process, and a whole command."""
 
 LAUNCHERS: dict[str, Launcher] = {
-    one.name: one for one in (FOR_RANKS, Accelerate(), Deepspeed(), FOR_SCRIPT, FOR_COMMAND)
+    launcher.name: launcher for launcher in (FOR_RANKS, Accelerate(), Deepspeed(), FOR_SCRIPT, FOR_COMMAND)
 }
 """Launchers by their name in profiles."""

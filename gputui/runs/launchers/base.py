@@ -57,11 +57,11 @@ class Placement(Struct, frozen=True):
 
 
 class Invocation(Struct, frozen=True):
-    """The program of one attempt. ``words`` are the script or ``-m module``, or the whole command,
+    """The program of one attempt. ``argv`` is the script or ``-m module``, or the whole command,
     with all arguments; ``folder`` is that of the attempt's first node; ``name`` is unique to the
     attempt on this machine."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     folder: str
     name: str
 

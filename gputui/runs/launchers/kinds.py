@@ -33,14 +33,14 @@ class Torchrun(Launcher):
         # On several nodes, c10d compares host names, which may resolve differently on each; static
         # does not.
         backend = "c10d" if len(placement.nodes) == 1 else "static"
-        own = f"--local-addr={node.host}" if len(placement.nodes) == 1 else f"--node-rank={placement.number}"
+        node_options = f"--local-addr={node.host}" if len(placement.nodes) == 1 else f"--node-rank={placement.number}"
         return (
             str(spec.python), "-m", "torch.distributed.run",
             f"--nnodes={len(placement.nodes)}", f"--nproc-per-node={node.ranks}", "--max-restarts=0",
             f"--rdzv-backend={backend}", f"--rdzv-endpoint={placement.endpoint}", f"--rdzv-id={invocation.name}",
-            own,
+            node_options,
             f"--log-dir={invocation.folder}/ranks", "--redirects=3",
-            *invocation.words,
+            *invocation.argv,
         )  # fmt: skip
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Accelerate(Launcher):
             *(("--multi_gpu",) if placement.ranks > 1 else ()),
             f"--num_processes={placement.ranks}", f"--num_machines={len(placement.nodes)}", "--gpu_ids=all",
             f"--main_process_port={placement.port}", "--max_restarts=0", f"--log_dir={invocation.folder}/ranks",
-            *invocation.words,
+            *invocation.argv,
         )  # fmt: skip
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
@@ -102,12 +102,12 @@ class Deepspeed(Launcher):
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
         # On the CPU the indices only count ranks.
         world = {node.host: list(node.gpus or map(str, range(node.ranks))) for node in placement.nodes}
-        is_module = invocation.words[0] == "-m"
+        is_module = invocation.argv[0] == "-m"
         return (
             str(spec.python), "-m", "deepspeed.launcher.launch",
             f"--world_info={base64.urlsafe_b64encode(json.dumps(world).encode()).decode('ascii')}",
             f"--master_addr={placement.nodes[0].host}", f"--master_port={placement.port}",
-            *(("--module", *invocation.words[1:]) if is_module else invocation.words),
+            *(("--module", *invocation.argv[1:]) if is_module else invocation.argv),
         )  # fmt: skip
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
@@ -116,12 +116,12 @@ class Deepspeed(Launcher):
         return {**super().environment(placement, invocation), **on_cpu}
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
-        found = super().checks(spec)
+        results = super().checks(spec)
         if spec.gpus.count and spec.nproc != spec.gpus.count:
-            asked = f"{count_of(spec.nproc, 'process')} on {count_of(spec.gpus.count, 'GPU')}"
-            detail = f"{asked}; {self.name} starts one for each GPU"
-            found.append(CheckResult("processes", "fail", detail, "leave nproc out"))
-        return found
+            request = f"{count_of(spec.nproc, 'process')} on {count_of(spec.gpus.count, 'GPU')}"
+            detail = f"{request}; {self.name} starts one for each GPU"
+            results.append(CheckResult("processes", "fail", detail, "leave nproc out"))
+        return results
 
 
 class Python(Launcher):
@@ -130,7 +130,7 @@ class Python(Launcher):
     name = "python"
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
-        return (str(spec.python), *invocation.words)
+        return (str(spec.python), *invocation.argv)
 
 
 class Command(Launcher):
@@ -140,4 +140,4 @@ class Command(Launcher):
     takes_command = True
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
-        return invocation.words
+        return invocation.argv

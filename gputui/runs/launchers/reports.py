@@ -68,14 +68,14 @@ class LauncherReport(Struct, frozen=True):
             them.
         launcher: the author, as named in sentences; ended_itself: it kills its own process along
             with the ranks.
-        asked: PIDs that torchrun asked to end; forced: those that it then killed.
+        signalled: PIDs that torchrun asked to end; forced: those that it then killed.
         got_signal: the signal that asked torchrun itself to end.
         rest: the output up to and with the report, without torchrun's table.
     """
 
     root: RankFailure | None
     others: tuple[RankFailure, ...] = ()
-    asked: frozenset[int] = frozenset()
+    signalled: frozenset[int] = frozenset()
     forced: frozenset[int] = frozenset()
     got_signal: int | None = None
     rest: str = ""
@@ -105,15 +105,22 @@ def parse_reports(text: str) -> list[LauncherReport]:
         # Above "Failures:" are a border, the title and another border.
         rest = head[: max(0, start - 3)]
         roots = _failures(entries)
-        reports.append(_report(rest, roots[0] if roots else None, _failures(_entries(head, start + 1)[0])))
+        first_failure = roots[0] if roots else None
+        reports.append(_report(rest, first_failure, _failures(_entries(head, start + 1)[0])))
         at = end
     if any(line.strip() for line in lines[at:]):
         reports.append(_of_other_launcher(lines[at:]))
-    times = [None if report.root is None else report.root.at for report in reports]
+    times = [_failed_at(report) for report in reports]
     last = max((time for time in times if time is not None), default=0.0)
     # A report this much older than the last one is of a failure that the command survived.
     oldest = last - SURVIVED_SECONDS
     return [report for report, time in zip(reports, times, strict=True) if time is None or time >= oldest]
+
+
+def _failed_at(report: LauncherReport) -> float | None:
+    if report.root is None:
+        return None
+    return report.root.at
 
 
 def _report(lines: list[str], root: RankFailure | None = None, others: Sequence[RankFailure] = ()) -> LauncherReport:
@@ -125,7 +132,7 @@ def _report(lines: list[str], root: RankFailure | None = None, others: Sequence[
     return LauncherReport(
         root,
         tuple(others),
-        asked=frozenset(numbers(_ASKED)),
+        signalled=frozenset(numbers(_ASKED)),
         forced=frozenset(numbers(_FORCED)),
         got_signal=next(iter(numbers(_GOT_SIGNAL)), None),
         rest="".join(f"{line}\n" for line in lines),
@@ -138,10 +145,10 @@ def _of_other_launcher(lines: list[str]) -> LauncherReport:
     for line in lines:
         for pattern in (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED):
             if match := pattern.search(line):
-                named = match.groupdict()
-                rank, code = int(named["rank"]), named.get("code")
-                number = int(code) if code else -_signal_number(named.get("signal"))
-                root = RankFailure(rank, number or 1, int(named.get("pid") or 0))
+                groups = match.groupdict()
+                rank, code = int(groups["rank"]), groups.get("code")
+                number = int(code) if code else -_signal_number(groups.get("signal"))
+                root = RankFailure(rank, number or 1, int(groups.get("pid") or 0))
                 return replace(report, root=root, launcher=REPORTERS[1], ended_itself=pattern is _LIGHTNING)
     return report
 
@@ -175,14 +182,16 @@ def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
         with suppress(ValueError):
             at = datetime.strptime(entry.get("time", "").strip(), "%Y-%m-%d_%H:%M:%S").timestamp()
         first, _, rest = entry.get("traceback", "").partition("\n")
-        traceback = f"{first}\n{textwrap.dedent(rest)}".strip()
+        traceback: str | None = f"{first}\n{textwrap.dedent(rest)}".strip()
+        if not traceback or _NO_TRACEBACK.match(traceback):
+            traceback = None
         failures.append(
             RankFailure(
                 rank=int(rank[1]),
                 exit_code=int(code[1]),
                 pid=int(code[2]),
                 at=at,
-                traceback=None if not traceback or _NO_TRACEBACK.match(traceback) else traceback,
+                traceback=traceback,
             )
         )
     return failures

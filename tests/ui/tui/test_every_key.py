@@ -159,7 +159,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
                 if action.name in carried_out - resting and whole(app) == shown:
                     # At an end it does nothing; after its opposite it must.
                     for other in actions_in(scope):
-                        if other.help == action.help and other is not action:
+                        if other.phrase == action.phrase and other is not action:
                             carry_out(app, other.name)
                     shown = whole(app)
                     carry_out(app, action.name)
