@@ -161,7 +161,7 @@ def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> boo
         row.is_written
         and row.attempt == attempt.number
         and row.verdict not in ("invalid", "cut", "left", "struck")
-        and not any(former.path == row.path and former.seen < row.seen for former in ledger)
+        and not any(former.path == row.path and former.place < row.place for former in ledger)
         for row in ledger
     )
 

@@ -198,8 +198,8 @@ class ResumePoint(Struct, frozen=True):
 
     def rollback(self, count: int) -> tuple[Result, int]:
         """Go back ``count`` checkpoints before the best, if there are so many; and how many."""
-        best = self.usable[0].seen if self.usable else 0
-        older = [index for index, info in enumerate(self.usable) if info.seen < best]
+        best = self.usable[0].place if self.usable else 0
+        older = [index for index, info in enumerate(self.usable) if info.place < best]
         if not self.configured:
             return SkippedAction("rollback", NO_CHECKPOINTS), 0
         if self.chosen_there:

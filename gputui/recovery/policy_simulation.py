@@ -87,7 +87,7 @@ def _saves(spec: RunSpec, last_step: int, every: int) -> tuple[CheckpointInfo, .
     for step in range(last_step // every * every, 0, -every):
         name = spec.checkpoints.pattern.replace("*", f"{step:08d}", 1).replace("*", "")
         path = Path(spec.checkpoints.directory) / name
-        saves.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, seen=step))
+        saves.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, place=step))
     return tuple(saves)
 
 

@@ -43,7 +43,7 @@ _BAD_JSON = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 class CheckpointInfo(NamedTuple):
     """A checkpoint and the result of its validation. ``why`` says what was checked, or what is
-    wrong; ``seen`` is its place in the order of the run's checkpoints.
+    wrong; ``place`` is that in the order of the run's checkpoints.
 
     ``is_unknown``: its format cannot be checked. ``is_unreadable``: it could not be read now, with
     ``is_missing`` because it does not exist. ``is_replaced``: something else is there now.
@@ -54,7 +54,7 @@ class CheckpointInfo(NamedTuple):
     valid: bool
     why: str
     size_bytes: int | None = None
-    seen: int = 0
+    place: int = 0
     is_unknown: bool = False
     is_unreadable: bool = False
     is_missing: bool = False

@@ -33,7 +33,7 @@ class CheckpointRow(Struct, frozen=True):
     place.
 
     Attributes:
-        seen: the place in the order in which the run's checkpoints were seen first.
+        place: that in the order in which the run's checkpoints were seen first; the column `seen`.
         content: its identity, in the forms of `recovery.checkpoints.content`; stamp: changes when
             the file is written.
         attempt: the attempt in whose life it appeared; of a foreign or named one, the newest then.
@@ -50,7 +50,7 @@ class CheckpointRow(Struct, frozen=True):
     """
 
     path: str
-    seen: int
+    place: int
     content: str
     stamp: str
     attempt: int
@@ -109,7 +109,7 @@ class CheckpointRow(Struct, frozen=True):
 
     def is_later_than(self, second: CheckpointRow) -> bool:
         """Return whether it was seen after the other one, and is no part of the same save."""
-        return self.seen > second.seen and not self.is_same_save_as(second)
+        return self.place > second.place and not self.is_same_save_as(second)
 
 
 class Neighbour(Struct, frozen=True):
@@ -127,12 +127,12 @@ class Neighbour(Struct, frozen=True):
 
 def of_run(connection: sqlite3.Connection, run_id: str, *, with_gone: bool = False) -> list[CheckpointRow]:
     """The ledger of a run, as seen, without or with the newest of those that are gone."""
-    query = "SELECT * FROM checkpoints WHERE run_id = ? AND gone_at IS"
+    query = "SELECT *, seen AS place FROM checkpoints WHERE run_id = ? AND gone_at IS"
     rows = records(connection, CheckpointRow, f"{query} NULL", run_id)
     if with_gone:
         gone = f"{query} NOT NULL ORDER BY seen DESC LIMIT {MOST_GONE}"
         rows += records(connection, CheckpointRow, gone, run_id)
-    return sorted(rows, key=lambda row: (row.seen, row.path))
+    return sorted(rows, key=lambda row: (row.place, row.path))
 
 
 def former(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[Any, ...]]:
@@ -149,11 +149,12 @@ def save(
     connection: sqlite3.Connection, run_id: str, before: Sequence[CheckpointRow], after: Sequence[CheckpointRow]
 ) -> None:
     """Write the changed rows. Works inside the caller's transaction."""
-    former = {(row.path, row.seen): row for row in before}
-    changed = [row for row in after if former.get((row.path, row.seen)) != row]
+    former = {(row.path, row.place): row for row in before}
+    changed = [row for row in after if former.get((row.path, row.place)) != row]
     # A place is free once what was there is marked as gone.
     for row in sorted(changed, key=lambda row: row.gone_at is None):
-        insert(connection, "checkpoints", "REPLACE", run_id=run_id, **asdict(row))
+        values = asdict(row)
+        insert(connection, "checkpoints", "REPLACE", run_id=run_id, seen=values.pop("place"), **values)
 
 
 def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> int | None:

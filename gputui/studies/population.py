@@ -229,7 +229,7 @@ def donor_checkpoint(
     if not choice.usable:
         return Donation(why=passed_over(choice.refused) or choice.unreadable or choice.doubted or "")
     best = choice.usable[0]
-    (row,) = (row for row in choice.rows if (row.path, row.seen) == (str(best.path), best.seen))
+    (row,) = (row for row in choice.rows if (row.path, row.place) == (str(best.path), best.place))
     if row.verdict == "valid" or row.is_settled:
         return Donation(row)
     return Donation(why=f"{row.name} {best.why}, and may be growing")

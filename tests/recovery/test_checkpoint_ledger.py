@@ -96,7 +96,7 @@ def test_the_same_content_is_the_same_checkpoint(what: str) -> None:
     rows = looked(rows, file("step_20.pt"), file("step_40.pt"), attempts=ALIVE, writer=1)
     for writer, attempts in ((1, ALIVE), (None, ONE)):
         after = looked(rows, *SAME[what], attempts=attempts, writer=writer)
-        there = {row.content: (row.seen, row.attempt, row.step) for row in after if row.gone_at is None}
+        there = {row.content: (row.place, row.attempt, row.step) for row in after if row.gone_at is None}
         assert there["step_20.pt"] == (1, 1, 20) and there.get("step_40.pt", (2, 1, 40)) == (2, 1, 40)
         struck = tuple(replace(row, verdict="struck", why="was bad") for row in rows)
         assert usable(looked(struck, *SAME[what], attempts=attempts, writer=writer), attempts) == []

@@ -83,7 +83,7 @@ class CheckpointRetention:
         if len(written) <= keep:
             return None
         # Once more at the end, when the newest one counts.
-        newest = max(row.seen for row in written) + run.state.is_over
+        newest = max(row.place for row in written) + run.state.is_over
         if newest > self.pruned.get(run.run_id, 0):
             return newest
         return None

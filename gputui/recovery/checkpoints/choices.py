@@ -129,7 +129,7 @@ class _Validated:
                 verdict = "valid"
             elif info.is_unknown:
                 verdict = "unexamined"
-            self.rows[row.path, row.seen] = replace(row, verdict=verdict, why=info.why)
+            self.rows[row.path, row.place] = replace(row, verdict=verdict, why=info.why)
 
     @property
     def usable(self) -> list[CheckpointInfo]:
@@ -154,7 +154,7 @@ def choose(
     unreadable. So does one that is missing where the folder was before, and one that a person chose
     and that is missing or was written over since.
     """
-    validated = _Validated({(row.path, row.seen): row for row in rows})
+    validated = _Validated({(row.path, row.place): row for row in rows})
     failed_starts = 0
     for row in resumable.candidates(rows, attempts):
         if row.failed_starts > failed_starts and validated.usable:
@@ -187,7 +187,7 @@ def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: I
     """The result of a check, with the other ranks' files of the save. Changed files are others."""
 
     def checked(entry: CheckpointRow) -> CheckpointInfo:
-        info = check(Path(entry.path))._replace(step=entry.step, seen=entry.seen)
+        info = check(Path(entry.path))._replace(step=entry.step, place=entry.place)
         if info.is_unreadable or is_same(entry):
             return info
         why = "was written over meanwhile"
@@ -231,12 +231,12 @@ def _refused(
     """The checkpoints that are passed over: damaged ones, and those newer than the usable."""
     usable_paths = {str(info.path) for info in usable}
     reasons = {str(info.path): info.why for info in damaged}
-    best = usable[0].seen if usable else 0
+    best = usable[0].place if usable else 0
     for row, why in resumable.refused(rows, attempts):
-        if row.seen > best:
+        if row.place > best:
             reasons.setdefault(row.path, why)
     return tuple(
-        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.seen)
+        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.place)
         for row in resumable.newest_first(rows)
         if row.path in reasons.keys() - usable_paths
     )

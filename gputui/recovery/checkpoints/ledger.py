@@ -26,7 +26,7 @@ LINE_CLOCK_SECONDS = 1.0
 def new_row(file: FoundCheckpoint, attempt: int, now: float, step: int | None) -> CheckpointRow:
     """An entry of the ledger for a file that was seen at ``now`` (UTC unix seconds)."""
     return CheckpointRow(
-        file.path, seen=0, content=file.content, stamp=file.stamp, attempt=attempt, origin="run", unseen_at=now,
+        file.path, place=0, content=file.content, stamp=file.stamp, attempt=attempt, origin="run", unseen_at=now,
         seen_at=now, modified_at=file.modified_ns / 1e9, saved_at=None, step=step, size_bytes=file.size_bytes,
     )  # fmt: skip
 
@@ -54,8 +54,8 @@ class UnsoundLoss(Struct, frozen=True):
             return None
         step, at = self.sound[row.attempt]
         is_sound = row.seen_at + LINE_CLOCK_SECONDS <= at
-        if row.seen in self.named_steps:
-            is_sound = self.named_steps[row.seen] <= step
+        if row.place in self.named_steps:
+            is_sound = self.named_steps[row.place] <= step
         if is_sound:
             return None
         if self.step is not None and row.step is not None and row.step >= self.step:
@@ -80,7 +80,7 @@ def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str
     base = _at(rows, resume_from)
 
     def begun(row: CheckpointRow) -> CheckpointRow:
-        if base is not None and row.seen == base.seen:
+        if base is not None and row.place == base.place:
             return replace(row, base_of=number)
         is_later = base is None or row.is_later_than(base)
         if row.left_by is None and row.attempt < number and is_later:
@@ -160,7 +160,7 @@ def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step
     attempt = max((span.number for span in attempts), default=0)
     chosen = replace(
         new_row(file, attempt, now, step),
-        seen=max((row.seen for row in rows), default=0) + 1,
+        place=max((row.place for row in rows), default=0) + 1,
         origin="named",
         is_settled=True,
         verdict="valid",
@@ -182,7 +182,7 @@ def _chosen_of_lineage(rows: AnyRows, chosen: CheckpointRow, file: FoundCheckpoi
     """The ledger when a person chose a checkpoint of the lineage, at the place of ``file``."""
     places, others = {}, []
     for row in rows:
-        if row.seen == chosen.seen:
+        if row.place == chosen.place:
             places[row.path] = replace(row, verdict="valid", why="", failed_starts=0)
         else:
             others.append(row)
@@ -200,4 +200,4 @@ def _left(row: CheckpointRow, why: str) -> CheckpointRow:
 def _at(rows: AnyRows, path: str) -> CheckpointRow | None:
     """The newest entry at a path, one that is still there first."""
     at_path = (row for row in rows if row.path == path)
-    return max(at_path, key=lambda row: (row.gone_at is None, row.seen), default=None)
+    return max(at_path, key=lambda row: (row.gone_at is None, row.place), default=None)

@@ -74,7 +74,7 @@ class CheckpointLineage(Struct, frozen=True):
 def newest_first(rows: AnyRows) -> list[CheckpointRow]:
     """The rows of what is there, of copies the one that tells its step first."""
     present = (row for row in rows if row.gone_at is None)
-    return sorted(present, key=lambda row: (-row.seen, explicit_step(row.name) is None, row.path))
+    return sorted(present, key=lambda row: (-row.place, explicit_step(row.name) is None, row.path))
 
 
 def newest_own(rows: AnyRows) -> CheckpointRow | None:
@@ -105,7 +105,7 @@ def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
     the last one."""
     one_per_save: dict[tuple[int, int, str], CheckpointRow] = {}
     for row in candidates_by_age(rows, attempts):
-        save = (0, row.name_of_save) if row.ranks else (row.seen, row.path)
+        save = (0, row.name_of_save) if row.ranks else (row.place, row.path)
         one_per_save.setdefault((row.attempt, *save), row)
     return sorted(one_per_save.values(), key=lambda row: row.failed_starts)
 
@@ -140,7 +140,7 @@ def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | N
         path = attempts[-1].resumed_from
     contents = {row.path: row.content for row in rows if row.gone_at is None}
     chosen = (row for row in rows if row.origin == "named")
-    for row in sorted(chosen, key=lambda row: row.seen, reverse=True):
+    for row in sorted(chosen, key=lambda row: row.place, reverse=True):
         if row.verdict == "struck" and row.path == path:
             return row, row.why
         if lineage.exclusion_reason(row) is None and row.content not in contents.values():

@@ -86,7 +86,7 @@ class _LedgerBefore:
         self.present = {row.path: row for row in rows if row.gone_at is None}
         self.by_content = {row.content: row for row in sorted(rows, key=_standing)}
         self.lineage = CheckpointLineage.of(rows, attempts)
-        self.newest = max((row.seen for row in self.present.values() if row.is_written), default=0)
+        self.newest = max((row.place for row in self.present.values() if row.is_written), default=0)
 
     def entry_of(self, file: FoundCheckpoint, scan: FolderScan) -> CheckpointRow | None:
         """The entry of a file that is no new checkpoint; None for one that is."""
@@ -106,7 +106,7 @@ class _LedgerBefore:
             why = "lost a part of it since it was saved"
             return replace(row, **now, content=file.content, verdict="struck", why=why)
         is_grown = row is not None and row.is_settled and is_part_of(row.content, file.content)
-        if row is not None and is_grown and (scan.writer is None or row.seen < self.newest):
+        if row is not None and is_grown and (scan.writer is None or row.place < self.newest):
             # A tool has added a file, such as merged weights: no save, and as sound as before.
             verdict = row.verdict
             if verdict in ("invalid", "cut"):
@@ -119,7 +119,7 @@ def _standing(row: CheckpointRow) -> tuple[bool, bool, int, bool]:
     """By which entry a content is known: a person's choice, what was struck, the newest, of its copies one that is
     known to be whole."""
     is_struck = row.verdict == "struck"
-    return (row.origin == "named" and not is_struck, is_struck, row.seen, row.is_settled)
+    return (row.origin == "named" and not is_struck, is_struck, row.place, row.is_settled)
 
 
 def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
@@ -136,22 +136,22 @@ def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan
             listed[file.path] = entry
     times = [file.modified_ns / 1e9 for file in appeared]
     scan = replace(scan, is_dated=all(scan.since <= time <= scan.now for time in times))
-    newest_seen = max((row.seen for row in rows), default=0)
+    newest_seen = max((row.place for row in rows), default=0)
     first_of: dict[str, CheckpointRow] = {}
     entries = [scan.entry(file, before.present.get(file.path)) for file in appeared]
     for entry in _in_order(entries, scan.is_dated):
         # Copies that appear together with their original are one checkpoint.
         number = newest_seen + 1 + len(first_of)
-        first = first_of.setdefault(entry.content, replace(entry, seen=number))
-        listed[entry.path] = replace(entry, seen=first.seen, step=first.step)
+        first = first_of.setdefault(entry.content, replace(entry, place=number))
+        listed[entry.path] = replace(entry, place=first.place, step=first.step)
     steps: dict[int, int | None] = {}
     for row in newest_first(list(listed.values())):
         is_recent = scan.now - row.seen_at < LINES_SECONDS
         if row.is_written and row.attempt == scan.writer and is_recent:
             # Of copies, the name that tells its step comes first.
-            if row.seen not in steps:
-                steps[row.seen] = scan.step_of(row)
-            listed[row.path] = replace(row, step=steps[row.seen])
+            if row.place not in steps:
+                steps[row.place] = scan.step_of(row)
+            listed[row.path] = replace(row, step=steps[row.place])
     return (*listed.values(), *_not_found(rows, listed, scan))
 
 
@@ -175,14 +175,14 @@ def _not_found(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: FolderS
             return scan.folder
         return PurePath(path).parent
 
-    places = {(row.path, row.seen) for row in listed.values()}
+    places = {(row.path, row.place) for row in listed.values()}
     contents = {row.content for row in listed.values()}
     present = [row for row in rows if row.gone_at is None]
-    paths, numbers = {row.path for row in present}, {row.seen for row in present}
-    folders = {folder_of(row.path) for row in listed.values() if row.path in paths or row.seen in numbers}
+    paths, numbers = {row.path for row in present}, {row.place for row in present}
+    folders = {folder_of(row.path) for row in listed.values() if row.path in paths or row.place in numbers}
     entries = []
     for row in rows:
-        if (row.path, row.seen) in places:
+        if (row.path, row.place) in places:
             continue
         is_gone = row.path in listed or row.content in contents or folder_of(row.path) in folders
         if row.gone_at is None and is_gone:

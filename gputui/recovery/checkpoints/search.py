@@ -179,7 +179,7 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
     saves = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
     if not saves:
         return rows
-    last = {row.path for row in saves if row.seen == saves[0].seen or row.is_same_save_as(saves[0])}
+    last = {row.path for row in saves if row.place == saves[0].place or row.is_same_save_as(saves[0])}
     reason = None
     if saves[0].verdict not in ("cut", "struck"):
         if not steps.has_stepped(ended.number, saves[0].seen_at):
@@ -204,8 +204,8 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
 def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
     """A file of a folder that is still of the save before, while others were written over; None if
     there is none. What stayed as it was before that too is no part of each save."""
-    at_path = (entry for entry in rows if entry.path == row.path and entry.seen < row.seen)
-    earlier = [entry.content for entry in sorted(at_path, key=lambda entry: entry.seen)]
+    at_path = (entry for entry in rows if entry.path == row.path and entry.place < row.place)
+    earlier = [entry.content for entry in sorted(at_path, key=lambda entry: entry.place)]
     if row.is_settled or not earlier or not Path(row.path).is_dir():
         return None
     files = kept_files(row.content, earlier[-1])

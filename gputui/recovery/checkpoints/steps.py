@@ -101,7 +101,7 @@ class CheckpointSteps:
         for row in rows:
             if row.attempt in sound and (named_step := self._step_in_name(row)) is not None:
                 # Of copies, the name that tells its step counts.
-                named_steps[row.seen] = min(named_step, named_steps.get(row.seen, named_step))
+                named_steps[row.place] = min(named_step, named_steps.get(row.place, named_step))
         return UnsoundLoss(step, sound, named_steps)
 
     def _bad_at(self, number: int, step: int) -> float:

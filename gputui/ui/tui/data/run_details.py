@@ -132,12 +132,16 @@ def _ledger_facts(history: RunHistory) -> Mapping[str, LedgerFact]:
     rows = history.checkpoints
     spans = attempt_spans.spans_of(history.run, history.attempts, time.time())
     refused = {row.path: why for row, why in resumable.refused(rows, spans)}
-    facts: dict[str, LedgerFact] = {}
-    for row in rows:
-        attempt = row.attempt if row.is_written else None
-        reason, is_contested = refused.get(row.path, ""), row.origin == "contested"
-        facts[row.path] = LedgerFact(row.step, attempt, reason, row.seen, is_contested)
-    return facts
+    return {
+        row.path: LedgerFact(
+            row.step,
+            row.attempt if row.is_written else None,
+            refused.get(row.path, ""),
+            row.place,
+            is_contested=row.origin == "contested",
+        )
+        for row in rows
+    }
 
 
 def _rank_count(run: Run) -> int:
