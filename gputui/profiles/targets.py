@@ -71,7 +71,7 @@ def with_job_options(target: Mapping[str, Any], given: Mapping[str, str]) -> dic
         return {"name": target["name"], **stored_target({**options, **given})}
     except ValidationError as error:
         place, what = next(findings(error, model))
-        problem = what.get("problem") or f"expected {what['expected']}, found {what['found']}"
+        problem = what.get("problem") or f"expected {what['expected']}, found {what['actual']}"
         raise TargetOptionError(f"--{place[0]}: {problem}") from error
 
 

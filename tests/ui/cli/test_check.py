@@ -84,7 +84,7 @@ def test_which_lines_nearly_matched() -> None:
     trial = try_log(log, OutputPatterns([pattern]), [pattern])
     assert not trial.points
     (near,) = trial.near
-    assert (near.number, near.found) == (2, ", time 3ms")
+    assert (near.number, near.actual) == (2, ", time 3ms")
     assert pattern == near.fits + near.expected
     assert near.fits.endswith(r"(?P<loss>[\d.]+)")
 
