@@ -87,7 +87,7 @@ def costs(
             heirs = (row for row in later if row.first_step is not None or row.number in given_up)
             heir = next(heirs, following)
             continuation = went_on.get(heir.number)
-            kept_step = _kept(heir, continuation, start_is_chosen_there)
+            kept_step = _last_kept_step(heir, continuation, start_is_chosen_there)
             # Its first line may be several steps after what it loaded.
             is_least = is_at_least or continuation == "unaided"
             is_about = kept_step == heir.resumed_step and _is_inferred(heir)
@@ -208,7 +208,7 @@ def _is_inferred(heir: Attempt) -> bool:
     return not tells_step(PurePath(heir.resumed_from).name, heir.resumed_step)
 
 
-def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> int | None:
+def _last_kept_step(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> int | None:
     """The last kept step as the metrics number it, by where the next attempt really continued; None if
     that cannot be seen.
 

@@ -43,7 +43,7 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
     """All possible explanations of the end, unordered."""
     record, only_relays = evidence.exit, LAUNCHERS[evidence.launcher].only_relays
     got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
-    findings = list(_supervision(evidence, got_signal))
+    findings = list(_supervision_findings(evidence, got_signal))
     of_ranks: list[Finding] = []
     # Launchers of several nodes report their own ranks; consecutive ones of a command the same.
     failed_ranks = {failure.rank: report for report in reports for failure in report.failures}
@@ -65,17 +65,17 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
             killed = explain_end(EndedProcess(first.rank, -first.signal), evidence)
         of_command = _explain_command(evidence, reports[-1], of_ranks, with_ranks=killed is not None)
         findings += [finding for finding in (killed, of_command) if finding is not None]
-    findings = _consequences_marked(findings, evidence, is_signalled=got_signal is not None)
+    findings = _mark_consequences(findings, evidence, is_signalled=got_signal is not None)
     for index, finding in enumerate(findings):
         if _is_ended_after(finding, of_ranks):
             findings[index] = replace(finding, tier=Tier.CONSEQUENCE)
     if not any(finding.tier is Tier.CAUSE for finding in findings):
         for report in reports:
-            findings += _left_early(evidence, report, failed_ranks, findings)
+            findings += _early_exit(evidence, report, failed_ranks, findings)
     return findings
 
 
-def _consequences_marked(findings: Sequence[Finding], evidence: Evidence, *, is_signalled: bool) -> list[Finding]:
+def _mark_consequences(findings: Sequence[Finding], evidence: Evidence, *, is_signalled: bool) -> list[Finding]:
     """The findings, those that follow from another end as consequences. ``is_signalled``: a signal
     asked the launcher to end."""
     record = evidence.exit
@@ -120,7 +120,7 @@ def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
 # --- supervision ------------------------------------------------------------------------------
 
 
-def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
+def _supervision_findings(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
     """Findings from the agent's observations and the exit record."""
     first, cause = float("-inf"), Tier.CAUSE
     for observed in evidence.observed:
@@ -257,7 +257,7 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
         yield Finding("config_error", None, Tier.CAUSE, message or "code 2", detail=message)
 
 
-def _left_early(
+def _early_exit(
     evidence: Evidence, report: LauncherReport, failed: Collection[int], findings: Sequence[Finding]
 ) -> Iterator[Finding]:
     """A finding about ranks that no report has in ``failed``: they ended early with code 0."""

@@ -107,18 +107,18 @@ def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
     if process.code == 0:
         return None
     if process.is_killed:
-        return _killed(process, evidence.exit)
+        return _signal_finding(process, evidence.exit)
     has_report = process.error is not None or process.traceback is not None
     if process.code is not None and process.code > 0 and not has_report and _ended_silently(evidence):
-        return _exited(process, evidence)
+        return _exit_finding(process, evidence)
     candidates = list(_candidates(process, evidence))
     if candidates:
         return min(candidates, key=lambda finding: (finding.tier, not finding.specific))
     if process.code is None or process.ended_by_launcher:
         return None
     if process.code < 0:
-        return _crashed(process)
-    return _exited(process, evidence)
+        return _crash_finding(process)
+    return _exit_finding(process, evidence)
 
 
 def _ended_silently(evidence: Evidence) -> bool:
@@ -130,7 +130,7 @@ def _ended_silently(evidence: Evidence) -> bool:
     return all(tail.written_at is not None and tail.written_at < stepped_at - SILENT_SECONDS for tail in evidence.tails)
 
 
-def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
+def _signal_finding(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
     """The finding about a signal; None if a stop was asked for."""
     if record is not None and record.stop_requested:
         return None
@@ -145,13 +145,13 @@ def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
     return Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)
 
 
-def _crashed(process: EndedProcess) -> Finding:
+def _crash_finding(process: EndedProcess) -> Finding:
     name, where = signal_name(-(process.code or 0)), fatal_where(process.stderr)
     detail = f"{name}, {where}" if where else name
     return Finding("segfault", process.rank, Tier.CAUSE, f"ended by {name}", process.at, where, detail=detail)
 
 
-def _exited(process: EndedProcess, evidence: Evidence) -> Finding:
+def _exit_finding(process: EndedProcess, evidence: Evidence) -> Finding:
     """The finding about an exit code without an exception."""
     code, rank, at = process.code, process.rank, process.at
     # What was printed before the last steps did not end it.
@@ -166,10 +166,10 @@ def _exited(process: EndedProcess, evidence: Evidence) -> Finding:
 
 def _candidates(process: EndedProcess, evidence: Evidence) -> Iterator[Finding]:
     """Possible explanations of an end; among equals the first is the best."""
-    chain = _chain(process)
+    chain = _ending_exception(process)
     of_chain = None
     if chain is not None:
-        of_chain = _of_chain(chain, process, evidence)
+        of_chain = _chain_finding(chain, process, evidence)
     if of_chain is None or process.has_crashed or of_chain.kind in _EXPLAINED_BY_LINES:
         for text in (process.stderr, process.stdout):
             lines = lines_of(text)[-LAST_LINES:]
@@ -192,7 +192,7 @@ def _reported_last(lines: Sequence[str], process: EndedProcess, evidence: Eviden
     return match_last_lines(telling[-LAST_WORDS:], evidence.gpus)
 
 
-def _chain(process: EndedProcess) -> Chain | None:
+def _ending_exception(process: EndedProcess) -> Chain | None:
     """The exception that ended a process, if there is one."""
     if process.error is not None:
         return parse_message(process.error.message, process.error.callstack)
@@ -211,7 +211,7 @@ def _chain(process: EndedProcess) -> Chain | None:
     return None
 
 
-def _of_chain(chain: Chain, process: EndedProcess, evidence: Evidence) -> Finding:
+def _chain_finding(chain: Chain, process: EndedProcess, evidence: Evidence) -> Finding:
     raised, signature = match_chain(chain, evidence.gpus)
     at = process.at
     if at is None and process.error is not None:

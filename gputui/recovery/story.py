@@ -49,24 +49,28 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
         source = f"as {shlex.join(spec.typed)}"
     paragraphs = [[f"{run.run_id} was launched{first} {clean(source)}."]]
     since, is_explained = float("-inf"), False
-    for alike in _alike(attempts, of_attempt, transitions, went_on):
+    for alike in _alike_attempts(attempts, of_attempt, transitions, went_on):
         attempt, repeats = alike[0], alike[1:]
         incident = of_attempt.get(attempt.number)
         # The restart or resume by a person, or the end of a phase, that led to this attempt.
         requests = [
-            _queued_again(move)
+            _request_sentence(move)
             for move in queued_by_person(transitions)
             if move.from_state is not None and since < move.at <= attempt.created_at
         ]
-        sentences = [*requests[-1:], _ran(run, attempt, now, went_on.get(attempt.number))]
+        sentences = [*requests[-1:], _attempt_sentence(run, attempt, now, went_on.get(attempt.number))]
         if incident is None:
-            sentences.append(_ended(run, attempt, transitions))
+            sentences.append(_end_sentence(run, attempt, transitions))
         else:
-            sentences += [_met(incident, attempt), _evidence(incident), *_reaction([incident], decided, costs)]
+            sentences += [
+                _incident_sentence(incident, attempt),
+                _evidence_sentence(incident),
+                *_reaction_sentences([incident], decided, costs),
+            ]
         paragraphs.append(sentences)
         if repeats:
             again = [of_attempt[row.number] for row in repeats]
-            paragraphs.append([_repeated(repeats, now), *_reaction(again, decided, costs)])
+            paragraphs.append([_repetition_sentence(repeats, now), *_reaction_sentences(again, decided, costs)])
             incident = again[-1]
         since = alike[-1].created_at
         # The last attempt's paragraph may already explain the end of the run.
@@ -74,7 +78,7 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
         if incident is not None:
             decision = decided.get(incident.incident_id)
             is_explained = decision is None or decision.verdict != "retry"
-    paragraphs.append([_state(run, attempts, now, is_explained)])
+    paragraphs.append([_state_sentence(run, attempts, now, is_explained)])
     together = total(costs.values())
     if together is not None and together.incidents > 1 and (price := in_words(together)):
         if together.unknown:
@@ -83,7 +87,7 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
 
 
-def _alike(
+def _alike_attempts(
     attempts: Sequence[Attempt],
     of_attempt: Mapping[int, IncidentView],
     transitions: Sequence[TransitionView],
@@ -110,7 +114,7 @@ def _alike(
     return groups
 
 
-def _repeated(repeats: Sequence[Attempt], now: float) -> str:
+def _repetition_sentence(repeats: Sequence[Attempt], now: float) -> str:
     """``Attempts 2 to 6 failed in the same way within 1 min 12 s, with batch_size 48 → 36 → 18.``"""
     spent = [seconds for attempt in repeats if (seconds := attempt.ran_seconds(now)) is not None]
     details = []
@@ -128,7 +132,7 @@ def _repeated(repeats: Sequence[Attempt], now: float) -> str:
     return f"{', '.join([sentence, *details])}."
 
 
-def _reaction(
+def _reaction_sentences(
     incidents: Sequence[IncidentView], decided: Mapping[int, DecisionView], costs: Mapping[int, Cost]
 ) -> list[str]:
     """The decision on the last of one or more incidents, and the cost of all of them."""
@@ -152,14 +156,14 @@ def causes_of(reason: str, decision: DecisionView | None) -> str:
     return reason.removesuffix(f"; {decision.reason}")
 
 
-def _queued_again(move: TransitionView) -> str:
+def _request_sentence(move: TransitionView) -> str:
     if move.cause == PHASE_OVER:
         return "The next phase of its profile began."
     who = "A person" if move.actor == AGENT else move.actor
     return f"{who} asked for a {move.cause}."
 
 
-def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
+def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
     is_over, placement, end = attempt.ended_at is not None, attempt.placement, attempt.ended_at
     if end is None:
         end = now
@@ -173,16 +177,16 @@ def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> 
     lasted = duration(seconds)
     if placement is not None and placement.queued_seconds >= 1:
         lasted += f", after {duration(placement.queued_seconds)} in the queue"
-    where, resumed = _place(run, attempt), _resumed(attempt, went_on)
+    where, resumed = _place(run, attempt), _resumption_clause(attempt, went_on)
     if is_over and (attempt.first_step is None or attempt.last_step is None):
         where += " without a step in its metrics"
     ran = f"ran on {where} for {lasted}"
     if not is_over:
         ran = f"has been running on {where} for {lasted} so far"
-    return f"Attempt {attempt.number} {ran}{resumed}.{_reported(attempt)}{_requeues(attempt)}"
+    return f"Attempt {attempt.number} {ran}{resumed}.{_steps_sentence(attempt)}{_requeue_sentence(attempt)}"
 
 
-def _reported(attempt: Attempt) -> str:
+def _steps_sentence(attempt: Attempt) -> str:
     """The steps in the metrics of an attempt, which may have made others; "" without any."""
     first, last = attempt.first_step, attempt.last_step
     if first is None or last is None:
@@ -212,7 +216,7 @@ def _place(run: Run, attempt: Attempt) -> str:
     return "the CPU"
 
 
-def _requeues(attempt: Attempt) -> str:
+def _requeue_sentence(attempt: Attempt) -> str:
     """How often the target put the job back into its queue, and why; "" if it did not."""
     placement = attempt.placement
     if placement is None or not placement.restarts:
@@ -226,7 +230,7 @@ def _requeues(attempt: Attempt) -> str:
     return f" Its job was requeued {' and '.join(reasons)}, and continued in this attempt."
 
 
-def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
+def _resumption_clause(attempt: Attempt, went_on: Resumption | None) -> str:
     if went_on == "unaided":
         return f"; it went on by itself (step {attempt.first_step}), from what the script had saved"
     if attempt.resumed_from is None:
@@ -250,7 +254,7 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     return f", resumed from {name}"
 
 
-def _met(incident: IncidentView, attempt: Attempt) -> str:
+def _incident_sentence(incident: IncidentView, attempt: Attempt) -> str:
     summary = incident.summary[:1].upper() + incident.summary[1:]
     if incident.step is None:
         return f"{summary}."
@@ -259,7 +263,7 @@ def _met(incident: IncidentView, attempt: Attempt) -> str:
     return f"{summary}, at step {incident.step}."
 
 
-def _evidence(incident: IncidentView) -> str:
+def _evidence_sentence(incident: IncidentView) -> str:
     """Evidence that the summary does not contain."""
     quoted = []
     for line, witness in zip(incident.evidence, incident.witnesses, strict=False):
@@ -272,7 +276,7 @@ def _evidence(incident: IncidentView) -> str:
     return ""
 
 
-def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
+def _end_sentence(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     """The end of an attempt without an incident; "" while it lives."""
     record = attempt.exit or {}
     if isinstance(early := record.get("short_of"), list):
@@ -315,7 +319,7 @@ def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) ->
     return f"{who} asked it to stop, and {how}."
 
 
-def _state(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool) -> str:
+def _state_sentence(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool) -> str:
     """The run's state; ``is_explained``: an attempt's paragraph has the reason."""
     tries = count_of(len(attempts), "attempt")
     match run.state:

@@ -135,7 +135,7 @@ def of_run(connection: sqlite3.Connection, run_id: str, *, with_gone: bool = Fal
     return sorted(rows, key=lambda row: (row.place, row.path))
 
 
-def former(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[Any, ...]]:
+def gone_since(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[Any, ...]]:
     """The path, attempt (None if unknown), step, size and time of each checkpoint that was there at
     a past time (UTC unix seconds) and is no more."""
     return connection.execute(

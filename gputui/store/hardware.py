@@ -188,7 +188,7 @@ def _gpu_at(
     limits = rollups.bounds(connection)
     if view.at is None and at < limits.raw_since:
         columns = [statistic.column for statistic in rollups.GPU_KEPT]
-        means = rollups.then(connection, columns, at, limits, row["gpu_id"])
+        means = rollups.means_around(connection, columns, at, limits, row["gpu_id"])
         if means is not None:
             if means["sm_clock_mhz"] is not None:
                 means["sm_clock_mhz"] = round(means["sm_clock_mhz"])
@@ -208,7 +208,7 @@ def stale_after_seconds(interval_seconds: float | None) -> float:
     return max(STALE_AFTER_SECONDS, STALE_AFTER_INTERVALS * (interval_seconds or 0.0))
 
 
-def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
+def with_age(gpu: GpuView, now: float, stale_after: float) -> GpuView:
     """The GPU with the age of its sample, and its staleness, updated to ``now``."""
     if gpu.at is None:
         return gpu
@@ -398,7 +398,7 @@ def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSa
     values = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, moment)
     if values is None and at is not None:
         columns = [statistic.column for statistic in rollups.HOST_KEPT]
-        values = rollups.then(connection, columns, at, rollups.bounds(connection))
+        values = rollups.means_around(connection, columns, at, rollups.bounds(connection))
     if values is None:
         return None
     return HostSample(**values)

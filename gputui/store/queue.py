@@ -39,7 +39,7 @@ def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
     return records(connection, QueueEntry, query)
 
 
-def moved(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
+def priorities_to_move(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
     """Changed priorities that move a run by that many places (negative: earlier). None falls; among
     equals, the longer wait stays in front."""
     entries = {entry.run_id: entry for entry in waiting}

@@ -145,7 +145,7 @@ def means(
             for column, value in zip(table_of_means, values, strict=True):
                 if column[bucket] is None:
                     column[bucket] = value
-    return [held(column) for column in table_of_means]
+    return [without_gaps(column) for column in table_of_means]
 
 
 # Weighted by samples; rows without a value are left out.
@@ -177,7 +177,7 @@ def _rows_by_part(
     )
 
 
-def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
+def without_gaps(values: Sequence[float | None]) -> tuple[float | None, ...]:
     """The values of equal buckets; where samples come less often than buckets, an empty bucket has
     the value before it. Empty for longer than that, it stays None."""
     places = [place for place, value in enumerate(values) if value is not None]
@@ -194,7 +194,7 @@ def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
     return tuple(filled)
 
 
-def then(
+def means_around(
     connection: sqlite3.Connection, columns: Sequence[str], at: float, limits: Bounds, gpu_id: int = HOST_ID
 ) -> dict[str, Any] | None:
     """The means of ``columns`` in the minute or hour that contains a time, with ``at`` as its
@@ -272,7 +272,7 @@ def sample_at(
     where no finer data exist; None if nothing was known yet."""
     limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
     if at < limits.raw_since:
-        return then(connection, columns, at, limits, gpu_id)
+        return means_around(connection, columns, at, limits, gpu_id)
     series = HOST if uuid is None else GPU
     return samples.newest(connection, series, gpu_id, columns, at)
 

@@ -32,7 +32,7 @@ from gputui.store.database import (
 )
 from gputui.store.events import SINK_KINDS, add_event, has_event, last_kind
 from gputui.store.hardware import read_gpus, read_host
-from gputui.store.queue import QueueEntry, moved
+from gputui.store.queue import QueueEntry, priorities_to_move
 from gputui.store.run_states import MOVES, ForbiddenMoveError, RunState, check_move
 from gputui.store.series import GPU, HOST, SLOW
 from tests.homes import open_store
@@ -177,7 +177,7 @@ def test_any_move_leads_to_the_wanted_order_and_nobody_falls() -> None:
             wanted = list(order)
             run_id = wanted.pop(place)
             wanted.insert(max(0, place + by), run_id)
-            raised = moved(waiting, run_id, by)
+            raised = priorities_to_move(waiting, run_id, by)
             assert served(waiting, raised) == wanted
             assert all(raised[each.run_id] > each.priority for each in waiting if each.run_id in raised)
 

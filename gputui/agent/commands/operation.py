@@ -81,7 +81,7 @@ def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
         if target.state is not RunState.QUEUED:
             why = "it continues by itself and is not in the queue"
             raise RefusedError(f"{target.run_id} is {target.state}; {why}")
-        return queue.moved(queue.entries(request.connection), target.run_id, -1 if place == "up" else 1)
+        return queue.priorities_to_move(queue.entries(request.connection), target.run_id, -1 if place == "up" else 1)
     others = [run.priority for run in queued_runs(request.connection) if run.run_id != target.run_id]
     if place == "first":
         priority = max([target.priority, *(other + 1 for other in others)])

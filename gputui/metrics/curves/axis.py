@@ -147,7 +147,7 @@ def interpolate(pairs: Pairs, x: float) -> float | None:
     return y1
 
 
-def growing(pairs: Pairs) -> list[tuple[float, float]]:
+def monotonic_pairs(pairs: Pairs) -> list[tuple[float, float]]:
     """The pairs of a function that never falls: pairs that go back are left out."""
     pairs_in_order: list[tuple[float, float]] = []
     for x, y in pairs:
@@ -163,7 +163,7 @@ def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     long as the last. Empty while no epoch has ended and no fraction was written.
     """
     if any(epoch != math.floor(epoch) for _, epoch in points):
-        return growing(points)
+        return monotonic_pairs(points)
     begins: list[tuple[float, float]] = []
     for step, epoch in points:
         if not begins or epoch > begins[-1][1]:

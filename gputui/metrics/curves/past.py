@@ -125,7 +125,7 @@ def _cut_attempts(
     for attempt in attempts:
         bins = sorted(attempt.bins, key=lambda bucket: bucket.first_x)
         if attempt.attempt == extent.newest or is_timed:
-            bins = _until(bins, reached)
+            bins = _up_to(bins, reached)
         if not bins or attempt.attempt not in numbers:
             continue
         cut_step, cut_x = cuts.get(attempt.attempt, math.inf), None
@@ -142,12 +142,12 @@ C = TypeVar("C", RankCurve, HardwareCurve)
 
 
 def _cut_bins(curve: C, reached: float) -> C:
-    bins = tuple(_until(curve.bins, reached))
+    bins = tuple(_up_to(curve.bins, reached))
     last = bins[-1].last if bins else None
     return replace(curve, bins=bins, last=last)
 
 
-def _until(bins: Sequence[Bin], reached: float) -> list[Bin]:
+def _up_to(bins: Sequence[Bin], reached: float) -> list[Bin]:
     """The bins up to an x; one across it ends there."""
     begun = [bucket for bucket in bins if bucket.first_x <= reached]
     if begun and begun[-1].last_x > reached:

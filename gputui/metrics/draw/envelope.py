@@ -207,7 +207,7 @@ def _decade(x: float) -> float:
     return -math.inf
 
 
-def calmed(bins: Sequence[Bin]) -> Sequence[Bin]:
+def without_noise(bins: Sequence[Bin]) -> Sequence[Bin]:
     """The bins with noise as a line: one whose values scatter at most twice as much as is usual
     around it has only their middle, or the mean if that is its first and last value."""
     calm: list[Bin] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
-from gputui.metrics.draw.envelope import Bin, calmed
+from gputui.metrics.draw.envelope import Bin, without_noise
 from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Canvas:
         before: tuple[int, int] | None = None  # where the last bin ended, None where nothing is joined to it
         bins = layer.curve.bins
         if not layer.curve.is_shadow:
-            bins = calmed(bins)
+            bins = without_noise(bins)
         for bucket in bins:
             column = self._dot_column(bucket.first_x / 2 + bucket.last_x / 2, x_scale)
             if column is None:

@@ -145,7 +145,7 @@ class Viewport(Struct, frozen=True):
         return Viewport(self.span, place + self.span / 2)
 
 
-def stepped(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
+def next_point(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
     """The x of the next point in direction `by`, at least `least` away, within the data."""
     if not bins:
         return x

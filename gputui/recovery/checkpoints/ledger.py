@@ -143,7 +143,7 @@ def rolled_back(rows: AnyRows, path: str, why: str) -> Rows:
 
     def left_behind(row: CheckpointRow) -> CheckpointRow:
         if row.is_later_than(base) and row.origin in ("run", "named"):
-            return _left(row, why)
+            return _mark_left(row, why)
         return row
 
     return tuple(map(left_behind, rows))
@@ -171,7 +171,7 @@ def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step
     by_path[chosen.path] = chosen
     ledger = list(by_path.values())
     for row in rows:
-        row = _left(row, f"was left when a person chose {PurePath(file.path).name}")
+        row = _mark_left(row, f"was left when a person chose {PurePath(file.path).name}")
         if row.gone_at is None and row.path in by_path:
             row = replace(row, gone_at=now)
         ledger.append(row)
@@ -191,7 +191,7 @@ def _chosen_of_lineage(rows: AnyRows, chosen: CheckpointRow, file: FoundCheckpoi
     return rolled_back((*others, *places.values()), file.path, f"was left when a person chose {chosen.name}")
 
 
-def _left(row: CheckpointRow, why: str) -> CheckpointRow:
+def _mark_left(row: CheckpointRow, why: str) -> CheckpointRow:
     if row.verdict in ("struck", "left"):
         return row
     return replace(row, verdict="left", why=why)

@@ -139,7 +139,7 @@ def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan
     newest_seen = max((row.place for row in rows), default=0)
     first_of: dict[str, CheckpointRow] = {}
     entries = [scan.entry(file, before.present.get(file.path)) for file in appeared]
-    for entry in _in_order(entries, scan.is_dated):
+    for entry in _in_order_of_steps(entries, scan.is_dated):
         # Copies that appear together with their original are one checkpoint.
         number = newest_seen + 1 + len(first_of)
         first = first_of.setdefault(entry.content, replace(entry, place=number))
@@ -152,10 +152,10 @@ def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan
             if row.place not in steps:
                 steps[row.place] = scan.step_of(row)
             listed[row.path] = replace(row, step=steps[row.place])
-    return (*listed.values(), *_not_found(rows, listed, scan))
+    return (*listed.values(), *_missing_entries(rows, listed, scan))
 
 
-def _in_order(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
+def _in_order_of_steps(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
     """The entries of one scan in the order of the steps: of the names, if all tell one and no time
     that can be true contradicts; else of the metrics."""
     steps = {row.path: explicit_step(row.name) for row in entries}
@@ -166,7 +166,7 @@ def _in_order(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
     return sorted(by_name, key=lambda entry: (entry.step is not None, entry.step or 0))
 
 
-def _not_found(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: FolderScan) -> list[CheckpointRow]:
+def _missing_entries(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: FolderScan) -> list[CheckpointRow]:
     """The entries of what was not found, those that are gone among them."""
 
     def folder_of(path: str) -> PurePath:

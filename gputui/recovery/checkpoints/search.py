@@ -160,7 +160,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
         ended = search.attempts[-1] if search.attempts else None
         if ended is None or ended.ended_at is None or ended.number != search.writer:
             return rows
-        rows = _last_save_judged(rows, ended, search.attempts, steps)
+        rows = _judge_last_save(rows, ended, search.attempts, steps)
         unsound = steps.unsound_loss(rows, ended.number, None)
         return ledger.attempt_ended(rows, search.attempts, ended.number, None, unsound)
 
@@ -172,7 +172,7 @@ def unsound_loss_of(search: CheckpointSearch, rows: Rows, number: int, step: int
         return steps.unsound_loss(rows, number, step)
 
 
-def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:
+def _judge_last_save(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:
     """The ledger with the last save of an attempt that has ended judged: its end may have cut it
     short, unless the attempt went on. Whatever was saved before was left behind by a training that
     did."""

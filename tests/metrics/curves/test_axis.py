@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, epoch_pairs, growing, interpolate
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, epoch_pairs, interpolate, monotonic_pairs
 from gputui.metrics.curves.model import Frame
 
 LINE = [(0.0, 10.0), (10.0, 20.0), (20.0, 20.0), (30.0, 60.0)]
@@ -21,7 +21,7 @@ def test_interpolation_stays_within_its_ends() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=30))
 def test_what_goes_back_is_left_out(pairs: list[tuple[float, float]]) -> None:
-    kept = growing(pairs)
+    kept = monotonic_pairs(pairs)
     assert kept[:1] == pairs[:1]
     assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(kept))
 

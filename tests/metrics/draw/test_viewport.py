@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.viewport import Extent, Viewport, stepped
+from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 
 RUN = Extent(0.0, 9440.0)
 
@@ -60,14 +60,14 @@ def test_panning_stays_within_the_run_and_follows_at_its_end() -> None:
 
 def test_the_crosshair_steps_from_point_to_point() -> None:
     points = bins(0, 10, 20, 30, 100)
-    assert stepped(points, 0.0, 1, 1.0) == 10
-    assert stepped(points, 0.0, 1, 15.0) == 20  # at least so far
-    assert stepped(points, 30.0, 1, 5.0) == 100  # over a stretch without points
-    assert stepped(points, 100.0, 1, 5.0) == 100
-    assert stepped(points, 100.0, -1, 5.0) == 30
-    assert stepped(points, 10.0, -1, 50.0) == 0
-    assert stepped(points, 0.0, -1, 1.0) == 0
-    assert stepped([], 5.0, 1, 1.0) == 5.0
+    assert next_point(points, 0.0, 1, 1.0) == 10
+    assert next_point(points, 0.0, 1, 15.0) == 20  # at least so far
+    assert next_point(points, 30.0, 1, 5.0) == 100  # over a stretch without points
+    assert next_point(points, 100.0, 1, 5.0) == 100
+    assert next_point(points, 100.0, -1, 5.0) == 30
+    assert next_point(points, 10.0, -1, 50.0) == 0
+    assert next_point(points, 0.0, -1, 1.0) == 0
+    assert next_point([], 5.0, 1, 1.0) == 5.0
 
 
 # --- on a logarithmic axis

@@ -15,7 +15,7 @@ from gputui.metrics.curves.model import ChartData
 from gputui.metrics.progress import Progress, RunTracker, progress_at
 from gputui.store.agent import read_agent
 from gputui.store.events import read_news
-from gputui.store.hardware import aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
+from gputui.store.hardware import gpu_history, host_history, read_gpus, read_host, stale_after_seconds, with_age
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
@@ -199,7 +199,7 @@ class SnapshotReader:
         return replace(
             snapshot,
             at=now,
-            gpus=tuple(aged(gpu, now, stale_after) for gpu in snapshot.gpus),
+            gpus=tuple(with_age(gpu, now, stale_after) for gpu in snapshot.gpus),
             problem=full_disk_words(self._workspace.state, snapshot.agent, now),
             processes=processes,
             page=page,

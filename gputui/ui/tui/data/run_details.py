@@ -72,7 +72,7 @@ class RunPageReader:
             log = past_tail(log, at, ended_at)
             gone = [
                 Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
-                for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run_id, at)
+                for path, attempt, step, size_bytes, written_at in checkpoints.gone_since(connection, run_id, at)
             ]
             listed = listed and listed.at(at, gone)
         costs: Mapping[int, Cost] = {}

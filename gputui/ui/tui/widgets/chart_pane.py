@@ -14,7 +14,7 @@ from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
 from gputui.metrics.curves.names import filter_names
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.metrics.draw.viewport import Extent, Viewport, stepped
+from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView
@@ -295,7 +295,7 @@ class Charts:
         curves.sort(key=lambda curve: curve.name != self.focused_key)
         bins = next((curve.bins for curve in curves if curve.bins), ())
         if bins:
-            target = stepped(bins, view.cursor, by, abs(target - view.cursor))
+            target = next_point(bins, view.cursor, by, abs(target - view.cursor))
         self.point_at(target)
 
     do_cursor_left, do_cursor_right = partialmethod(sideways, -1), partialmethod(sideways, 1)
