@@ -122,11 +122,13 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         says = says.format(who=_several(ranks, {tail.rank for tail in evidence.tails} - {None}))
     else:
         says = says.format(who=_who(primary, evidence))
+    if detail:
+        says = f"{says} ({detail})"
     python = ""
     if primary.kind == "import_error" and evidence.python is not None:
         python = f"; it was started by {evidence.python}"
     in_text = _AT_STEP.search(primary.text)
-    observed = (each.step for each in evidence.observed if each.kind == primary.kind)
+    observed = (cause.step for cause in evidence.observed if cause.kind == primary.kind)
     step = next(observed, None)
     if step is None:
         step = int(in_text[1]) if in_text else evidence.last_step
@@ -135,7 +137,7 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         kind=primary.kind,
         rank=primary.rank,
         step=step,
-        summary=_line((f"{says} ({detail})" if detail else says) + python, hide),
+        summary=_line(says + python, hide),
         fingerprint=fingerprint(primary.kind, hide(primary.text)),
         evidence_lines=tuple(_line(text, hide) for _, text in lines),
         gpu=primary.gpu,
@@ -147,10 +149,11 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
 
 def _exit_code(evidence: Evidence, reports: Sequence[LauncherReport]) -> int | None:
     roots = [report.root.exit_code for report in reports if report.root is not None and report.root.exit_code > 0]
-    own = None if evidence.exit is None else evidence.exit.code
     if roots:
         return roots[-1]
-    return own
+    if evidence.exit is None:
+        return None
+    return evidence.exit.code
 
 
 def _by_target(evidence: Evidence) -> list[Finding]:
@@ -160,10 +163,9 @@ def _by_target(evidence: Evidence) -> list[Finding]:
         return []
     kind = "stopped_outside" if record.ended_by == "cancelled" else record.ended_by
     text = record.ended_reason or record.ended_by
-    found = Finding(kind, None, Tier.CAUSE, text, detail=record.ended_reason)
-    if kind in KINDS:
-        return [found]
-    return []
+    if kind not in KINDS:
+        return []
+    return [Finding(kind, None, Tier.CAUSE, text, detail=record.ended_reason)]
 
 
 def detail_of(summary: str) -> str:
@@ -173,8 +175,8 @@ def detail_of(summary: str) -> str:
 
 def names_request(detail: str) -> bool:
     """Return whether a detail has the size of the tensor for which memory was missing."""
-    wanted = _CUDA_WANTED.search(detail)
-    return wanted is not None and wanted[1] not in _ALLOCATOR_BLOCKS
+    request = _CUDA_WANTED.search(detail)
+    return request is not None and request[1] not in _ALLOCATOR_BLOCKS
 
 
 def fingerprint(kind: str, message: str) -> str:
@@ -189,14 +191,15 @@ def _ranks_alike(primary: Finding, findings: Sequence[Finding], evidence: Eviden
     """The ranks that failed by the same cause in the same place. Several symptoms are of one cause elsewhere."""
     if primary.tier is not Tier.CAUSE:
         return []
-    alike = (each for each in findings if (each.kind, each.tier) == (primary.kind, primary.tier))
+    alike = (finding for finding in findings if (finding.kind, finding.tier) == (primary.kind, primary.tier))
     detail = _detail(primary, evidence)
-    return sorted({each.rank for each in alike if each.rank is not None and _detail(each, evidence) == detail})
+    same = (finding for finding in alike if _detail(finding, evidence) == detail)
+    return sorted({finding.rank for finding in same if finding.rank is not None})
 
 
-def _several(ranks: Sequence[int], known: Collection[int | None]) -> str:
+def _several(ranks: Sequence[int], all_ranks: Collection[int | None]) -> str:
     """``both ranks``, ``all 4 ranks`` or ``ranks 0 and 2``."""
-    if len(known) != len(ranks):
+    if len(all_ranks) != len(ranks):
         return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
     if len(ranks) == 2:
         return "both ranks"
@@ -240,19 +243,19 @@ def _who(finding: Finding, evidence: Evidence) -> str:
 def _detail(finding: Finding, evidence: Evidence) -> str | None:
     """The detail in parentheses of a summary."""
     parts: list[str | None] = []
-    if finding.kind in ("cuda_oom", SHARED_OOM) and (wanted := _CUDA_WANTED.search(finding.text)):
-        parts.append(f"tried to allocate {wanted[1]}")
-    if finding.kind == "host_oom" and (wanted := _HOST_WANTED.search(finding.text)):
-        parts.append(f"tried to allocate {bytes_text(int(wanted[1]))}")
+    if finding.kind in ("cuda_oom", SHARED_OOM) and (request := _CUDA_WANTED.search(finding.text)):
+        parts.append(f"tried to allocate {request[1]}")
+    if finding.kind == "host_oom" and (request := _HOST_WANTED.search(finding.text)):
+        parts.append(f"tried to allocate {bytes_text(int(request[1]))}")
     if finding.kind == SHARED_OOM:
         parts.append(f"beside {', '.join(evidence.shared_with)}")
     if parts:
         return ", ".join(part for part in (*parts, finding.where) if part)
-    target = None if evidence.exit is None else evidence.exit.target
-    on = f"on {target}" if finding.kind == "disk_full" and target is not None else None
-    found = ", ".join(part for part in (on, finding.detail) if part)
-    if found:
-        return without_advice(found)
+    if finding.kind == "disk_full" and evidence.exit is not None and evidence.exit.target is not None:
+        parts.append(f"on {evidence.exit.target}")
+    detail = ", ".join(part for part in (*parts, finding.detail) if part)
+    if detail:
+        return without_advice(detail)
     return None
 
 
@@ -274,18 +277,23 @@ def _evidence(
                 yield "launcher", f"{report.launcher}: rank {failure.rank} {what}"
     who = _who(primary, evidence)
     lines = [line.strip() for line in without_advice(primary.text).splitlines() if line.strip()]
-    for line in lines if len(lines) < 5 else (*lines[:4], lines[-1]):
+    if len(lines) > 5:
+        lines[4:-1] = []
+    for line in lines:
         yield "finding", f"{who}: {line}"
     if primary.where:
         yield "finding", f"{who}: raised at {primary.where}"
-    own = fingerprint(primary.kind, primary.text)
-    for other in findings:
-        if other is not primary:
-            text = next((line.strip() for line in other.text.splitlines() if line.strip()), "")
-            is_same = fingerprint(other.kind, other.text) == own
-            said = ": the same" if is_same else f", too: {text}"
-            said = f", as a consequence: {text}" if other.tier > primary.tier else said
-            yield "finding", f"{_who(other, evidence)}{said}"
+    primary_print = fingerprint(primary.kind, primary.text)
+    for finding in findings:
+        if finding is not primary:
+            text = next((line.strip() for line in finding.text.splitlines() if line.strip()), "")
+            is_same = fingerprint(finding.kind, finding.text) == primary_print
+            relation = f", too: {text}"
+            if finding.tier > primary.tier:
+                relation = f", as a consequence: {text}"
+            elif is_same:
+                relation = ": the same"
+            yield "finding", f"{_who(finding, evidence)}{relation}"
     if evidence.last_step is not None:
         yield "context", f"metrics: the last step was {evidence.last_step}"
     if KINDS[primary.kind].seen_in == "status" and (message := last_message(evidence, primary.rank)):
@@ -325,5 +333,5 @@ def _cut(text: str, most: int) -> str:
     """A text of at most ``most`` characters, cut at the end of a word if it has any."""
     if len(text) <= most:
         return text
-    kept = text[: most - 1]
-    return (kept.rpartition(" ")[0] or kept) + "…"
+    head = text[: most - 1]
+    return (head.rpartition(" ")[0] or head) + "…"

@@ -82,9 +82,9 @@ class Policy(Struct, frozen=True):
 
     def ladder(self, kind: str) -> Ladder:
         """The rungs for a kind of incident."""
-        found = self.ladders.get(kind)
-        if found is not None:
-            return found
+        ladder = self.ladders.get(kind)
+        if ladder is not None:
+            return ladder
         return self.ladders.get(DEFAULT, (STOP,))
 
     @property
@@ -115,7 +115,9 @@ def _ladders(**ladders: str | list[Any]) -> dict[str, Ladder]:
 
 
 def _ladder(value: str | list[Any]) -> Ladder:
-    rungs = [_rung(entry) for entry in ([value] if isinstance(value, str) else value)]
+    if isinstance(value, str):
+        value = [value]
+    rungs = [_rung(entry) for entry in value]
     return (*(rung for rung in rungs if rung != STOP), STOP)
 
 
@@ -123,11 +125,13 @@ def _rung(value: str | Mapping[str, float | None] | list[Any]) -> Rung:
     """A rung given as ``restart``, ``{rollback: 2}``, or a list of these."""
     if isinstance(value, list):
         return tuple(action for entry in value for action in _rung(entry))
-    numbers = {value: None} if isinstance(value, str) else value
-    return tuple(
-        PolicyAction(name, ACTIONS[name].default if number is None else float(number))
-        for name, number in numbers.items()
-    )
+    if isinstance(value, str):
+        return (PolicyAction(value, ACTIONS[value].default),)
+    actions = []
+    for name, number in value.items():
+        argument = ACTIONS[name].default if number is None else float(number)
+        actions.append(PolicyAction(name, argument))
+    return tuple(actions)
 
 
 _RESTART_ONLY = _ladders(

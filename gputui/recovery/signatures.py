@@ -71,7 +71,8 @@ def _raises(
     kind: str, *patterns: str, within: str | None = None, weak: bool = False, tier: Tier | None = None
 ) -> Signature:
     text = "|".join(f"(?:{pattern})" for pattern in patterns)
-    return Signature(kind, re.compile(text, re.MULTILINE), re.compile(within) if within else None, weak, tier)
+    place = re.compile(within) if within else None
+    return Signature(kind, re.compile(text, re.MULTILINE), place, weak, tier)
 
 
 def _states(kind: str, *patterns: str, gpu: Literal["not roomy", "present"] | None = None) -> Signature:
@@ -321,23 +322,23 @@ def match_chain(chain: Chain, gpus: AttemptGpus) -> tuple[Raised, Signature | No
     one counts only at the end: programs try an import and continue without it."""
     matched = [(raised, match_exception(raised, gpus)) for raised in reversed(chain.raised)]
     last, signature = matched[0]
-    known = [(raised, found) for raised, found in matched if found is not None and not found.weak]
-    for raised, found in known:
-        if found.rank is Tier.CAUSE:
-            return raised, found
+    strong = [(raised, match) for raised, match in matched if match is not None and not match.weak]
+    for raised, match in strong:
+        if match.rank is Tier.CAUSE:
+            return raised, match
     if signature is not None and signature.rank is not Tier.CONSEQUENCE:
         return last, signature
-    for raised, found in known:
-        if found.rank is Tier.SYMPTOM:
-            return raised, found
-    unknown = [raised for raised, found in matched if found is None]
+    for raised, match in strong:
+        if match.rank is Tier.SYMPTOM:
+            return raised, match
+    unknown = [raised for raised, match in matched if match is None]
     if signature is not None:
         # The connection broke while another error was being handled.
         if unknown:
             return (unknown[0], None)
         return (last, signature)
-    if known:
-        return known[0]
+    if strong:
+        return strong[0]
     return (last, None)
 
 
@@ -374,5 +375,8 @@ def terminate_message(text: str) -> Raised | None:
     for at, line in enumerate(lines):
         if match := _TERMINATE.match(line):
             what = _WHAT.match("\n".join(lines[at + 1 : at + 1 + _WHAT_LINES]))
-            raised = Raised(match["type"].rsplit("::", 1)[-1], match["message"] or (what[1] if what else ""))
+            message = match["message"] or ""
+            if not message and what is not None:
+                message = what[1]
+            raised = Raised(match["type"].rsplit("::", 1)[-1], message)
     return raised
