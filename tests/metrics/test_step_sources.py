@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gputui.store.metrics.step_times import StepTimes
 
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics.queries import latest, points_json, ranks
+from gputui.store.metrics.step_lines import StepLines
 from tests.homes import add_attempt
 from tests.metrics.conftest import NOW, RUN, MetricsHome
 
@@ -37,8 +37,9 @@ def steps(home: MetricsHome) -> tuple[Any, ...]:
     (attempt,) = read_attempts(home.connection, RUN)
     newest = latest(home.connection, RUN)
     assert {line.step for line in ranks(home.connection, RUN, 1)} <= {attempt.last_step, None}
-    clock = StepTimes(home.connection, RUN)
-    return attempt.first_step, attempt.last_step, newest.get("total_steps"), clock.newest_at(1, 4e9, 0.0)
+    line = StepLines(home.connection, RUN).newest(1)
+    newest_step = None if line is None else line.step
+    return attempt.first_step, attempt.last_step, newest.get("total_steps"), newest_step
 
 
 @pytest.mark.parametrize("order", ["output first", "file first", "file alone"])

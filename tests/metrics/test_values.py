@@ -6,12 +6,13 @@ import time
 from typing import Any
 
 import pytest
-from gputui.store.metrics.step_times import StepTimes
 
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.printed import OutputPatterns
 from gputui.metrics.values import NullMeanings, number_in_text
+from gputui.store.metrics.losses import last_sound_step, unsound_since
 from gputui.store.metrics.queries import NULL_NAN, latest
+from gputui.store.metrics.step_lines import StepLines
 from tests.metrics.conftest import RUN, MetricsHome
 from tests.tables import table
 
@@ -97,17 +98,17 @@ def test_a_loss_of_text_is_stored_and_judged_as_a_number(home: MetricsHome) -> N
     home.begin()
     home.append("".join(json.dumps({"step": step, "loss": f"{1 / step:.4f} (avg)"}) + "\n" for step in range(1, 9)))
     home.pump()
-    times = StepTimes(home.connection, RUN)
+    lines = StepLines(home.connection, RUN)
     assert latest(home.connection, RUN)["loss"] == 0.125
-    assert times.unsound_since(1) is None and times.last_sound(1) == 8
+    assert unsound_since(lines, 1) is None and last_sound_step(lines, 1) == 8
 
 
 def test_a_loss_of_unknown_text_is_neither_sound_nor_unsound(home: MetricsHome) -> None:
     home.begin()
     home.append("".join(json.dumps({"step": step, "loss": "high"}) + "\n" for step in range(1, 9)))
     home.pump()
-    times = StepTimes(home.connection, RUN)
-    assert (times.unsound_since(1), times.last_sound(1)) == (None, None)
+    lines = StepLines(home.connection, RUN)
+    assert (unsound_since(lines, 1), last_sound_step(lines, 1)) == (None, None)
 
 
 def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(home: MetricsHome) -> None:
@@ -118,9 +119,9 @@ def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(ho
             home.pump()
             home.restart()
     home.pump()
-    times = StepTimes(home.connection, RUN)
-    unsound = times.unsound_since(1)
-    assert unsound is not None and unsound[0] == 5 and times.last_sound(1) == 4
+    lines = StepLines(home.connection, RUN)
+    unsound = unsound_since(lines, 1)
+    assert unsound is not None and unsound.step == 5 and last_sound_step(lines, 1) == 4
     assert [row[0] for row in home.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == [
         NULL_NAN,
         NULL_NAN,

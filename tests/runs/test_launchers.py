@@ -34,7 +34,7 @@ def spec(launcher: Launcher) -> RunSpec:
 def test_the_program_comes_last_with_its_arguments(launcher: Launcher) -> None:
     for ranks in (1, 2):
         argv = launcher.argv(spec(launcher), Placement.here(("GPU-a", "GPU-b")[:ranks], ranks, 29501), INVOCATION)
-        assert argv[-3:] == INVOCATION.words
+        assert argv[-3:] == INVOCATION.argv
         assert (argv[0] == "/venv/bin/python") is not launcher.takes_command
 
 

@@ -94,11 +94,11 @@ def test_of_a_past_moment_only_what_was_there() -> None:
 def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(home: Home) -> None:
     rows = [ledger_row(name, seen, step=seen) for name, seen in (("step_1.pt", 10), ("last.pt", 11), ("kept.pt", 12))]
     gone = [replace(row, gone_at=40.0) for row in rows[:2]]
-    filler.run("a-1")
-    checkpoints.save(filler.connection, "a-1", (), rows)
-    checkpoints.save(filler.connection, "a-1", rows, (*gone, ledger_row("last.pt", 30), rows[2]))
-    assert [row.name for row in checkpoints.of_run(filler.connection, "a-1")] == ["kept.pt", "last.pt"]
-    then = {at: [row[0] for row in checkpoints.gone_since(filler.connection, "a-1", at)] for at in (10.5, 39.0, 40.0)}
+    home.run("a-1")
+    checkpoints.save(home.connection, "a-1", (), rows)
+    checkpoints.save(home.connection, "a-1", rows, (*gone, ledger_row("last.pt", 30), rows[2]))
+    assert [row.name for row in checkpoints.of_run(home.connection, "a-1")] == ["kept.pt", "last.pt"]
+    then = {at: [row[0] for row in checkpoints.gone_since(home.connection, "a-1", at)] for at in (10.5, 39.0, 40.0)}
     assert then == {10.5: ["/c/step_1.pt"], 39.0: ["/c/step_1.pt", "/c/last.pt"], 40.0: []}
 
 
