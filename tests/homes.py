@@ -23,8 +23,9 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.metrics.batch import Batch, SourceState, store_batch
+from gputui.metrics.batch import Batch, store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
+from gputui.metrics.source_state import SourceState
 from gputui.metrics.step_sources import store_steps
 from gputui.recovery.watch.rules import RULES
 from gputui.runs import repository

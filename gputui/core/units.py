@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -258,3 +259,13 @@ def _range(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
     return f"{numbers[0]}–{numbers[-1]}"
+
+
+def iso(at: float | None) -> str | None:
+    """UTC unix seconds as ISO 8601 with milliseconds and a Z; None for what is no time."""
+    if at is None:
+        return None
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return None

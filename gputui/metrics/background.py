@@ -8,9 +8,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gputui.metrics.batch import Batch, SourceState
+from gputui.metrics.batch import Batch
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.reader import Boundary, FileReader
+from gputui.metrics.source_state import SourceState
 
 # Between two reads of a source.
 INTERVAL_SECONDS = 0.5

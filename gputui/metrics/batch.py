@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
-from msgspec import Struct
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import Correction, VersionComparison
+from gputui.metrics.source_state import SourceState
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
-from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
+from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, as_float, named_by_event
 from gputui.store.metrics.roles import take_names
 
 # A batch takes about 5 ms of the agent's loop, also of two-byte lines.
@@ -51,31 +51,6 @@ _TIME_IS_OTHER = (
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
-
-
-class SourceState(Struct, frozen=True):
-    """The read position of a source: the committed columns of ``metric_sources``.
-
-    ``generation`` counts the files, and the versions of a file, that were read; ``byte_offset`` is
-    that in this version (entries of a Hugging Face history); ``skipping``: within an over-long
-    line. Generations before ``first_generation`` are other files.
-    """
-
-    inode: int | None = None
-    generation: int = 0
-    byte_offset: int = 0
-    skipping: bool = False
-    fingerprint: str | None = None
-    first_generation: int = 0
-
-    @property
-    def position(self) -> FilePosition:
-        return self.generation, self.byte_offset
-
-    @property
-    def read_part(self) -> tuple[int, str | None]:
-        """The length and the fingerprint of what was read."""
-        return self.byte_offset, self.fingerprint
 
 
 class MetricsNote(NamedTuple):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gputui.metrics.batch import SourceState
+from gputui.metrics.source_state import SourceState
 
 # The fingerprint covers the file's first bytes and those just before the offset. Rewritten content
 # that has grown past the old offset almost certainly differs in one of them.

@@ -12,10 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.core.files import read_regular
-from gputui.metrics.batch import BATCH_LINES, READ_SECONDS, Batch, SourceState
+from gputui.metrics.batch import BATCH_LINES, READ_SECONDS, Batch
 from gputui.metrics.contract import Parsed, Rejected, parse_values
 from gputui.metrics.files import Matches
 from gputui.metrics.reader import Boundary, ReadSource, comparison_with_earlier, owner
+from gputui.metrics.source_state import SourceState
 
 MAX_HISTORY_BYTES = 256 << 20
 

@@ -26,7 +26,7 @@ import orjson
 from gputui.store.metrics.queries import NOT_METRICS, FilePosition
 
 if TYPE_CHECKING:
-    from gputui.metrics.batch import SourceState
+    from gputui.metrics.source_state import SourceState
 
 
 class _LineKey(NamedTuple):

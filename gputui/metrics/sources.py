@@ -20,13 +20,13 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.arrivals import Arrivals
-from gputui.metrics.batch import SourceState
 from gputui.metrics.contract import LineFormat
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.reader import Boundary, FileReader, ReadSource
 from gputui.metrics.rewritten import EarlierLines
+from gputui.metrics.source_state import SourceState
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource

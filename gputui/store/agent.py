@@ -9,9 +9,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.core.units import bytes_text
+from gputui.core.units import bytes_text, iso
 from gputui.store.database import room
-from gputui.store.json_shapes import iso
 from gputui.store.rollups import bounds, first_sample
 from gputui.store.rows import records
 

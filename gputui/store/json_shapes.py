@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from gputui.core.units import iso
 from gputui.store.series import SLOW
 
 if TYPE_CHECKING:
@@ -26,16 +26,6 @@ Shape = dict[str, Any]
 _NO_COST: Shape = {
     **dict.fromkeys(("lost_steps", "lost_seconds", "lost_gpu_hours")), "lost_steps_is_at_least": False,
 }  # fmt: skip
-
-
-def iso(at: float | None) -> str | None:
-    """UTC unix seconds as ISO 8601 with milliseconds and a Z; None for what is no time."""
-    if at is None:
-        return None
-    try:
-        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):
-        return None
 
 
 def rounded(value: float | None, digits: int) -> float | None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gputui.core.config import Workspace
-from gputui.store.json_shapes import iso, number_or_word
+from gputui.core.units import iso
+from gputui.store.json_shapes import number_or_word
 from gputui.store.studies import (
     RungValue,
     StudyRecord,

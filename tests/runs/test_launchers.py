@@ -52,7 +52,7 @@ class TestDeepspeed:
     deepspeed = LAUNCHERS["deepspeed"]
 
     def argv(self, *gpus: str, words: tuple[str, ...] = ("train.py",)) -> tuple[str, ...]:
-        invocation = replace(INVOCATION, words=words)
+        invocation = replace(INVOCATION, argv=words)
         return self.deepspeed.argv(spec(self.deepspeed), Placement.here(gpus, 2, 29501), invocation)
 
     @pytest.mark.parametrize(("gpus", "listed"), [(("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"]), ((), ["0", "1"])])
@@ -66,7 +66,7 @@ class TestDeepspeed:
         assert environment.get("DS_ACCELERATOR") == (None if gpus else "cpu")
 
     def test_a_module_is_named_its_way(self) -> None:
-        assert self.argv(argv=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
+        assert self.argv(words=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
 
     def test_its_report_says_how_a_process_ended_and_not_which(self, tmp_path: Path) -> None:
         """It names the command that it started last, whichever ended."""

@@ -8,6 +8,7 @@ import sqlite3
 
 import pytest
 
+from gputui.core.units import iso
 from gputui.recovery.checkpoints.attempt_spans import spans_of
 from gputui.recovery.checkpoints.resumable import candidates
 from gputui.store import checkpoints, json_shapes
@@ -273,16 +274,16 @@ def test_json_shapes_are_what_the_commands_promise(home: Home, reader: sqlite3.C
     assert json.loads(json.dumps(shown)) == shown
     agent = json_shapes.agent_shape(read_agent(reader), running=True, home="/h")
     assert agent == {
-        "running": True, "pid": 4242, "version": "0.1.0", "started_at": json_shapes.iso(NOW - 7200),
+        "running": True, "pid": 4242, "version": "0.1.0", "started_at": iso(NOW - 7200),
         "recording": False, "home": "/h",
     }  # fmt: skip
     assert json_shapes.agent_shape(read_agent(reader), running=False, home="/h")["pid"] is None
 
 
 def test_iso_times_are_utc_with_milliseconds() -> None:
-    assert json_shapes.iso(NOW) == "2026-11-21T03:12:44.000Z"
-    assert json_shapes.iso(None) is None
-    assert [json_shapes.iso(at) for at in (float("inf"), float("-inf"), float("nan"), 1e30)] == [None] * 4
+    assert iso(NOW) == "2026-11-21T03:12:44.000Z"
+    assert iso(None) is None
+    assert [iso(at) for at in (float("inf"), float("-inf"), float("nan"), 1e30)] == [None] * 4
 
 
 def test_damaged_json_counts_as_unknown(home: Home, reader: sqlite3.Connection) -> None:

@@ -21,9 +21,9 @@ from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
 from gputui.core.files import read_regular
 from gputui.core.redaction import redact_params, redact_text
+from gputui.core.units import iso
 from gputui.recovery.plans import RecoveryPlan
 from gputui.store.database import open_reader
-from gputui.store.json_shapes import iso
 from gputui.store.run_history import NewIncident
 from gputui.store.samples import WINDOW_COLUMNS, samples_between
 

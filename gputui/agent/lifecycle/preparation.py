@@ -16,7 +16,7 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_numbers, rank_output
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
-from gputui.metrics.batch import SourceState
+from gputui.metrics.source_state import SourceState
 from gputui.runs import repository
 from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, watched_checkpoints, without_gpus

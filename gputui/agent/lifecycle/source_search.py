@@ -19,8 +19,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job, JobKey, Purpose
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir, read_record, source_path
-from gputui.metrics.batch import SourceState
 from gputui.metrics.files import fixed_part, state_at
+from gputui.metrics.source_state import SourceState
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.written_sources import FoundSource, may_be_source, recognised
 from gputui.runs.command import in_run, sink_target

@@ -24,9 +24,9 @@ from msgspec.structs import asdict
 from gputui.agent.recording.recorder import Message
 from gputui.core import units
 from gputui.core.config import PRIVATE_FILE_MODE
+from gputui.core.units import iso
 from gputui.machine.aggregate import totals
 from gputui.machine.gpu_model import FastTick, GpuEvent, SlowTick
-from gputui.store.json_shapes import iso
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 log = logging.getLogger(__name__)

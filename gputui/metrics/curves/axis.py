@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.curves.model import Axis
+from gputui.metrics.curves.model import Axis, Window
 from gputui.store.attempts import Attempt
+from gputui.store.metrics.envelopes import Stretch
 from gputui.store.metrics.queries import as_float
 
 if TYPE_CHECKING:
@@ -130,6 +131,23 @@ class AxisMap(Struct, frozen=True):
         if begin is None:
             return None
         return timeline.trained_before[attempt] + at - begin
+
+
+def span_of(stretch: Stretch, axis_map: AxisMap) -> Window | None:
+    """The ends of a stretch on the axis; None if they have no place there."""
+    start = axis_map.place(stretch.attempt, stretch.min_step, stretch.min_at)
+    end = axis_map.place(stretch.attempt, stretch.max_step, stretch.max_at)
+    if start is None or end is None:
+        return None
+    return (start, end)
+
+
+def in_window(stretches: Sequence[Stretch], axis_map: AxisMap, window: Window | None) -> Sequence[Stretch]:
+    """The stretches in a window, or all."""
+    if window is None:
+        return stretches
+    spans = [(stretch, span_of(stretch, axis_map)) for stretch in stretches]
+    return [stretch for stretch, span in spans if span and span[0] <= window[1] and span[1] >= window[0]]
 
 
 def interpolate(pairs: Pairs, x: float) -> float | None:

@@ -17,8 +17,6 @@ from typing import Any, Literal, NamedTuple
 import orjson
 from msgspec import Struct
 
-from gputui.metrics.curves.axis import AxisMap
-from gputui.metrics.curves.model import Window
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import Entry, Stretch
 from gputui.store.metrics.queries import START, FilePosition, named_by_event, rows_between
@@ -118,23 +116,6 @@ class Part(Struct, frozen=True):
         """The entries of one metric over the whole part, of at most ``level``."""
         for at_level, begin, end in self.entry_ranges(level):
             yield from self.entries_between(connection, name, at_level, begin, end)
-
-
-def span_of(stretch: Stretch, axis_map: AxisMap) -> Window | None:
-    """The ends of a stretch on the axis; None if they have no place there."""
-    start = axis_map.place(stretch.attempt, stretch.min_step, stretch.min_at)
-    end = axis_map.place(stretch.attempt, stretch.max_step, stretch.max_at)
-    if start is None or end is None:
-        return None
-    return (start, end)
-
-
-def in_window(stretches: Sequence[Stretch], axis_map: AxisMap, window: Window | None) -> Sequence[Stretch]:
-    """The stretches in a window, or all."""
-    if window is None:
-        return stretches
-    spans = [(stretch, span_of(stretch, axis_map)) for stretch in stretches]
-    return [stretch for stretch, span in spans if span and span[0] <= window[1] and span[1] >= window[0]]
 
 
 def parts(stretches: Iterable[Stretch], cuts: Mapping[int, float]) -> list[Part]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.metrics.curves import lines as run_lines
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, epoch_of
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, epoch_of, in_window, span_of
 from gputui.metrics.curves.bins import NARROWEST_BIN, CurveBuilder
 from gputui.metrics.curves.epochs import epoch_points
 from gputui.metrics.curves.hardware import HardwareCurves
@@ -245,7 +245,7 @@ class RunCurves:
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, layout: Layout
     ) -> None:
         """Read new metrics up to where the others are."""
-        stretches = run_lines.in_window(layout.stretches, self._map, request.window)
+        stretches = in_window(layout.stretches, self._map, request.window)
         parts = run_lines.parts(stretches, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many entries suffice: each has four values to draw, and the level below takes
@@ -274,7 +274,7 @@ class RunCurves:
             share = (end / start) ** (1 / max(1, request.bins)) - 1
 
         def level_of(stretch: Stretch) -> int | None:
-            span = run_lines.span_of(stretch, self._map)
+            span = span_of(stretch, self._map)
             if span is None or not span[1] > span[0]:
                 return None
             lines = max(0.0, span[0]) * share * stretch.line_count / (span[1] - span[0])
@@ -366,7 +366,7 @@ class _RankReader:
         self, layout: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
     ) -> tuple[list[LineRange], int]:
         """The lines to read, those after the last stretches at the end, and the most of each stretch."""
-        parts = run_lines.parts(run_lines.in_window(layout.stretches, axis_map, request.window), cuts)
+        parts = run_lines.parts(in_window(layout.stretches, axis_map, request.window), cuts)
         stretches = [stretch for part in parts if part.redone != "all" for stretch in part.stretches]
         of_rank_0 = sum(stretch.line_count for stretch in layout.stretches)
         ranks = 1

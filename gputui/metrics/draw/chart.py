@@ -31,8 +31,8 @@ from gputui.metrics.draw.axes import (
     x_bounds,
 )
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, YAxis
-from gputui.metrics.draw.raster import BAD_STYLE, CURSOR_STYLE, Canvas, Span, spans
+from gputui.metrics.draw.parts import Curve, Line, Marker, Span, XAxis, YAxis
+from gputui.metrics.draw.raster import BAD_STYLE, CURSOR_STYLE, Canvas, spans
 
 _MOST_VALUE_TICKS = 6
 _LEAST_PLOT_COLUMNS = 8

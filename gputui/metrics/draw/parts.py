@@ -8,10 +8,12 @@ from msgspec import Struct
 
 from gputui.metrics.draw.axes import AxisKind, LogScale, Scale
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.raster import Span
 
 XKind = Literal["number", "count", "time"]
 """The quantity of an x axis: numbers, whole numbers, or seconds."""
+
+Span = tuple[str, str]
+"""A piece of text and the key of its style."""
 
 Line = list[Span]
 """One line of text: pieces with the keys of their styles."""

@@ -11,12 +11,10 @@ from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
 from gputui.metrics.draw.envelope import Bin, without_noise
 from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
+from gputui.metrics.draw.parts import Span
 
 if TYPE_CHECKING:
     from gputui.metrics.draw.parts import Curve
-
-Span = tuple[str, str]
-"""A piece of text and the key of its style."""
 
 BAD_STYLE = "bad"
 """Style key of the signs of values without a place: NaN, infinities, and on a log axis values up to

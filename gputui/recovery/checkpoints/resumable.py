@@ -13,11 +13,10 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.core.text import clean
-from gputui.core.units import count
+from gputui.core.units import count, iso
 from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.runs.checkpoint_names import explicit_step, is_step_named, step_words
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.json_shapes import iso
 
 MOST_SHOWN = 5
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from gputui.core.text import clean
+from gputui.core.units import iso
 from gputui.metrics.draw.parts import XAxis
 from gputui.metrics.draw.picture import Drawing
 from gputui.recovery.costs import Cost
@@ -20,7 +21,6 @@ from gputui.reports.summary import story
 from gputui.reports.summary.facts import RunFacts, Spread, rounded
 from gputui.reports.summary.gates import GateVerdict, judge
 from gputui.reports.summary.speedup import Scaling, efficiency_of, scalability_shape, scalings
-from gputui.store.json_shapes import iso
 
 MAX_PICTURED = 20
 """The runs of a report that have pictures, newest first; a page of them is about 2 MB."""

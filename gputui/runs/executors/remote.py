@@ -283,7 +283,7 @@ class Body:
         if (read_record(self.folder / "attempt.json") or {}).get("nodes"):
             from gputui.runs.executors.slurm.nodes import Lead
 
-            self.shim = Lead(self.folder)
+            self.shim = Lead(self.folder, program(self.folder))
         else:
             self.shim = subprocess.Popen(program(self.folder, "shim", str(self.folder)), stdin=subprocess.DEVNULL)
         self.shim.wait()

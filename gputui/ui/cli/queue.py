@@ -8,8 +8,8 @@ from contextlib import closing
 import click
 
 from gputui.core import units
+from gputui.core.units import iso
 from gputui.store import queue
-from gputui.store.json_shapes import iso
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import (
     Exit,

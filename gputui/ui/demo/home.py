@@ -25,6 +25,7 @@ from gputui.store.runs import read_runs
 from gputui.store.series import HostSample
 from gputui.store.studies import read_studies
 from gputui.ui.demo.past import DemoPast
+from gputui.ui.demo.study import play_study
 
 STOP_SECONDS = 40.0
 
@@ -73,7 +74,7 @@ def fill_home(workspace: Workspace, now: float, seed: int, host: HostSample | No
     # Its faults begin when it was written.
     os.utime(workspace.scenario, (now - FAULTY_SECONDS, now - FAULTY_SECONDS))
     past = DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=now - FAULTY_SECONDS), now, host)
-    past.make()
+    past.make(play_study)
     return past
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,8 +60,18 @@ from gputui.ui.demo.simulated_trainer import (
     log_line,
     save,
 )
-from gputui.ui.demo.stories import CHANGED_AGO, DAY, HOUR, STORIES, STUDY_AGO, Act, Story, change_script, write_profiles
-from gputui.ui.demo.study import STUDY, play_study
+from gputui.ui.demo.stories import (
+    CHANGED_AGO,
+    DAY,
+    HOUR,
+    STORIES,
+    STUDY,
+    STUDY_AGO,
+    Act,
+    Story,
+    change_script,
+    write_profiles,
+)
 
 SAMPLED_SECONDS = 26 * HOUR
 """Length of the history of GPU samples."""
@@ -109,8 +119,8 @@ class DemoPast:
         self.gpus: tuple[GpuFacts, ...] = ()
         self.busy: list[Occupation] = []
 
-    def make(self, stories: Sequence[Story] = STORIES) -> None:
-        """Write it. Raises sqlite3.Error, OSError."""
+    def make(self, study: Callable[[DemoPast, Path], Play], stories: Sequence[Story] = STORIES) -> None:
+        """Write it; ``study`` plays the study of a file. Raises sqlite3.Error, OSError."""
         self.at = self.until - 7 * DAY
         write_profiles(self.workspace, self.at)
         inventory = self.source.inventory(self.at)
@@ -118,7 +128,7 @@ class DemoPast:
         self.context.recorder.take([inventory])
         self.context.recorder.flush()
         plays = [
-            (self.until - STUDY_AGO, 0, play_study(self, self.workspace.study_files / f"{STUDY}.yaml")),
+            (self.until - STUDY_AGO, 0, study(self, self.workspace.study_files / f"{STUDY}.yaml")),
             (self.until - CHANGED_AGO, 1, change_script(self.workspace.profiles, self.until - CHANGED_AGO)),
             (self.until - SAMPLED_SECONDS, 2, self._sample()),
             *((self.until - story.began_ago, number, self._play(story)) for number, story in enumerate(stories, 3)),

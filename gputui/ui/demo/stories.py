@@ -13,7 +13,25 @@ from gputui.core.config import Workspace
 from gputui.runs.code_version import run_git
 from gputui.ui.demo import simulated_trainer
 from gputui.ui.demo.simulated_trainer import KEPT_CHECKPOINTS, OOM, VALIDATION_STEPS
-from gputui.ui.demo.study import STUDY, STUDY_FILE
+
+STUDY = "vit-lr"
+STUDY_FILE = """\
+# Which learning rate, weight decay and batch size for the vision transformer? gputui study run vit-lr
+name: vit-lr
+description: Learning rate, weight decay and batch size of ViT-B/16 (simulated)
+profile: vit-b16
+params: {steps: 1200}
+space:
+  lr: {type: float, min: 1.0e-5, max: 1.0e-2, log: true}
+  weight_decay: {type: float, min: 0.0, max: 0.3}
+  batch_size: [128, 256, 384]
+objective: {metric: val/loss}
+sampler: random
+pruner: {kind: median, length: steps, rungs: 12, startup: 5, warmup: 2}
+budget: {trials: 24}
+parallel: 4
+seed: 6
+"""
 
 HOUR = 3600.0
 DAY = 24 * HOUR

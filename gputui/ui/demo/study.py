@@ -27,28 +27,11 @@ from gputui.studies.rungs import pruning_reason
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import load_study
 from gputui.ui.demo.simulated_trainer import MODELS, VALIDATION_STEPS, LossCurve
+from gputui.ui.demo.stories import STUDY
 
 if TYPE_CHECKING:
     from gputui.ui.demo.past import DemoPast
 
-STUDY = "vit-lr"
-STUDY_FILE = """\
-# Which learning rate, weight decay and batch size for the vision transformer? gputui study run vit-lr
-name: vit-lr
-description: Learning rate, weight decay and batch size of ViT-B/16 (simulated)
-profile: vit-b16
-params: {steps: 1200}
-space:
-  lr: {type: float, min: 1.0e-5, max: 1.0e-2, log: true}
-  weight_decay: {type: float, min: 0.0, max: 0.3}
-  batch_size: [128, 256, 384]
-objective: {metric: val/loss}
-sampler: random
-pruner: {kind: median, length: steps, rungs: 12, startup: 5, warmup: 2}
-budget: {trials: 24}
-parallel: 4
-seed: 6
-"""
 STEP_SECONDS = 1.6
 ACTOR = "ada"
 

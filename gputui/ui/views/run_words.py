@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
 from gputui.core.units import age, ago, bytes_text, count, count_of, duration
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Span
 from gputui.metrics.progress import Progress
 from gputui.runs.spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed

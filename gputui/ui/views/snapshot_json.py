@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import asdict
 
+from gputui.core.units import iso
 from gputui.metrics.progress import RankRow
 from gputui.store import json_shapes
 from gputui.store.hardware import GpuView, Quarantined
-from gputui.store.json_shapes import Shape, iso, number_or_word
+from gputui.store.json_shapes import Shape, number_or_word
 from gputui.ui.views.snapshot import RunRow, Snapshot
 
 

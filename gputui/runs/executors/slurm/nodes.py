@@ -20,10 +20,10 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.remote import program
 from gputui.runs.shim import WATCHED, Shim, read_record, write_record
 
 # Placeholders in attempt.json, which each node replaces.
@@ -42,10 +42,10 @@ END_SECONDS = 30.0
 
 class Lead:
     """Runs an attempt on all nodes, for one start of the job. The body uses it as the process of a
-    shim."""
+    shim. ``program`` is the command that each node runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, program: Sequence[str]) -> None:
+        self.folder, self.program = folder, program
         self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         self.count = int(self.plan["nodes"])
         self.began = time.time()
@@ -93,7 +93,7 @@ class Lead:
         # A new session: srun would forward a signal of this process's group to every process of
         # every task.
         return subprocess.Popen(
-            ["srun", *options, *program(self.folder, "node", str(self.folder), str(port))],
+            ["srun", *options, *self.program, "node", str(self.folder), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

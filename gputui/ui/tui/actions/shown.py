@@ -10,8 +10,7 @@ from typing import get_args
 from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clean, fit
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.ui.tui.actions.checks import can_change
 from gputui.ui.tui.actions.context import Context
 from gputui.ui.tui.actions.keys import key_word

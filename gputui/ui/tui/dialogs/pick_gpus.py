@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 
 if TYPE_CHECKING:

@@ -48,8 +48,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width, char_width, clip, fit
 from gputui.metrics.draw.glyphs import bar
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.ui.tui.theme.looks import SELECTED
 
 Row = TypeVar("Row")

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Span
 from gputui.metrics.progress import RankRow
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
 from gputui.runs.process_words import process_words

@@ -9,8 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.text import clean
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.ui.tui.layout.columns import Column, fill_height, fit_line, head_line, highlight, place, row_line, rule
 
 Row = TypeVar("Row")

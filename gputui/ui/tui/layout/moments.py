@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gputui.core.text import cell_width
 from gputui.core.units import age, duration
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.timeline import Timeline
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.views.snapshot import Past, Snapshot

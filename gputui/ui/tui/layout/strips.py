@@ -11,8 +11,7 @@ from typing import Any
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, byte_rate, celsius, count_of, duration, gibibytes, percent
 from gputui.machine.aggregate import GpuTotals, totals
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from textual import events
 
 from gputui.core.text import cell_width, clean
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.ui.tui.dialogs.palette import best_matches
 from gputui.ui.tui.layout.columns import Column, justify, skip_cells
 from gputui.ui.tui.layout.lists import Listing, ListState

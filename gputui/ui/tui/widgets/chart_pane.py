@@ -12,8 +12,7 @@ from gputui.core.text import clean
 from gputui.core.units import short_number
 from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
 from gputui.metrics.curves.names import filter_names
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts

@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 
 from gputui.core.text import cell_width
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Span
 
 _SAME = {"ctrl+h": "backspace", "ctrl+a": "home", "ctrl+e": "end"}
 

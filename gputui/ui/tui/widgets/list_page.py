@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from msgspec.structs import replace
 from textual import events
 
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import box, fit_line, is_boxed, justify
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, index_of, order_named

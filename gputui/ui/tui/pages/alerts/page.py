@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import duration
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import silence_form

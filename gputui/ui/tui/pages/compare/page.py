@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from gputui.core.units import count_of
 from gputui.metrics.curves.model import ChartData
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Span
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.dialogs.sheet import DiffScreen, SheetScreen
 from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartView

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
 from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Curve, Line, Span, XAxis, YAxis
 from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView

@@ -17,8 +17,7 @@ from gputui.core.redaction import redact_argv
 from gputui.core.text import clean
 from gputui.core.units import ago, count_of
 from gputui.core.yaml_forms.problems import shown_path
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.spec import GpuRequest
 from gputui.store.runs import Run
 from gputui.ui.tui import commands

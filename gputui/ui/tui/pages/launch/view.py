@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from gputui.core.text import cell_width, clean, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.checks import CheckResult
 from gputui.runs.gpu_conditions import condition_of
 from gputui.store.hardware import GpuView

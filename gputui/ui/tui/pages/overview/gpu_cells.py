@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gputui.core.units import UNKNOWN, gibibytes, percent, rate
 from gputui.metrics.draw.glyphs import SPARK
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Span
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, bar_spans, line_width
 from gputui.ui.tui.layout.gpu_words import (

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.progress import Progress
 from gputui.recovery.costs import in_words
 from gputui.store.runs import Run

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.runs import identity
 from gputui.runs.identity import environment_of, identify
 from gputui.ui.tui.actions import Context, Scope

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, gibibytes, index_ranges, percent
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.process_words import script_words
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView

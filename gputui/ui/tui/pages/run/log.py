@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from gputui.core.text import cell_width, clean
 from gputui.core.units import count, count_of
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.data.log_tail import OF_ATTEMPT
 from gputui.ui.tui.layout.columns import fit_line, rule, skip_cells

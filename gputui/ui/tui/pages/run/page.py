@@ -14,8 +14,7 @@ from textual.widget import Widget
 from gputui.core.text import clean
 from gputui.core.units import count_of
 from gputui.metrics.curves.model import ChartData, Frame
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.progress import Progress
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run

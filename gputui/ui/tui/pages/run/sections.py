@@ -12,8 +12,7 @@ from msgspec import Struct
 from gputui.core.text import cell_width, clean, clip_middle, fit
 from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duration, parameter, percent, rate
 from gputui.machine.child import signal_name
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.progress import RankRow
 from gputui.recovery.costs import in_words, total
 from gputui.recovery.kinds import kind_title

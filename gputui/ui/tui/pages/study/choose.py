@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.database import StoreError, empty_store, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
-from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.command import assignments, format_value
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope

@@ -15,9 +15,8 @@ from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, parameter, percent
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.draw.picture import Drawing
-from gputui.metrics.draw.raster import Span
 from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
