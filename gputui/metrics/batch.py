@@ -19,8 +19,8 @@ from gputui.metrics.rewritten import Correction, VersionComparison
 from gputui.metrics.source_state import SourceState
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
-from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, as_float, named_by_event
 from gputui.store.metrics.roles import take_names
+from gputui.store.metrics.stored_lines import NOT_METRICS, OF_EVENTS, as_float, named_by_event
 
 # A batch takes about 5 ms of the agent's loop, also of two-byte lines.
 BATCH_BYTES = 128 << 10

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gputui.metrics.contract import LineFormat, ParsedLine, Rejected, excerpt
 from gputui.metrics.printed import printed_text
-from gputui.store.metrics.queries import NOT_METRICS, as_float
+from gputui.store.metrics.stored_lines import NOT_METRICS, as_float
 
 NEAR_SHOWN = 3
 # A short beginning of a pattern matches many lines by chance; this share and number of literals do

@@ -10,7 +10,7 @@ from functools import partial
 import orjson
 
 from gputui.metrics.formats import Reading
-from gputui.store.metrics.queries import NOT_METRICS
+from gputui.store.metrics.stored_lines import NOT_METRICS
 
 # A source with more lines keeps its names: what people have looked at for hours does not change its meaning.
 MAX_REMOVED_LINES = 2000

@@ -23,6 +23,7 @@ from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import LOSS, NO_ROLES, metric_roles
 from gputui.store.metrics.step_lines import LineFilter, StepLines
+from gputui.store.metrics.stored_lines import end_positions
 from gputui.store.runs import Run
 
 if TYPE_CHECKING:
@@ -147,9 +148,7 @@ class RunTracker:
             shared = queries.rank_means(connection, self.run_id, attempt, len(lines))
         self._ranks = rank_rows(lines, shared)
         if with_curve:
-            self._report_seconds = queries.report_seconds(
-                connection, attempt, queries.end_positions(connection, self.run_id)
-            )
+            self._report_seconds = queries.report_seconds(connection, attempt, end_positions(connection, self.run_id))
             self._attempt = attempt
 
     def progress(self, run: Run) -> Progress:

@@ -22,7 +22,7 @@ from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.source_state import SourceState
 from gputui.metrics.trackers import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.metrics.values import NullReader
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.stored_lines import FilePosition
 
 HEADER_BYTES = 64 << 10
 MAX_HISTORY_BYTES = 256 << 20

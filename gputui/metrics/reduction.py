@@ -14,7 +14,7 @@ import orjson
 
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
-from gputui.store.metrics.queries import END, NOT_METRICS, START, as_float, named_by_event, rows_between
+from gputui.store.metrics.stored_lines import END, NOT_METRICS, START, as_float, named_by_event, rows_between
 
 MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from gputui.store.metrics.queries import NOT_METRICS, FilePosition
+from gputui.store.metrics.stored_lines import NOT_METRICS, FilePosition
 
 if TYPE_CHECKING:
     from gputui.metrics.source_state import SourceState

@@ -13,7 +13,7 @@ from msgspec import Struct
 from gputui.metrics.formats import Reading
 from gputui.metrics.learning import Learned, LearnedLines
 from gputui.metrics.learning.patterns import profile_pattern
-from gputui.store.metrics.queries import NOT_METRICS
+from gputui.store.metrics.stored_lines import NOT_METRICS
 
 
 class LearnedForm(Struct, frozen=True):

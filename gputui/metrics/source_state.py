@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.stored_lines import FilePosition
 
 
 class SourceState(Struct, frozen=True):

@@ -31,7 +31,7 @@ from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource
 from gputui.runs.spec import SpecError, parse_spec
-from gputui.store.metrics.queries import END, START, rows_between
+from gputui.store.metrics.stored_lines import END, START, rows_between
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
 # PRINTED only says how to read it.

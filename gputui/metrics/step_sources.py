@@ -13,9 +13,9 @@ from collections.abc import Collection
 import orjson
 
 from gputui.metrics.batch import Batch
-from gputui.store.metrics.queries import NOT_METRICS
 from gputui.store.metrics.roles import metric_roles
 from gputui.store.metrics.step_lines import KINDS_OF_MIXED_LINES
+from gputui.store.metrics.stored_lines import NOT_METRICS
 
 # In the newest values of a source: those that only a source with the attempt's steps has.
 _OF_STEPS = ("step", "total_steps")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gputui.store.metrics.queries import NON_FINITE, NOT_METRICS, NULL_NAN, as_float
+from gputui.store.metrics.stored_lines import NON_FINITE, NOT_METRICS, NULL_NAN, as_float
 
 # Factors that convert units to seconds, bytes and plain counts.
 UNITS: Mapping[str, float] = {

@@ -16,7 +16,7 @@ from gputui.core.files import open_regular
 from gputui.metrics.formats import Reading
 from gputui.metrics.trackers import TRACKERS, subfolder_of_run
 from gputui.metrics.values import NUMBERS, printed_number
-from gputui.store.metrics.queries import NOT_METRICS
+from gputui.store.metrics.stored_lines import NOT_METRICS
 
 _HEAD_BYTES = 64 << 10
 # The last part of the column's or key's name, in the order of preference: SB3 writes time/total_timesteps.

@@ -22,6 +22,7 @@ from gputui.store import runs as stored_runs
 from gputui.store.attempts import Attempt, cuts_of, read_attempts, run_cost
 from gputui.store.database import StoreError, one_moment, open_reader
 from gputui.store.metrics import queries
+from gputui.store.metrics.stored_lines import as_float
 from gputui.store.rows import named_rows
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.run_states import RunState
@@ -325,7 +326,7 @@ def _attempts(connection: sqlite3.Connection, run_id: str) -> tuple[AttemptRecor
 
 
 def _point(point: Mapping[str, Any], cuts: Mapping[int, float]) -> MetricPoint:
-    step, attempt, value = point["step"], point["attempt"], queries.as_float(point["value"])
+    step, attempt, value = point["step"], point["attempt"], as_float(point["value"])
     assert value is not None, "it is a number"
     return MetricPoint(
         attempt=attempt,

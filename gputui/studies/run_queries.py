@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.gpu_use import peak_bytes, study_peaks
-from gputui.store.metrics.queries import Cursor, latest, reported_values
+from gputui.store.metrics.queries import latest, reported_values
+from gputui.store.metrics.stored_lines import Cursor
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord
 from gputui.studies import decide

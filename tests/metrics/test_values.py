@@ -11,8 +11,9 @@ from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.printed import OutputPatterns
 from gputui.metrics.values import NullMeanings, number_in_text
 from gputui.store.metrics.losses import last_sound_step, unsound_since
-from gputui.store.metrics.queries import NULL_NAN, latest
+from gputui.store.metrics.queries import latest
 from gputui.store.metrics.step_lines import StepLines
+from gputui.store.metrics.stored_lines import NULL_NAN
 from tests.metrics.conftest import RUN, MetricsHome
 from tests.tables import table
 

@@ -19,8 +19,8 @@ from gputui.runs.process_sockets import Socket, outside, read_sockets, sockets_o
 from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.database import one_moment, open_reader
-from gputui.store.metrics.queries import FilePosition
 from gputui.store.metrics.roles import metric_roles
+from gputui.store.metrics.stored_lines import FilePosition
 from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
 
 # Only the newest lines are read, so that a check is short even if lines arrive faster than a

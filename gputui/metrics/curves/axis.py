@@ -13,7 +13,7 @@ from msgspec import Struct
 from gputui.metrics.curves.model import Axis, Window
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.metrics.queries import as_float
+from gputui.store.metrics.stored_lines import as_float
 
 if TYPE_CHECKING:
     from gputui.metrics.curves.lines import CurveLine

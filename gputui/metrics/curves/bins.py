@@ -13,7 +13,7 @@ from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve,
 from gputui.metrics.curves.names import is_set
 from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics.envelopes import Entry
-from gputui.store.metrics.queries import as_float
+from gputui.store.metrics.stored_lines import as_float
 
 NARROWEST_BIN = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
 """The narrowest bin of a whole run, by axis: in steps, seconds, seconds and epochs."""

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import Entry, Stretch
-from gputui.store.metrics.queries import START, FilePosition, named_by_event, rows_between
+from gputui.store.metrics.stored_lines import START, FilePosition, named_by_event, rows_between
 
 EPOCH = "epoch"
 

@@ -32,7 +32,7 @@ from gputui.metrics.curves.model import (
 from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.stored_lines import FilePosition, rows_between
 
 LINES_IN_FULL = 4096
 """A window with at most this many lines is read line by line: about 10 ms."""
@@ -348,7 +348,7 @@ class _RankReader:
         for number, (source_id, begin, end) in enumerate(ranges):
             most = -1 if number >= len(ranges) - len(ends) else limit
             where = "AND rank IS NOT NULL AND step IS NOT NULL"
-            rows = queries.rows_between(connection, source_id, begin, end, where=where, limit=most)
+            rows = rows_between(connection, source_id, begin, end, where=where, limit=most)
             for attempt, rank, step, at, data in rows:
                 x = axis_map.place(attempt, step, at)
                 if x is None:

@@ -16,7 +16,7 @@ from gputui.reports.export.sink import ExportError, Position, Sink
 from gputui.reports.export.subject import Subject
 from gputui.reports.export.texts import NOTE, cleaned
 from gputui.store.metrics.exported import Item, Note
-from gputui.store.metrics.queries import NOT_METRICS, StoredLine, as_float
+from gputui.store.metrics.stored_lines import NOT_METRICS, StoredLine, as_float
 
 
 class JsonlSink(Sink):

@@ -23,7 +23,7 @@ from gputui.reports.export.sink import ExportError, Position, Sink, TargetTakenE
 from gputui.reports.export.subject import Subject
 from gputui.reports.export.texts import NOTE, PROJECT, STORY_SENTENCES, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
-from gputui.store.metrics.queries import StoredLine
+from gputui.store.metrics.stored_lines import StoredLine
 
 # The limits of one request to an MLflow server (mlflow.org, REST API, "Log Batch").
 _MAX_METRICS, _MAX_PARAMS, _MAX_TEXT = 1000, 100, 5000

@@ -17,7 +17,7 @@ from gputui.reports.export.sink import ExportError, Position, Sink
 from gputui.reports.export.subject import Subject
 from gputui.reports.export.texts import valid_unicode
 from gputui.store.metrics.exported import Item
-from gputui.store.metrics.queries import StoredLine
+from gputui.store.metrics.stored_lines import StoredLine
 
 KEYS = ("attempt", "rank", "step", "time")
 MAX_COLUMNS = 5000

@@ -22,7 +22,7 @@ from gputui.reports.export.sink import Position, Sink
 from gputui.reports.export.subject import Subject
 from gputui.reports.export.texts import NOTE, STORY_SENTENCES, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
-from gputui.store.metrics.queries import StoredLine
+from gputui.store.metrics.stored_lines import StoredLine
 
 _FILE_VERSION = "brain.Event:2"
 

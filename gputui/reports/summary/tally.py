@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from gputui.metrics.curves.names import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Validation, spread
 from gputui.store.attempts import Attempt, cuts_of
-from gputui.store.metrics.queries import StoredLine
 from gputui.store.metrics.roles import MetricRoles
+from gputui.store.metrics.stored_lines import StoredLine
 
 ExpectedRate = Callable[[int, int, Mapping[str, float]], tuple[float, float] | None]
 """(attempt, step, reported values) → the allowed range of the learning rate."""

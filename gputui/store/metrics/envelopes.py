@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gputui.store.metrics.queries import FilePosition, end_positions
+from gputui.store.metrics.stored_lines import FilePosition, end_positions
 
 BLOCK_LINES = 32
 FAN = 16

@@ -14,7 +14,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.store.database import one_moment
-from gputui.store.metrics.queries import START, FilePosition, StoredLine, rows_between
+from gputui.store.metrics.stored_lines import START, FilePosition, StoredLine, rows_between
 
 NoteKind = Literal["attempt", "incident", "decision", "end"]
 _ORDER: dict[NoteKind, int] = {"attempt": 0, "incident": 1, "decision": 2, "end": 3}

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import orjson
 
-from gputui.store.metrics.queries import (
+from gputui.store.metrics.stored_lines import (
     START,
     FilePosition,
     StoredLine,

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import orjson
 from msgspec import Struct
 
-from gputui.store.metrics.queries import NOT_METRICS
+from gputui.store.metrics.stored_lines import NOT_METRICS
 
 LOSS = "loss"
 """The name by which programs ask for the training loss of a run, whatever the run calls it."""

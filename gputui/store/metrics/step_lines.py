@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store.metrics.queries import END, NON_FINITE, START, FilePosition, rows_between
+from gputui.store.metrics.stored_lines import END, NON_FINITE, START, FilePosition, rows_between
 
 KINDS_OF_MIXED_LINES = ("tensorboard", "output")
 """Sources of which each line has a few metrics with steps of its own, as those of a test that a script prints with the

@@ -10,7 +10,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.store.metrics.queries import (
+from gputui.store.metrics.roles import metric_roles
+from gputui.store.metrics.stored_lines import (
     NOT_METRICS,
     NULL_NAN,
     START,
@@ -21,7 +22,6 @@ from gputui.store.metrics.queries import (
     numbers,
     rows_between,
 )
-from gputui.store.metrics.roles import metric_roles
 from gputui.store.rows import insert, records
 
 WATCHED = frozenset({

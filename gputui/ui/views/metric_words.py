@@ -10,8 +10,8 @@ from gputui.metrics.curves.model import HardwareField
 from gputui.metrics.curves.names import is_set
 from gputui.metrics.progress import THROUGHPUT
 from gputui.store.gpu_use import PEAK_METRIC
-from gputui.store.metrics.queries import is_of_events
 from gputui.store.metrics.roles import LOSS, NO_ROLES, VALIDATION_LOSS, MetricRoles, training_loss, validation_loss
+from gputui.store.metrics.stored_lines import is_of_events
 
 USUAL = (LOSS, VALIDATION_LOSS, "train_loss", "train/loss", "val_loss", "eval_loss", *THROUGHPUT, "lr", "grad_norm")
 """The most common metrics, the most important first; requested before a run's names are known."""

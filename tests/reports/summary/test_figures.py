@@ -16,8 +16,8 @@ from gputui.reports.summary.speedup import efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.story import best_of
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
-from gputui.store.metrics.queries import StoredLine
 from gputui.store.metrics.roles import USUAL_ROLES, MetricRoles
+from gputui.store.metrics.stored_lines import StoredLine
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 
