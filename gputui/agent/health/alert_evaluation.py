@@ -117,7 +117,8 @@ class AlertEvaluation:
         self.elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
         training, host = self._training(), self.context.recorder.host
-        host = host if host is not None and self._is_fresh(host.at) else None
+        if host is not None and not self._is_fresh(host.at):
+            host = None
         self._judge(AlertSubject("host", "", "the host", self.machine), self.host.observe(host, self.machine))
         self._judge_gpus(training)
         self._judge_runs(training)
@@ -147,9 +148,10 @@ class AlertEvaluation:
         if run is not None:
             spec = spec_of(run)
             profile = of_profile(spec.alerts)
-            value = None if record is None else record.params.get(spec.role("lr", record.params) or "")
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                peak = float(value)
+            if record is not None:
+                rate = record.params.get(spec.role("lr", record.params) or "")
+                if isinstance(rate, int | float) and not isinstance(rate, bool):
+                    peak = float(rate)
         rules = with_overrides(self.machine, profile.rules, "profile")
         self.runs[run_id] = RunRules(rules, profile.schedule, number, peak)
         return self.runs[run_id]
@@ -159,9 +161,9 @@ class AlertEvaluation:
         return self.context.now() - at <= limit
 
     def _judge(self, subject: AlertSubject, observations: Iterable[Observation]) -> None:
-        for seen in observations:
-            key = Key(seen.kind, subject.kind, subject.id)
-            change = self.engine.evaluate(subject.rules[seen.kind], key, seen, self.elapsed)
+        for observation in observations:
+            key = Key(observation.kind, subject.kind, subject.id)
+            change = self.engine.evaluate(subject.rules[observation.kind], key, observation, self.elapsed)
             if change is not None:
                 self.unwritten.append(Transition(change, subject, self.context.now()))
 
@@ -179,17 +181,23 @@ class AlertEvaluation:
         is_fresh, xids = self._is_fresh(recorder.fast_at), self._new_xids()
         claims = {uuid: live.record for live in training.values() for uuid in live.record.gpus}
         for uuid, facts in recorder.facts.items():
+            rules, run_id, training_attempt = self.machine, None, None
             record = claims.get(uuid)
-            run_id = None if record is None else record.run_id
-            rules = self.machine if record is None else self._rules_of(record.run_id, record).rules
-            sample = recorder.fast.get(uuid) if is_fresh else None
-            is_idle = sample is not None and sample.utilization_percent == 0
+            if record is not None:
+                run_id = record.run_id
+                rules = self._rules_of(run_id, record).rules
+                training_attempt = (run_id, record.number)
+            sample, slow, holder = None, None, None
+            if is_fresh:
+                sample, slow = recorder.fast.get(uuid), recorder.slow.get(uuid)
+            if sample is not None and sample.utilization_percent == 0:
+                holder = self._holder(uuid)
             moment = GpuMoment(
                 facts,
                 sample,
-                slow=recorder.slow.get(uuid) if is_fresh else None,
-                training=None if record is None else (record.run_id, record.number),
-                holder=self._holder(uuid) if is_idle else None,
+                slow=slow,
+                training=training_attempt,
+                holder=holder,
                 xids=xids.get(uuid, ()),
             )
             observations = self.gpus.setdefault(uuid, GpuWatch()).observe(moment, self.elapsed, rules)
@@ -224,7 +232,8 @@ class AlertEvaluation:
         errors = self._nccl_errors()
         for run_id in dict.fromkeys([*training, *followed, *errors]):
             live, texts = training.get(run_id), errors.get(run_id, [])
-            own = self._rules_of(run_id, None if live is None else live.record)
+            record = None if live is None else live.record
+            run_rules = self._rules_of(run_id, record)
             text = texts[-1] if texts else ""
             observations = [Observation("nccl_errors", float(len(texts)), text=text)]
             if live is None or live.watched is None:
@@ -234,8 +243,8 @@ class AlertEvaluation:
             else:
                 watch = live.watched.watch
                 is_fresh = self.context.monotonic() - watch.lines_at <= OLD_SECONDS
-                observations += watch.metrics.observe(is_fresh, own.rules, own.schedule, own.peak)
-            self._judge(AlertSubject("run", run_id, run_id, own.rules, run_id), observations)
+                observations += watch.metrics.observe(is_fresh, run_rules.rules, run_rules.schedule, run_rules.peak)
+            self._judge(AlertSubject("run", run_id, run_id, run_rules.rules, run_id), observations)
         self.engine.forget("run", training)
 
     def _nccl_errors(self) -> dict[str, list[str]]:
@@ -254,7 +263,7 @@ class AlertEvaluation:
     def _holder(self, uuid: str) -> str | None:
         """Description of the process that holds most of a GPU's memory."""
         recorder = self.context.recorder
-        most = max(recorder.processes.get(uuid) or (), key=lambda each: each.memory_bytes or 0, default=None)
+        most = max(recorder.processes.get(uuid) or (), key=lambda process: process.memory_bytes or 0, default=None)
         if most is None:
             return None
         if (owner := recorder.owner(most)) is not None:
@@ -301,6 +310,13 @@ class AlertEvaluation:
         self.context.note(kind, text, alert.run_id, key=rule.id, severity=severity, subject="alert", at=at)
 
 
+def _finite(number: float | None) -> float | None:
+    """A number, None for an infinity or NaN: a stored one would not be JSON."""
+    if number is None or not math.isfinite(number):
+        return None
+    return number
+
+
 def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]) -> AlertView | None:
     """Write a raised or cleared alert; return its row. ``ids`` are those of active alerts."""
     change, subject = transition.change, transition.subject
@@ -309,7 +325,6 @@ def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict
         alert_id = ids.pop(key)
         alerts.clear_alert(connection, alert_id, now=transition.at, why=change.why)
     else:
-        is_finite = observation.value is not None and math.isfinite(observation.value)
         row = {
             "rule": rule.id,
             "severity": rule.severity,
@@ -318,8 +333,8 @@ def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict
             "subject_name": subject.name,
             "run_id": subject.run_id,
             "raised_at": transition.at,
-            "value": observation.value if is_finite else None,
-            "threshold": observation.limit if math.isfinite(observation.limit) else None,
+            "value": _finite(observation.value),
+            "threshold": _finite(observation.limit),
             "unit": rule.unit,
             "sentence": sentence(rule, observation, subject.name),
             "remedy": rule.remedy,

@@ -25,8 +25,8 @@ def hardware_evidence(
     connection: Connection, attempt: Attempt, nproc: int, *, ended_at: float
 ) -> tuple[ObservedCause, ...]:
     """The driver's reports about an attempt's GPUs while it ran."""
-    seen = sightings(connection, attempt.gpus, _since(attempt), ended_at)
-    return driver_reports.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
+    reports = sightings(connection, attempt.gpus, _since(attempt), ended_at)
+    return driver_reports.observations(reports, attempt.gpus, nproc, ended_at=ended_at)
 
 
 def gpu_use(connection: Connection, attempt: Attempt, ended_at: float) -> AttemptGpus:
@@ -36,46 +36,48 @@ def gpu_use(connection: Connection, attempt: Attempt, ended_at: float) -> Attemp
     return AttemptGpus(attempt.gpu_count or 0, percent)
 
 
-def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
-    """A GPU that has been lost since before ``until``, so that the attempt may hang."""
-    # The GPU may have returned after ``until``.
+def lost_gpu(connection: Connection, attempt: Attempt, lost_by: float, now: float) -> ObservedCause | None:
+    """A GPU that has been lost since before ``lost_by``, so that the attempt may hang."""
+    # The GPU may have returned after ``lost_by``.
     losses_and_returns = [
         report
         for report in _driver_events(connection, attempt.gpus, _since(attempt), now)
-        if report.what == "returned" or (report.may_hang_calls and report.at <= until)
+        if report.what == "returned" or (report.may_hang_calls and report.at <= lost_by)
     ]
-    found = driver_reports.observations(losses_and_returns, attempt.gpus, len(attempt.gpus), ended_at=now)
-    return next(iter(found), None)
+    causes = driver_reports.observations(losses_and_returns, attempt.gpus, len(attempt.gpus), ended_at=now)
+    return next(iter(causes), None)
 
 
-def sightings(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+def sightings(connection: Connection, gpus: Sequence[str], since: float, end: float) -> list[Sighting]:
     """Driver events and risen error counters of these GPUs between two times (UTC unix seconds)."""
-    seen = _driver_events(connection, gpus, since, until)
+    reports = _driver_events(connection, gpus, since, end)
     for uuid, gpu_id in samples.gpu_ids(connection, gpus).items():
-        seen += _risen_counters(connection, uuid, gpu_id, since, until)
-    return seen
+        reports += _risen_counters(connection, uuid, gpu_id, since, end)
+    return reports
 
 
 def _since(attempt: Attempt) -> float:
-    begun = attempt.created_at if attempt.started_at is None else attempt.started_at
+    begun = attempt.started_at
+    if begun is None:
+        begun = attempt.created_at
     return begun - EARLY_SECONDS
 
 
-def _driver_events(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+def _driver_events(connection: Connection, gpus: Sequence[str], since: float, end: float) -> list[Sighting]:
     rows = connection.execute(
         "SELECT at, uuid, event, code FROM gpu_events WHERE at BETWEEN ? AND ? "
         "AND event IN ('xid', 'lost', 'returned') AND uuid IN (SELECT value FROM json_each(?))",
-        (since, until, json.dumps(list(gpus))),
+        (since, end, json.dumps(list(gpus))),
     )
     return [Sighting(*row) for row in rows]
 
 
-def _risen_counters(connection: Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
+def _risen_counters(connection: Connection, uuid: str, gpu_id: int, since: float, end: float) -> Iterator[Sighting]:
     """Times when a GPU's counter of ECC errors rose or row remapping failed."""
     errors_before: int | None = None
     had_failed: bool | None = None
     columns = ("ecc_uncorrected", "row_remap_failed")
-    rows = samples.between(connection, series.SLOW, gpu_id, columns, since - BASELINE_SECONDS, until)
+    rows = samples.between(connection, series.SLOW, gpu_id, columns, since - BASELINE_SECONDS, end)
     for at, errors, has_failed in rows:
         if errors is not None:
             # A smaller value means that the driver restarted.

@@ -57,10 +57,11 @@ def read_back(run_dir: Path, attempt: int, ended_at: float) -> NewIncident | Non
     """The incident and the decision that an attempt's folder keeps, of an end at ``ended_at`` (UTC
     unix seconds); None if there are none that can be read."""
     try:
-        kept = msgspec.json.decode(read_regular(incident_folder(run_dir, attempt) / DECISION_FILE, MAX_DECISION_BYTES))
-        incident, decision = kept["incident"], kept["decision"]
+        text = read_regular(incident_folder(run_dir, attempt) / DECISION_FILE, MAX_DECISION_BYTES)
+        stored = msgspec.json.decode(text)
+        incident, decision = stored["incident"], stored["decision"]
         fields = {name: incident[name] for name in _OF_INCIDENT} | {name: decision[name] for name in _OF_DECISION}
-        fields |= {"run_id": kept["run"], "attempt": kept["attempt"], "evidence": incident["evidence_lines"]}
+        fields |= {"run_id": stored["run"], "attempt": stored["attempt"], "evidence": incident["evidence_lines"]}
         new = msgspec.convert({**fields, "at": ended_at, "decided_at": ended_at}, NewIncident)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -80,8 +81,8 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
     run_id, number, incident = task.attempt.run_id, task.attempt.number, findings.incident
     folder = incident_folder(workspace.run_dir(run_id), number)
     # The run's own folder is not created: it is missing if the run was removed.
-    for made in (folder.parent, folder, folder / "logs"):
-        made.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    for directory in (folder.parent, folder, folder / "logs"):
+        directory.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     summary, at = redact_text(incident.summary), iso(task.ended_at)
     write_text(folder / "README.txt", README.format(number=number, run=run_id, at=at, summary=summary))
     decision = {
@@ -101,10 +102,10 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
             "delay_seconds": plan.delay_seconds,
         },
     }
-    found = findings.evidence.to_json()
-    del found["tails"]
-    for name, value in ((DECISION_FILE, decision), ("evidence.json", found)):
-        text = json.dumps(_bounded(value), indent=2, ensure_ascii=False)
+    evidence = findings.evidence.to_json()
+    del evidence["tails"]
+    for name, content in ((DECISION_FILE, decision), ("evidence.json", evidence)):
+        text = json.dumps(_bounded(content), indent=2, ensure_ascii=False)
         write_text(folder / name, f"{text}\n")
     remaining = ALL_LOGS_CHARACTERS
     for tail in findings.evidence.tails:
@@ -115,8 +116,8 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
             remaining = max(0, remaining - len(text))
     if task.attempt.gpus:
         with closing(open_reader(workspace.database)) as connection:
-            since, until = task.ended_at - BEFORE_SECONDS, task.ended_at + BEFORE_SECONDS
-            rows = samples_between(connection, task.attempt.gpus, since, until, GPU_ROWS)
+            begin, end = task.ended_at - BEFORE_SECONDS, task.ended_at + BEFORE_SECONDS
+            rows = samples_between(connection, task.attempt.gpus, begin, end, GPU_ROWS)
         table = io.StringIO(newline="")
         csv.writer(table, lineterminator="\n").writerows([WINDOW_COLUMNS, *rows])
         write_text(folder / "gpus.csv", table.getvalue())

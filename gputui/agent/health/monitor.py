@@ -33,6 +33,7 @@ from gputui.recovery.watch.silence import EARLY_LINES, silence
 from gputui.runs.logs import output_state
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
+from gputui.store.events import Severity
 from gputui.store.metrics.roles import metric_roles
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
@@ -58,7 +59,7 @@ class HealthMonitor:
 
     context: AgentContext
     barrier: ErrorBarrier
-    due: float = float("-inf")
+    due_at: float = float("-inf")
     # One scan of the machine's processes serves the whole round.
     scan: ProcessScan | None = None
     # Attempts still to be checked in this round, the next one last.
@@ -72,12 +73,12 @@ class HealthMonitor:
             if attempt.watched is not None and attempt.watched.stack_dump is not None:
                 _Check(self, attempt, attempt.watched).end_if_dumped()
         now = self.context.monotonic()
-        if now - self.due >= SLEPT_SECONDS:
+        if now - self.due_at >= SLEPT_SECONDS:
             for attempt in living:
                 if attempt.watched is not None:
                     attempt.watched.watch.restart_silence(now)
-        if now >= self.due and not self.waiting:
-            self.due = now + LOOK_SECONDS
+        if now >= self.due_at and not self.waiting:
+            self.due_at = now + LOOK_SECONDS
             self.scan = None
             self.waiting = list(living)[::-1]
             holders = Counter(uuid for attempt in living for uuid in attempt.record.gpus)
@@ -150,8 +151,8 @@ class _Check:
         if watched.ending is None:
             self._check_for_lost_gpu()
             self._check_for_hang()
-        for seen in watched.setup.check(self.context, watch, spec, watched.reported):
-            self._show(seen)
+        for observation in watched.setup.check(self.context, watch, spec, watched.reported):
+            self._show(observation)
         # Before the first steps, loading data and filling caches looks like a leak.
         is_settled = not spec.metrics or watch.progress.lines >= EARLY_LINES
         is_due = self.context.monotonic() - watched.memory_at >= MEMORY_SECONDS
@@ -198,8 +199,9 @@ class _Check:
         if lost is None:
             return
         self.watched.reported.add(kind)
-        ends = ": ending this attempt" if self.policy.enabled else ""
-        text = f"{lost.text}; no step was made for {LOST_SECONDS:.0f} s{ends}"
+        text = f"{lost.text}; no step was made for {LOST_SECONDS:.0f} s"
+        if self.policy.enabled:
+            text += ": ending this attempt"
         context.note("gpu_unresponsive", text, record.run_id, record.number, severity="error")
         if self.policy.enabled:
             self.attempt.executor.ask_to_end(at_once=True)
@@ -229,48 +231,53 @@ class _Check:
         leak = self.watch.note_memory(MemorySample(snapshot.at, snapshot.held_bytes, available))
         if leak is None:
             return
-        grows, left = units.bytes_text(leak.bytes_per_second * 3600), leak.full_in_seconds
-        text = f"by {grows} an hour; the host's memory is full in {units.duration(left)}"
-        seen = Observation("memory_leak", leak.bytes_per_second, text=text, since=self.watch.progress.step)
+        growth, remaining = units.bytes_text(leak.bytes_per_second * 3600), leak.full_in_seconds
+        text = f"by {growth} an hour; the host's memory is full in {units.duration(remaining)}"
+        observation = Observation("memory_leak", leak.bytes_per_second, text=text, since=self.watch.progress.step)
         saves = self.attempt.resolved.spec.checkpoints
         if leak.is_near and saves is not None and saves.resume:
-            self._act_on(seen)
+            self._act_on(observation)
         else:
             # Without checkpoints it would start over, so it had better use the remaining memory.
-            self._show(seen)
+            self._show(observation)
 
-    def _act_on(self, seen: Observation) -> None:
+    def _act_on(self, observation: Observation) -> None:
         """End the attempt if its policy ends those with such an observation, else show it."""
         if self.watched.ending is not None:
             return
-        if FINDINGS[seen.kind].ends_on not in self.policy.ends_on:
-            self._show(seen)
+        if FINDINGS[observation.kind].ends_on not in self.policy.ends_on:
+            self._show(observation)
             return
-        self._write(seen, ends=True)
-        self.watched.ending = seen.kind
+        self._write(observation, ends=True)
+        self.watched.ending = observation.kind
         self._begin_end()
 
-    def _show(self, seen: Observation) -> None:
-        if seen.kind not in self.watched.reported:
-            self.watched.reported.add(seen.kind)
-            self._write(seen, ends=False)
+    def _show(self, observation: Observation) -> None:
+        if observation.kind not in self.watched.reported:
+            self.watched.reported.add(observation.kind)
+            self._write(observation, ends=False)
 
-    def _write(self, seen: Observation, *, ends: bool) -> None:
-        row = ObservationRow(seen.kind, self.context.now(), seen.text, seen.rank, seen.since, ends)
-        text = f"{seen.text}; ending this attempt" if ends else seen.text
+    def _write(self, observation: Observation, *, ends: bool) -> None:
+        kind, rank, text = observation.kind, observation.rank, observation.text
+        row = ObservationRow(kind, self.context.now(), text, rank, observation.since, ends)
+        if ends:
+            text += "; ending this attempt"
         with transaction(self.context.connection) as connection:
             put_observation(connection, self.record.run_id, self.record.number, row)
-            self._note(seen.kind, seen.rank, text, ends=ends)
+            self._note(kind, rank, text, ends=ends)
 
     def _note(self, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
-        who = "" if rank is None else f", rank {rank}"
+        head = FINDINGS[kind].head
+        if rank is not None:
+            head += f", rank {rank}"
+        severity: Severity = "error" if ends else "warning"
         self.context.note(
             "observation",
-            f"{FINDINGS[kind].head}{who}: {clean(text)}",
+            f"{head}: {clean(text)}",
             self.record.run_id,
             self.record.number,
             key=kind,
-            severity="error" if ends else "warning",
+            severity=severity,
         )
 
     def _begin_end(self) -> None:
@@ -300,18 +307,18 @@ class _Check:
         self.watched.stack_dump = None
         self.attempt.executor.ask_to_end(at_once=True)
         try:
-            found = dump.result()
+            lag = dump.result()
         except Exception:
             log.exception("%s: its stacks cannot be read", self.record.run_id)
             return
-        if found is None:
+        if lag is None:
             return
-        rank, text = found
+        rank, text = lag
         with transaction(self.context.connection) as connection:
-            named = connection.execute(
+            update = connection.execute(
                 "UPDATE observations SET rank = ?, text = ? || '; ' || text "
                 "WHERE run_id = ? AND attempt = ? AND ends AND rank IS NULL",
                 (rank, text, self.record.run_id, self.record.number),
             )
-            if named.rowcount:
+            if update.rowcount:
                 self._note("hang", rank, text, ends=True)

@@ -77,7 +77,7 @@ class SetupChecks:
                     yield Observation("no_metrics", text=text)
 
 
-def _another_checkpoint(connection: Connection, watch: AttemptWatch, given: str) -> Iterator[Observation]:
+def _another_checkpoint(connection: Connection, watch: AttemptWatch, checkpoint: str) -> Iterator[Observation]:
     """A later checkpoint than it was given: one that is passed over, perhaps because it was written
     after a NaN."""
     record = watch.record
@@ -87,7 +87,7 @@ def _another_checkpoint(connection: Connection, watch: AttemptWatch, given: str)
     if loaded.get(record.number) == "later":
         first = next(row.first_step for row in attempts if row.number == record.number)
         text = (
-            f"steps begin at {first}, after {Path(given).name} (step {record.resumed_step}), which "
+            f"steps begin at {first}, after {Path(checkpoint).name} (step {record.resumed_step}), which "
             "was given: the script found a later one, which gputui had passed over; pass it "
             "{checkpoint} in the profile's resume, or let it read $GPUTUI_CHECKPOINT"
         )
@@ -111,8 +111,8 @@ def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) ->
             newest = next(iter(list_checkpoints(folder, spec.checkpoints.pattern)), None)
     if newest is not None and newest.modified_ns / 1e9 >= began:
         return f"it has saved {Path(newest.path).name}, but {' and '.join(unread)}"
-    own = run_dir / "attempts" / str(attempt) / FIRST_NODE
-    outputs = LAUNCHERS[spec.launcher].log_files(own, spec.nproc)
+    node_dir = run_dir / "attempts" / str(attempt) / FIRST_NODE
+    outputs = LAUNCHERS[spec.launcher].log_files(node_dir, spec.nproc)
     # Updates of a progress bar, which end with a carriage return, count too.
     counts = (len(text.splitlines()) for text in _readable(outputs))
     if any(count >= PRINTED_LINES for count in counts):

@@ -49,12 +49,15 @@ def dump_stacks(
     ranks = [process for process in processes if process.rank is not None]
     others = [process.identity for process in processes if process.rank is None]
     try:
-        for made in (folder.parent, folder):
-            made.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        for directory in (folder.parent, folder):
+            directory.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         write_text(folder / "processes.txt", redactor.text(describe(processes))[-TEXT_CHARACTERS:])
     except OSError as error:
         log.warning("%s: the evidence is incomplete: %s", folder, error)
-    abort(ranks or processes, others if ranks else ())
+    if ranks:
+        abort(ranks, others)
+    else:
+        abort(processes, ())
     stacks: dict[int, Stack] = {}
     for entry in rank_logs(attempt_dir):
         if entry.rank is not None:
@@ -97,7 +100,7 @@ def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity
 
 
 def _abort(targets: Sequence[ProcessIdentity]) -> None:
-    handled = [one for one in targets if is_alive(one) and catches(one.pid, signal.SIGABRT)]
+    handled = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
     for process in handled:
         # No core dump, which may be gigabytes. A limit of 1 byte also disables handlers that
         # receive dumps through a pipe, which 0 does not: core(5).

@@ -63,8 +63,8 @@ def begin(connection: Connection, record: Attempt, clock: float, wall: float) ->
     # A script's clock may not count from 1970; such a time says nothing about the silence so far.
     if newest is not None and newest >= begun:
         watch.progress_at = clock - max(0.0, wall - newest)
-    own = [line.stored_at for line in lines if line.attempt == number]
-    arrived = [at for at in own if at is not None]
+    stored_times = [line.stored_at for line in lines if line.attempt == number]
+    arrived = [at for at in stored_times if at is not None]
     if arrived:
         watch.lines_at = clock - max(0.0, wall - arrived[-1])
     return WatchedAttempt(watch, cursor, pending)
@@ -92,18 +92,20 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
             size = max(size, process.rank + 1, process.local_world_size or 1)
     is_closed, moved = False, {}
     if with_connections:
-        sockets = read_sockets()
-        held = {process: sockets_of(process.pid, sockets) for process in processes}
-        own = [socket for some in held.values() for socket in some or ()]
-        members = [found for process, found in held.items() if process.rank is not None or not ranks]
-        is_closed = not any(found is None or outside(found, own) for found in members)
-        moved = _moved_bytes(held.values(), own)
+        all_sockets = read_sockets()
+        sockets_by_process = {process: sockets_of(process.pid, all_sockets) for process in processes}
+        attempt_sockets = [socket for sockets in sockets_by_process.values() for socket in sockets or ()]
+        members = [sockets for process, sockets in sockets_by_process.items() if process.rank is not None or not ranks]
+        is_closed = not any(sockets is None or outside(sockets, attempt_sockets) for sockets in members)
+        moved = _moved_bytes(sockets_by_process.values(), attempt_sockets)
     if not ranks and others:
         return ProcessSnapshot(at, {None: others}, [], 1, is_closed, moved)
     return ProcessSnapshot(at, ranks, others, size, is_closed, moved)
 
 
-def _moved_bytes(held: Iterable[Sequence[Socket] | None], own: Sequence[Socket]) -> dict[int, int]:
+def _moved_bytes(
+    sockets_by_process: Iterable[Sequence[Socket] | None], attempt_sockets: Sequence[Socket]
+) -> dict[int, int]:
     """The bytes that each connection beyond an attempt has moved, by inode, as far as known."""
-    beyond = (connection for sockets in held for connection in outside(sockets or (), own))
-    return {connection.inode: connection.moved_bytes for connection in beyond if connection.moved_bytes is not None}
+    connections = (peer for sockets in sockets_by_process for peer in outside(sockets or (), attempt_sockets))
+    return {peer.inode: peer.moved_bytes for peer in connections if peer.moved_bytes is not None}

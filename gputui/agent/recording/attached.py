@@ -51,8 +51,8 @@ class StoredSamples:
         fast, slow = defaultdict[float, list[GpuSample]](list), defaultdict[float, list[GpuSlowSample]](list)
         for gpu_id, uuid, _ in gpus:
             for at, values in self._newer(GPU, gpu_id, _FAST_COLUMNS):
-                reasons = values["throttle_reasons"]
-                values["throttle_reasons"] = None if reasons is None else json.loads(reasons)
+                if values["throttle_reasons"] is not None:
+                    values["throttle_reasons"] = json.loads(values["throttle_reasons"])
                 self.fast[uuid] = msgspec.convert({**values, "uuid": uuid}, GpuSample, strict=False)
                 fast[at].append(self.fast[uuid])
             for at, values in self._newer(SLOW, gpu_id, _SLOW_COLUMNS):

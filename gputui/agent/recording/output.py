@@ -63,8 +63,13 @@ def encoded(line: Line, form: Format) -> bytes:
     """A line as bytes, with its newline."""
     if form == "ndjson":
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-    cells = [line.get(column) for column in CSV_COLUMNS]
-    return csv_row([";".join(cell) if isinstance(cell, list | tuple) else cell for cell in cells])
+    cells = []
+    for column in CSV_COLUMNS:
+        cell = line.get(column)
+        if isinstance(cell, list | tuple):
+            cell = ";".join(cell)
+        cells.append(cell)
+    return csv_row(cells)
 
 
 def csv_row(cells: list[Any]) -> bytes:
@@ -176,6 +181,9 @@ def record_shape(
 ) -> Shape:
     """The machine's current state: its newest samples. Keys contain the unit; an unknown value is None."""
     gpus = totals(samples, indices)
+    cpu_percent = used_bytes = total_bytes = None
+    if host is not None:
+        cpu_percent, used_bytes, total_bytes = host.cpu_percent, host.memory_used_bytes, host.memory_total_bytes
     return {
         "time": iso(now),
         "gpus": gpus.gpu_count,
@@ -187,9 +195,9 @@ def record_shape(
         "hottest_gpu": gpus.hottest_index,
         "hottest_celsius": gpus.hottest_celsius,
         "gpu_problem": gpu_problem,
-        "cpu_percent": host.cpu_percent if host else None,
-        "host_memory_used_bytes": host.memory_used_bytes if host else None,
-        "host_memory_total_bytes": host.memory_total_bytes if host else None,
+        "cpu_percent": cpu_percent,
+        "host_memory_used_bytes": used_bytes,
+        "host_memory_total_bytes": total_bytes,
         "active_runs": active_runs,
     }
 

@@ -19,7 +19,7 @@ from gputui.runs.processes import Owner, owner_of
 from gputui.runs.repository import transaction
 from gputui.store import series
 from gputui.store.database import is_locked
-from gputui.store.events import EventKind, add_event
+from gputui.store.events import EventKind, Severity, add_event
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 log = logging.getLogger(__name__)
@@ -124,12 +124,12 @@ class Recorder:
 
     def memory_of(self, pid: int, start_ticks: int) -> int:
         """The memory (bytes) that a process holds on all GPUs."""
-        held = 0
+        total_bytes = 0
         for processes in self.processes.values():
             for process in processes or ():
                 if (process.pid, process.start_ticks) == (pid, start_ticks):
-                    held += process.memory_bytes or 0
-        return held
+                    total_bytes += process.memory_bytes or 0
+        return total_bytes
 
     def take(self, messages: Iterable[Message]) -> None:
         """Queue messages for `flush`, and keep the newest of each kind."""
@@ -216,15 +216,15 @@ class Recorder:
             gpu_id = self._ids.get(uuid)
             if gpu_id is None:
                 continue
-            listed = None if processes is None else [self._process_json(process) for process in processes]
-            text = None if listed is None else json.dumps(listed)
-            grains = [(each.pid, (each.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for each in processes or ()]
-            key = None if processes is None else grains
+            text, grains = None, None
+            if processes is not None:
+                text = json.dumps([self._process_json(process) for process in processes])
+                grains = [(process.pid, (process.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for process in processes]
             self._connection.execute(
                 "UPDATE gpus SET processes = ?, processes_at = ? WHERE gpu_id = ?", (text, tick.at, gpu_id)
             )
-            if uuid not in self._process_sets or self._process_sets[uuid] != key:
-                self._process_sets[uuid] = key
+            if uuid not in self._process_sets or self._process_sets[uuid] != grains:
+                self._process_sets[uuid] = grains
                 self._connection.execute(
                     "INSERT OR IGNORE INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, ?, ?)",
                     (tick.at, gpu_id, text),
@@ -255,22 +255,25 @@ class Recorder:
             (event.at, event.uuid, event.event, event.code, event.text),
         )
         facts = self.facts.get(event.uuid)
-        subject = f"GPU {facts.index}" if facts else event.uuid
+        subject = event.uuid
+        if facts is not None:
+            subject = f"GPU {facts.index}"
         reported: dict[str, tuple[EventKind, str]] = {
             "xid": ("gpu_xid", f"XID {event.code}"),
             "lost": ("gpu_lost", "is lost"),
             "returned": ("gpu_returned", "is back"),
         }
-        kind, words = reported[event.event]
+        kind, text = reported[event.event]
         if event.text:
             # The driver's text of an XID may begin with its number.
-            words = event.text if event.text.startswith(words) else f"{words}: {event.text}"
+            text = event.text if event.text.startswith(text) else f"{text}: {event.text}"
+        severity: Severity = "info" if event.event == "returned" else "error"
         add_event(
             self._connection,
             kind,
-            words,
+            text,
             now=event.at,
             key=event.uuid,
-            severity="info" if event.event == "returned" else "error",
+            severity=severity,
             subject=subject,
         )

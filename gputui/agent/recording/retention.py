@@ -64,7 +64,11 @@ class Pruning(NamedTuple):
             return now - kept_seconds
 
         rolled_up, limit_bytes = self._rolled_up_until(), retention.size_bytes
-        is_too_large = limit_bytes is not None and room(self.connection).used_bytes > limit_bytes * (1 - SIZE_SLACK)
+        if limit_bytes is not None and room(self.connection).used_bytes > limit_bytes * (1 - SIZE_SLACK):
+            samples_limit = minutes_limit = rolled_up
+        else:
+            samples_limit = min(older_than(retention.raw_seconds), rolled_up)
+            minutes_limit = min(older_than(retention.minutes_seconds), rolled_up)
         gpus = [row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus")]
         host = HOST.key(HOST_ID)
         samples = [_Source(series.table, *series.key(gpu)) for series in (GPU, SLOW) for gpu in gpus]
@@ -73,13 +77,13 @@ class Pruning(NamedTuple):
         return [
             _Cut(
                 [_Source(HOST.table, *host), *samples],
-                rolled_up if is_too_large else min(older_than(retention.raw_seconds), rolled_up),
+                samples_limit,
                 MINUTE,
                 ["UPDATE record_bounds SET raw_since = max(raw_since, :cut)"],
             ),
             _Cut(
                 [_Source("host_minutes", *host), *minutes],
-                rolled_up if is_too_large else min(older_than(retention.minutes_seconds), rolled_up),
+                minutes_limit,
                 HOUR,
                 ["UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)", _PROCESS_SETS],
             ),
@@ -99,7 +103,8 @@ class Pruning(NamedTuple):
         begins = []
         for table, condition, values in cut.sources:
             (at,) = self.connection.execute(f"SELECT min(at) FROM {table} WHERE {condition}", values).fetchone()  # noqa: S608
-            begins += [] if at is None else [at]
+            if at is not None:
+                begins.append(at)
         oldest = min(begins, default=limit)
         end = min(limit, (oldest // cut.slice_seconds + 1) * cut.slice_seconds)
         if end <= oldest:

@@ -45,29 +45,32 @@ def _count_readings(
     ).fetchone()
     if row is not None and row[3]:
         return
-    until, counter, energy = (began - BORDER_SECONDS, None, None) if row is None else row[:3]
+    counted_to, counter, energy = began - BORDER_SECONDS, None, None
+    if row is not None:
+        counted_to, counter, energy = row[:3]
     last = now if ended is None else ended + BORDER_SECONDS
-    readings, reached = _readings(connection, key[2], until, last)
+    readings, reached = _readings(connection, key[2], counted_to, last)
     others = fellows(connection, key[0], key[1])
     for at, joules in readings:
         if counter is not None:
-            begin, end = max(until, began), at if ended is None else min(at, ended)
-            is_border = end - begin < at - until
-            if end > begin and not (is_border and at - until > BORDER_SECONDS):
-                share = own_seconds(begin, end, others) / (at - until)
-                energy = (energy or 0.0) + consumed_joules((until, counter), (at, joules)) * share
-        until, counter = at, joules
+            begin = max(counted_to, began)
+            end = at if ended is None else min(at, ended)
+            is_border = end - begin < at - counted_to
+            if end > begin and not (is_border and at - counted_to > BORDER_SECONDS):
+                share = own_seconds(begin, end, others) / (at - counted_to)
+                energy = (energy or 0.0) + consumed_joules((counted_to, counter), (at, joules)) * share
+        counted_to, counter = at, joules
         if ended is not None and at >= ended:
             break
     if counter is None:
         # A GPU without a counter is not scanned again: no reading with an earlier time can follow.
-        until = max(until, last - BORDER_SECONDS)
+        counted_to = max(counted_to, last - BORDER_SECONDS)
     is_read_out = reached > last and now > last
-    is_settled = ended is not None and (until >= ended or is_read_out)
+    is_settled = ended is not None and (counted_to >= ended or is_read_out)
     connection.execute(
         "INSERT OR REPLACE INTO attempt_energy "
         "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*key, until, counter, energy, is_settled),
+        (*key, counted_to, counter, energy, is_settled),
     )
 
 
@@ -81,6 +84,6 @@ def _readings(
     if row is None:
         return [], end
     begin = math.nextafter(after, math.inf)
-    found = samples.between(connection, SLOW, row[0], ("energy_joules",), begin, end, READINGS_AT_ONCE)
-    until = end if len(found) < READINGS_AT_ONCE else found.pop()[0]
-    return [(at, joules) for at, joules in found if joules is not None], until
+    readings = samples.between(connection, SLOW, row[0], ("energy_joules",), begin, end, READINGS_AT_ONCE)
+    reached = end if len(readings) < READINGS_AT_ONCE else readings.pop()[0]
+    return [(at, joules) for at, joules in readings if joules is not None], reached

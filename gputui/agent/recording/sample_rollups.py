@@ -23,8 +23,8 @@ from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 Write = Callable[[], AbstractContextManager[sqlite3.Connection]]
 """Begins a transaction of the janitor."""
 
-_GPU_COLUMNS = ("state", "throttle_reasons", *(kept.column for kept in GPU_KEPT))
-_HOST_COLUMNS = tuple(kept.column for kept in HOST_KEPT)
+_GPU_COLUMNS = ("state", "throttle_reasons", *(statistic.column for statistic in GPU_KEPT))
+_HOST_COLUMNS = tuple(statistic.column for statistic in HOST_KEPT)
 _GPU_NAMES = [
     "gpu_id", "at", "sample_count", *names(GPU_KEPT), "throttled_fraction", "energy_joules",
     *names((MEMORY_TEMPERATURE,)),
@@ -47,8 +47,8 @@ class Rollups:
         over_by = now - max(SLOW_SECONDS, self.interval_seconds) * 2
         sources = [HOST_ID, *(row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus ORDER BY gpu_id"))]
         marks = {
-            (span, source): until
-            for span, source, until in self.connection.execute("SELECT span_seconds, gpu_id, until FROM rollup_marks")
+            (span, source): mark
+            for span, source, mark in self.connection.execute("SELECT span_seconds, gpu_id, until FROM rollup_marks")
         }
         is_more = False
         for span in (MINUTE, HOUR):
@@ -61,12 +61,16 @@ class Rollups:
 
     def _advance(self, span: int, source: int, mark: int, end: int) -> bool:
         """Roll up an hour of one source after its mark; True if more is left before ``end``."""
-        series, columns = (HOST, _HOST_COLUMNS) if source == HOST_ID else (GPU, _GPU_COLUMNS)
+        series, columns = GPU, _GPU_COLUMNS
+        if source == HOST_ID:
+            series, columns = HOST, _HOST_COLUMNS
         first = samples.between(self.connection, series, source, (), mark, end, 1)
         # Where the mark is after the end, the clock was set back: new samples belong to spans that
         # are done already.
-        until = min(end, int(first[0][0] // HOUR + 1) * HOUR) if first else end
-        rows = samples.between(self.connection, series, source, columns, mark, until)
+        reached = end
+        if first:
+            reached = min(end, int(first[0][0] // HOUR + 1) * HOUR)
+        rows = samples.between(self.connection, series, source, columns, mark, reached)
         spans = [(at, list(group)) for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span)]
         summaries = [self._summary(span, source, at, group) for at, group in spans]
         with self.write() as connection:
@@ -75,17 +79,19 @@ class Rollups:
             connection.execute(
                 "INSERT INTO rollup_marks (span_seconds, gpu_id, until) VALUES (?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET until = excluded.until",
-                (span, source, until),
+                (span, source, reached),
             )
-        return until != end
+        return reached != end
 
     def _summary(self, span: int, source: int, at: int, rows: Sequence[Row]) -> list[object]:
         columns = list(zip(*rows, strict=True))[1:]
         if source == HOST_ID:
             return [at, len(rows), *summary(HOST_KEPT, columns)]
         states, reasons, *values = columns
-        known = [given for given in reasons if given is not None]
-        throttled = None if not known else round(1 - known.count("[]") / len(known), 4)
+        reported = [reason for reason in reasons if reason is not None]
+        throttled = None
+        if reported:
+            throttled = round(1 - reported.count("[]") / len(reported), 4)
         longest = max(60.0, 3 * self.interval_seconds)
         slow = samples.between(
             self.connection,
@@ -97,6 +103,8 @@ class Rollups:
         )
         readings = [(when, joules) for when, joules, _ in slow if joules is not None]
         energy = energy_between(readings, at, at + span, longest)
+        if energy is not None:
+            energy = round(energy, 1)
         warmth = [celsius for when, _, celsius in slow if at <= when < at + span]
         return [
             source,
@@ -104,21 +112,24 @@ class Rollups:
             states.count("ok"),
             *summary(GPU_KEPT, values),
             throttled,
-            None if energy is None else round(energy, 1),
+            energy,
             *summary((MEMORY_TEMPERATURE,), [warmth]),
         ]
 
     def _store(
         self, connection: sqlite3.Connection, span: int, source: int, summaries: Sequence[Sequence[object]]
     ) -> None:
-        columns, kind = (_HOST_NAMES, "host") if source == HOST_ID else (_GPU_NAMES, "gpu")
+        columns, kind = _GPU_NAMES, "gpu"
+        if source == HOST_ID:
+            columns, kind = _HOST_NAMES, "host"
+        table = f"{kind}_minutes" if span == MINUTE else f"{kind}_hours"
         (raw_since,) = connection.execute("SELECT raw_since FROM record_bounds").fetchone()
         place = columns.index("at")
         for values in summaries:
             # A span whose samples were deleted keeps the row that was computed from all of them.
             clash = "IGNORE" if int(str(values[place])) < raw_since else "REPLACE"
             connection.execute(
-                f"INSERT OR {clash} INTO {kind}_{'minutes' if span == MINUTE else 'hours'} "  # noqa: S608
+                f"INSERT OR {clash} INTO {table} "  # noqa: S608
                 f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
                 values,
             )
