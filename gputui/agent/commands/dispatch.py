@@ -103,7 +103,8 @@ def carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str, kind: str | None = None) -> None:
-    context, result = supervisor.context, None if kind is None else {"refusal": kind}
+    context = supervisor.context
+    result = None if kind is None else {"refusal": kind}
     commands.give_answer(
         context.connection, command.command_id, "refused", now=context.now(), reason=reason, result=result
     )

@@ -81,12 +81,13 @@ def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
         if target.state is not RunState.QUEUED:
             why = "it continues by itself and is not in the queue"
             raise RefusedError(f"{target.run_id} is {target.state}; {why}")
-        return queue.priorities_to_move(queue.entries(request.connection), target.run_id, -1 if place == "up" else 1)
+        offset = -1 if place == "up" else 1
+        return queue.priorities_to_move(queue.entries(request.connection), target.run_id, offset)
     others = [run.priority for run in queued_runs(request.connection) if run.run_id != target.run_id]
     if place == "first":
-        priority = max([target.priority, *(other + 1 for other in others)])
+        priority = max([target.priority, *(number + 1 for number in others)])
     elif place == "last":
-        priority = min([target.priority, *(other - 1 for other in others)])
+        priority = min([target.priority, *(number - 1 for number in others)])
     return {target.run_id: int(priority)}
 
 
@@ -94,18 +95,20 @@ def acknowledge(request: CommandRequest) -> Result:
     """Acknowledge the alerts of ``ids``, or all active ones."""
     now, ids, actor = request.context.now(), request.args.get("ids"), request.actor
     if ids is None:
-        wanted = [alert for alert in alerts.lasting(request.connection) if alert.acknowledged_at is None]
+        chosen = [alert for alert in alerts.lasting(request.connection) if alert.acknowledged_at is None]
     else:
-        wanted = [_alert(request, alert_id) for alert_id in ids]
-    if not wanted:
+        chosen = [_alert(request, alert_id) for alert_id in ids]
+    if not chosen:
         return {"ids": [], "text": "no alert is unacknowledged"}
-    for alert in wanted:
+    for alert in chosen:
         alerts.acknowledge(request.connection, alert.alert_id, now=now, actor=actor)
-    subject = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
-    runs = {alert.run_id for alert in wanted}
-    run_id = wanted[0].run_id if len(runs) == 1 else None
+    subject = f"{len(chosen)} alerts"
+    if len(chosen) == 1:
+        subject = chosen[0].sentence
+    runs = {alert.run_id for alert in chosen}
+    run_id = chosen[0].run_id if len(runs) == 1 else None
     request.context.note("alert_acknowledged", f"{actor} acknowledged {subject}", run_id, subject="alert")
-    return {"ids": [alert.alert_id for alert in wanted], "text": f"acknowledged: {subject}"}
+    return {"ids": [alert.alert_id for alert in chosen], "text": f"acknowledged: {subject}"}
 
 
 def silence(request: CommandRequest) -> Result:
@@ -121,9 +124,11 @@ def silence(request: CommandRequest) -> Result:
     else:
         raise RefusedError(f"there is no rule {rule!r}; gputui alerts rules lists them")
     title, actor = RULES[rule].title, request.actor
-    does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
-    text, until = f"{title} {whose} is {does}", request.context.now() + seconds
-    count = alerts.silence(request.connection, rule, kind, subject_id, ends_at=until, actor=actor)
+    text = f"{title} {whose} is no longer silenced"
+    if seconds:
+        text = f"{title} {whose} is silenced for {units.duration(seconds)}"
+    ends_at = request.context.now() + seconds
+    count = alerts.silence(request.connection, rule, kind, subject_id, ends_at=ends_at, actor=actor)
     request.context.note("alert_silenced", f"{text} by {actor}", key=rule, subject="alert")
     return {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
 

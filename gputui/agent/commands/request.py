@@ -62,10 +62,10 @@ class CommandRequest:
 
     def run(self) -> Run:
         """The run that the command names. Raises RefusedError if it does not exist."""
-        found = get_run(self.connection, self.command.run_id or "")
-        if found is None:
+        run = get_run(self.connection, self.command.run_id or "")
+        if run is None:
             raise RefusedError(f"no run {self.command.run_id!r}; gputui ps lists them")
-        return found
+        return run
 
     def ticket(self) -> tuple[Path, RunSpec]:
         """The file with the private specification that the command names, and its content. Raises

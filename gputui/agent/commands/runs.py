@@ -110,7 +110,7 @@ class _StartingPoint(NamedTuple):
         skips: which newer checkpoints were passed over, and why.
     """
 
-    words: str
+    description: str
     path: str | None = None
     step: int | None = None
     skips: str = ""
@@ -157,15 +157,18 @@ def resume(request: CommandRequest) -> Result:
         raise RefusedError(f"{target.run_id} {why}")
     params = {**target.params, **_changed_params(request, target)}
     search = search_now(request.context, target)
-    point = _named_or_chosen_by_target(request, target) if search is None else _found_here(request, search)
+    if search is None:
+        point = _named_or_chosen_by_target(request, target)
+    else:
+        point = _found_here(request, search)
     return _queue_again(request, target, params, point)
 
 
 def _named_or_chosen_by_target(request: CommandRequest, target: Run) -> _StartingPoint:
     """The starting point of a run whose checkpoints only its target sees. Raises RefusedError."""
-    named = request.args.get("from")
-    if named is not None:
-        return _StartingPoint(Path(str(named)).name, str(named))
+    path = request.args.get("from")
+    if path is not None:
+        return _StartingPoint(Path(str(path)).name, str(path))
     anew = replace(target, resume_from=None)
     if not attempts_to_resume(request.connection, request.context.workspace, anew):
         text = f"no attempt of {target.run_id} has begun; gputui restart begins it"
@@ -186,8 +189,9 @@ def _found_here(request: CommandRequest, search: CheckpointSearch) -> _StartingP
 
     Only the first call's ``search`` is carried out, so that the result comes with its own.
     """
-    named, run_id, folder = request.args.get("from"), search.run_id, search.folder
-    work = partial(_choose, search, None if named is None else Path(str(named)))
+    path, run_id, folder = request.args.get("from"), search.run_id, search.folder
+    named_path = None if path is None else Path(str(path))
+    work = partial(_choose, search, named_path)
     # Each command has a search of its own.
     key = JobKey(Purpose.SEARCH, run_id, subject=f"command {request.command.command_id}")
     job = request.context.jobs.ask(key, work, deadline_seconds=SEARCH_SECONDS)
@@ -219,8 +223,8 @@ def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
     changes = request.args.get("set") or {}
     unknown = [name for name in changes if name not in target.params]
     if unknown:
-        known = ", ".join(target.params)
-        raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {known}")
+        names = ", ".join(target.params)
+        raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {names}")
     values = [str(value) for value in changes.values()]
     if redact_params(changes) != changes or any(REDACTED in value for value in values):
         why = "a secret is not stored, so that a resume cannot change it; launch the run again"
@@ -233,9 +237,10 @@ def _none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     again = f"gputui restart {run_id} begins it again"
     if choice.unreadable is not None:
         return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}; {again}"
-    why = f" ({skips})" if (skips := passed_over(choice.refused)) else ""
-    named = f"gputui resume {run_id} --from PATH resumes from one that you choose"
-    return f"no valid checkpoint of this training in {folder}{why}; {named}, {again}"
+    reason = f"no valid checkpoint of this training in {folder}"
+    if skips := passed_over(choice.refused):
+        reason += f" ({skips})"
+    return f"{reason}; gputui resume {run_id} --from PATH resumes from one that you choose, {again}"
 
 
 def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar], point: _StartingPoint) -> Result:
@@ -245,9 +250,11 @@ def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar]
     connection, run_id, verb, actor = request.connection, target.run_id, request.command.verb, request.actor
     repository.replace_next_attempt(connection, run_id, params=params, resume_from=point.path)
     repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=request.context.now())
-    skipped = f"; {point.skips}" if point.skips else ""
+    skipped = ""
+    if point.skips:
+        skipped = f"; {point.skips}"
     done = f"{verb.removesuffix('e')}ed"
-    request.context.note("requeued", f"{done} by {actor} from {point.words}{skipped}", run_id, key=verb)
+    request.context.note("requeued", f"{done} by {actor} from {point.description}{skipped}", run_id, key=verb)
     return {
         "id": run_id,
         "state": RunState.QUEUED,
@@ -260,8 +267,8 @@ def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar]
 def _renew_target(request: CommandRequest, target: Run) -> None:
     """Take the options of a run's target, and the environment of its commands, from the ticket of the
     command that starts it again. Raises RefusedError."""
-    ticket, asked = request.ticket()
-    _change_spec(request, target, target=asked.target, shell=asked.shell)
+    ticket, spec = request.ticket()
+    _change_spec(request, target, target=spec.target, shell=spec.shell)
     request.afterwards.append(partial(ticket.unlink, missing_ok=True))
 
 
@@ -335,8 +342,8 @@ def _wanted_labels(request: CommandRequest, target: Run) -> Labels:
     args = request.args
     try:
         removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
-        given = [*args.get("tags", target.tags), *(args.get("add") or ())]
-        tags = {str(tag) for tag in given if str(tag).removeprefix("#") not in removed}
+        requested = [*args.get("tags", target.tags), *(args.get("add") or ())]
+        tags = {str(tag) for tag in requested if str(tag).removeprefix("#") not in removed}
         name, note = target.name, str(args.get("note", target.note) or "")
         if "name" in args:
             name = checked_name(str(args["name"]))
@@ -366,8 +373,8 @@ def orphans_ended(request: CommandRequest) -> Result:
     for process in processes:
         run_id, pid = str(process.get("run_id")), str(process.get("pid"))
         is_known = get_run(request.connection, run_id) is not None
-        words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
-        what = f"orphan {pid} of {run_id} ({words})"
+        command = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
+        what = f"orphan {pid} of {run_id} ({command})"
         kind: EventKind = "orphan_killed"
         severity: Severity = "info"
         text = f"{request.actor} ended {what}"

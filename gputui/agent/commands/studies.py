@@ -44,7 +44,7 @@ def begin(request: CommandRequest) -> Result:
         used_ids = {path.name for path in home.iterdir()}
         used_ids |= {row[0] for row in connection.execute("SELECT study_id FROM studies")}
         ids = (f"{name}-{number}" for number in count(1))
-        study_id = next(each for each in ids if each not in used_ids)
+        study_id = next(study_id for study_id in ids if study_id not in used_ids)
         folder = home / study_id
         folder.mkdir(mode=PRIVATE_DIR_MODE)
         request.undo.callback(shutil.rmtree, folder)
@@ -96,7 +96,7 @@ def extend(request: CommandRequest) -> Result:
     if limits["trials"] is not None:
         # Points that a person added may have gone beyond it.
         trials = read_trials(request.connection, study.study_id)
-        limits["trials"] = max(limits["trials"], sum(one.origin in ("sampled", "enqueued") for one in trials))
+        limits["trials"] = max(limits["trials"], sum(trial.origin in ("sampled", "enqueued") for trial in trials))
     for name in limits:
         addition = request.args.get(name)
         if addition is not None and limits[name] is None:
@@ -120,7 +120,8 @@ def enqueue_trial(request: CommandRequest) -> Result:
         if name not in spec.tuned:
             raise RefusedError(f"{name} is not tuned; {study_id} tunes {', '.join(spec.tuned)}")
     best = best_trial(read_trials(request.connection, study_id), spec.objectives)
-    params = _point(spec, changes, {} if best is None else best.params)
+    best_params = {} if best is None else best.params
+    params = _point(spec, changes, best_params)
     rows.request_trial(request.connection, study_id, params)
     _moved(request, study, None, "resumed for an added trial")
     return {"id": study_id, "params": params, "text": f"{study_id} has a new trial, which runs next"}
@@ -128,16 +129,16 @@ def enqueue_trial(request: CommandRequest) -> Result:
 
 def _point(spec: StudySpec, changes: Mapping[str, Scalar], best: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The point of ``changes``, with the values of the best trial for the other parameters."""
-    known = {**best, **changes}
+    values = {**best, **changes}
     params: dict[str, Scalar] = {}
     for dimension in spec.space:
         name = dimension.name
         if dimension.applies(params):
-            if name not in known:
+            if name not in values:
                 raise RefusedError(f"{name} needs a value: there is no best trial to copy it from")
-            if not dimension.holds(known[name]):
-                raise RefusedError(f"{name}: {known[name]!r} is outside of the study's space")
-            params[name] = known[name]
+            if not dimension.holds(values[name]):
+                raise RefusedError(f"{name}: {values[name]!r} is outside of the study's space")
+            params[name] = values[name]
         elif name in changes:
             raise RefusedError(f"{name} applies only to other points; leave it out")
     return params
@@ -165,18 +166,19 @@ def keep_trial(request: CommandRequest) -> Result:
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
         raise RefusedError(f"trial {number} {predicate(trial.state)}; gputui study enqueue runs its point again")
-    wanted_end: TrialRequest | None = "keep" if request.args.get("keep", True) else None
-    rows.set_request(request.connection, study_id, number, wanted_end)
-    text = f"trial {number} of {study_id} {'is left to the pruner' if wanted_end is None else 'runs to its end'}"
-    return {"id": study_id, "trial": number, "request": wanted_end, "text": text}
+    end_request: TrialRequest | None = "keep" if request.args.get("keep", True) else None
+    rows.set_request(request.connection, study_id, number, end_request)
+    does = "is left to the pruner" if end_request is None else "runs to its end"
+    text = f"trial {number} of {study_id} {does}"
+    return {"id": study_id, "trial": number, "request": end_request, "text": text}
 
 
 def _find_study(request: CommandRequest, *, is_open: bool = False) -> StudyRecord:
     """The study that the command names; ``is_open`` refuses one that is about to stop."""
-    wanted = str(request.args.get("study") or "")
-    study = get_study(request.connection, wanted)
+    study_id = str(request.args.get("study") or "")
+    study = get_study(request.connection, study_id)
     if study is None:
-        raise RefusedError(f"no study {wanted!r}; gputui study list names them")
+        raise RefusedError(f"no study {study_id!r}; gputui study list names them")
     if is_open and study.state is StudyState.STOPPING:
         raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
     return study
