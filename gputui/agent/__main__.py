@@ -17,11 +17,11 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument("--linger", type=float, default=None, metavar="SECONDS")
     parser.add_argument("--successor", action="store_true", help="only if no person ended the last")
-    given = parser.parse_args()
-    workspace = Workspace(profiles=given.profiles, state=given.state)
-    if given.successor and workspace.agent_stopped.exists():
+    options = parser.parse_args()
+    workspace = Workspace(profiles=options.profiles, state=options.state)
+    if options.successor and workspace.agent_stopped.exists():
         return 0
-    return run_in_background(workspace, interval_seconds=given.interval, linger_seconds=given.linger)
+    return run_in_background(workspace, interval_seconds=options.interval, linger_seconds=options.linger)
 
 
 if __name__ == "__main__":

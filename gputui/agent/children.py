@@ -89,7 +89,9 @@ class Child:
     def _outcome(self) -> str | None:
         """The problem of the process that has ended; None if it succeeded, or was not started by
         this agent."""
-        code = 0 if self.process is None else self.process.returncode
+        code = 0
+        if self.process is not None:
+            code = self.process.returncode
         report = ""
         if self._report is not None:
             with suppress(OSError):
@@ -97,16 +99,19 @@ class Child:
         self.release()
         if code == 0:
             return None
-        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-        return report or f"its process {how}"
+        if report:
+            return report
+        if code < 0:
+            return f"its process was ended by {signal_name(-code)}"
+        return f"its process ended with code {code}"
 
     def _begin(self) -> None:
         """Adopt the process that holds the lock, or start one in a new session, so that it outlives
         this agent. It reports a failure to the descriptor in ``--tell``; its output goes to the
         log. Raises OSError."""
-        found = holder(self.lock)
-        if found is not None and is_alive(found.identity):
-            self.adopted = found
+        running = holder(self.lock)
+        if running is not None and is_alive(running.identity):
+            self.adopted = running
             return
         self.log.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         report, its_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

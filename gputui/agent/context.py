@@ -93,11 +93,13 @@ class AgentContext(Struct, frozen=True):
         at: float | None = None,
     ) -> None:
         """Add an event, now or at another time (UTC unix seconds). Raises sqlite3.Error."""
+        if at is None:
+            at = self.now()
         add_event(
             self.connection,
             kind,
             text,
-            now=self.now() if at is None else at,
+            now=at,
             key=key,
             severity=severity,
             subject=subject,

@@ -35,7 +35,7 @@ class RecentError:
     """An unexpected error: the run or step is skipped until ``until`` (monotonic). ``reported`` is
     the reported text, None after a success."""
 
-    until: float = float("-inf")
+    rests_until: float = float("-inf")
     reported: str | None = None
 
 
@@ -60,7 +60,7 @@ class ErrorBarrier:
     _cpu_at: float = 0.0
 
     def is_resting(self, name: str, *, is_run: bool = True) -> bool:
-        return self.context.monotonic() < self.errors[name, is_run].until
+        return self.context.monotonic() < self.errors[name, is_run].rests_until
 
     @contextmanager
     def guard(self, name: str, *, is_run: bool = True) -> Iterator[None]:
@@ -72,15 +72,15 @@ class ErrorBarrier:
         except Exception as error:
             if isinstance(error, sqlite3.Error) and not isinstance(error, _ROW_ERRORS):
                 raise
-            what = "cannot be looked after" if is_run else f"{name} failed in the agent"
+            run_id, what, seconds = None, f"{name} failed in the agent", STEP_REST_SECONDS
+            if is_run:
+                run_id, what, seconds = name, "cannot be looked after", RUN_REST_SECONDS
             log.error("%s: %s", name, what, exc_info=error)
             roll_back(self.context.connection)
-            seconds = RUN_REST_SECONDS if is_run else STEP_REST_SECONDS
-            recent.until = self.context.monotonic() + seconds
+            recent.rests_until = self.context.monotonic() + seconds
             text = f"{error}" or type(error).__name__
             if recent.reported != text:
                 again = f"{what}: {text}; trying again every {seconds:.0f} s, see agent.log"
-                run_id = name if is_run else None
                 self.context.note("agent_error", again, run_id, key=name, severity="error")
                 recent.reported = text
         else:
@@ -123,8 +123,8 @@ class ErrorBarrier:
             self._logged_at = now + _LOGGED_SECONDS
             # Much less processor time than wall time points to the disk or to other processes.
             cpu = time.thread_time() - self._cpu_at
-            words = "a turn took %.0f ms (%.0f ms of processor time), %s %.0f ms of it"
-            log.info(words, total * 1e3, cpu * 1e3, name, self._took[name] * 1e3)
+            line = "a turn took %.0f ms (%.0f ms of processor time), %s %.0f ms of it"
+            log.info(line, total * 1e3, cpu * 1e3, name, self._took[name] * 1e3)
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

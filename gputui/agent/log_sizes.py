@@ -97,8 +97,8 @@ def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
         if libc.fallocate(descriptor, mode, ctypes.c_int64(begin), ctypes.c_int64(length)) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
-        words = f"\n[gputui: {length} bytes of this log were dropped here to bound its size]\n"
-        os.pwrite(descriptor, words.encode(), begin - len(words))
+        mark = f"\n[gputui: {length} bytes of this log were dropped here to bound its size]\n"
+        os.pwrite(descriptor, mark.encode(), begin - len(mark))
     finally:
         os.close(descriptor)
     return length
@@ -128,7 +128,7 @@ class LogBounds:
             return
         # The bytes read as metrics only grow, so a stale number is safe: it keeps too much.
         read = partial(intake.output_read, self.context.connection)
-        checks = [(each, read(each.run_id, each.number)) for each in attempts]
+        checks = [(attempt, read(attempt.run_id, attempt.number)) for attempt in attempts]
         work = partial(self._check, checks)
         job = self.context.jobs.ask(JobKey(Purpose.LOG_SIZES), work, deadline_seconds=DEADLINE_SECONDS)
         if job is None:
@@ -142,21 +142,22 @@ class LogBounds:
     def _check(self, checks: list[tuple[Attempt, list[tuple[str, int]]]]) -> list[_Trimmed]:
         """Drop the middle of logs that are too long, except for metrics that are not read yet: of
         each attempt, the patterns of logs that are read as metrics and the bytes read."""
-        found = []
+        trimmed = []
         for attempt, outputs in checks:
             folder = attempt_dir(self.context.workspace, attempt.run_id, attempt.number)
             for path in [entry.path for entry in rank_logs(folder)]:
-                read = [offset for pattern, offset in outputs if fnmatchcase(str(path), pattern)]
+                offsets = [offset for pattern, offset in outputs if fnmatchcase(str(path), pattern)]
+                read_bytes = offsets[-1] if offsets else None
                 text = f"{path.relative_to(folder)} grew beyond {bytes_text(self.quota.limit_bytes)}, "
                 try:
-                    missing = trim(path, self.quota, read[-1] if read else None)
+                    missing = trim(path, self.quota, read_bytes)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     text += f"and cannot be bounded ({error.strerror or error}); watch the disk"
-                    found.append(_Trimmed(attempt, path, "log_unbounded", text))
+                    trimmed.append(_Trimmed(attempt, path, "log_unbounded", text))
                     continue
                 if missing is not None:
                     text += f"so {bytes_text(missing)} in its middle were dropped; its beginning and its end are kept"
-                    found.append(_Trimmed(attempt, path, "log_trimmed", text))
-        return found
+                    trimmed.append(_Trimmed(attempt, path, "log_trimmed", text))
+        return trimmed

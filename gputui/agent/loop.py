@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from msgspec import Struct
 
@@ -109,13 +110,16 @@ class Agent:
         self._due = dict.fromkeys(("metrics", "commands", "maintenance"), now)
         # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
+        source: Literal["nvml", "simulated"] = "nvml"
+        scenario = None
         if self.is_simulated:
+            source, scenario = "simulated", workspace.scenario
             self._due["occupants"] = now
         command = SamplerCommand(
-            source="simulated" if self.is_simulated else "nvml",
+            source=source,
             state_dir=workspace.state,
             interval_seconds=interval,
-            scenario=workspace.scenario if self.is_simulated else None,
+            scenario=scenario,
             successor=(*agent_argv(workspace)[1:], "--successor"),
         )
         self.sampler = SamplerClient(command, workspace.agent_log)
@@ -180,8 +184,8 @@ class Agent:
         # The time to linger counts from here, not from before a long start.
         self._began_at = self._needed_at = self.context.monotonic()
         while not self.stopping:
-            due = min(*self._due.values(), self.supervisor.next_due())
-            pause = max(0.0, due - self.context.monotonic())
+            next_due = min(*self._due.values(), self.supervisor.next_due())
+            pause = max(0.0, next_due - self.context.monotonic())
             ready = {key.fd for key, _ in self.selector.select(pause)}
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -205,7 +209,7 @@ class Agent:
     def _turn(self, ready: set[int]) -> None:
         """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part
         fails alone. Raises sqlite3.OperationalError if the database is locked."""
-        barrier, due = self.supervisor.barrier, self._due
+        barrier, due_times = self.supervisor.barrier, self._due
         barrier.run("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and barrier.run("samples", self._read_sampler)
         if is_tick:
@@ -213,27 +217,29 @@ class Agent:
         now = self.context.monotonic()
         # Work that is due before the sampler's next tick is done now: one wake-up a second serves
         # all.
-        soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
+        soon = now
+        if is_tick:
+            soon += 0.9 * min(1.0, self.options.interval_seconds)
         is_training = bool(self.supervisor.attempts)
-        if now >= due["metrics"]:
-            due["metrics"] = now + INTAKE_SECONDS if is_training else math.inf
+        if now >= due_times["metrics"]:
+            due_times["metrics"] = now + INTAKE_SECONDS if is_training else math.inf
             if barrier.run("metrics", self._pump):
-                due["metrics"] = now
-        if soon >= due["commands"]:
+                due_times["metrics"] = now
+        if soon >= due_times["commands"]:
             seconds = COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS
-            due["commands"] = now + seconds
+            due_times["commands"] = now + seconds
             if barrier.run("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
         self.supervisor.advance()
-        if soon >= due["maintenance"] and self.context.turn.postpones("maintenance"):
-            due["maintenance"] = now
-        elif soon >= due["maintenance"]:
-            due["maintenance"] = now + MAINTENANCE_SECONDS
+        if soon >= due_times["maintenance"] and self.context.turn.postpones("maintenance"):
+            due_times["maintenance"] = now
+        elif soon >= due_times["maintenance"]:
+            due_times["maintenance"] = now + MAINTENANCE_SECONDS
             if self.supervisor.attempts:
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._maintain(now)
-        if self.is_simulated and now >= due["occupants"]:
-            due["occupants"] = now + OCCUPANTS_SECONDS
+        if self.is_simulated and now >= due_times["occupants"]:
+            due_times["occupants"] = now + OCCUPANTS_SECONDS
             barrier.run("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
 
     def _hasten(self, what: str, at: float) -> None:
@@ -260,7 +266,10 @@ class Agent:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, ask_to_stop)
-        signal.signal(signal.SIGHUP, ask_to_stop if self.options.recording else signal.SIG_IGN)
+        if self.options.recording:
+            signal.signal(signal.SIGHUP, ask_to_stop)
+        else:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _wake(self) -> None:
         # The pipe may be full of wake-ups already, or the loop have ended.
@@ -320,15 +329,17 @@ class Agent:
 
     def _watch_sampler(self, now: float) -> None:
         health, inventory = self.sampler.check(now), self.context.recorder.inventory
-        problem = self.sampler.problem or (None if inventory is None else inventory.problem)
+        problem = self.sampler.problem
+        if not problem and inventory is not None:
+            problem = inventory.problem
         silent = None if health.state == "ok" else health.for_seconds
-        shown = (health.state, int(silent or 0))
-        if shown != self._shown_health:
+        health_row = (health.state, int(silent or 0))
+        if health_row != self._shown_health:
             self.context.connection.execute(
                 "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
                 (health.state, silent, self.context.now(), problem),
             )
-            self._shown_health = shown
+            self._shown_health = health_row
 
     def _check_own_state(self, now: float) -> None:
         """Report the longest turn, and stop if nobody needs this agent, or if its database or its
@@ -340,8 +351,8 @@ class Agent:
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
                 (barrier.longest_seconds, barrier.longest_step),
             )
-        for path, own in self._own.items():
-            if not is_same_file(path, own):
+        for path, status in self._own.items():
+            if not is_same_file(path, status):
                 log.error("%s was replaced or removed; starting over with what is there", path)
                 self.replaced = self.stopping = True
         if self.on_second is not None:

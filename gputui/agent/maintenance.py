@@ -96,7 +96,7 @@ class OrphanWatch:
 
     context: AgentContext
     next_at: float = 0.0
-    seen: set[ProcessIdentity] = field(default_factory=set)
+    unclaimed: set[ProcessIdentity] = field(default_factory=set)
 
     def turn(self, now: float) -> None:
         """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises
@@ -110,17 +110,20 @@ class OrphanWatch:
         self.next_at = now + LOOK_SECONDS
         marked = job.result()
         connection = self.context.connection
-        found = orphans.orphans(marked, repository.run_statuses(connection)) if marked else []
-        for orphan in found:
+        unclaimed: list[orphans.MarkedProcess] = []
+        if marked:
+            unclaimed = orphans.orphans(marked, repository.run_statuses(connection))
+        for orphan in unclaimed:
             key = str(orphan.identity.pid)
             is_reported = has_event(connection, "orphan", run_id=orphan.run_id, key=key)
-            if orphan.identity in self.seen and not is_reported:
+            if orphan.identity in self.unclaimed and not is_reported:
                 memory_bytes = self.context.recorder.memory_of(*orphan.identity[:2])
-                memory = f" and holds {bytes_text(memory_bytes)} of GPU memory" if memory_bytes else ""
-                remedy = "though its attempt is over; gputui agent orphans --kill ends it"
-                text = f"process {key} is still alive{memory}, {remedy}"
+                text = f"process {key} is still alive"
+                if memory_bytes:
+                    text += f" and holds {bytes_text(memory_bytes)} of GPU memory"
+                text += ", though its attempt is over; gputui agent orphans --kill ends it"
                 self.context.note("orphan", text, orphan.run_id, orphan.attempt, key=key, severity="warning")
-        self.seen = {orphan.identity for orphan in found}
+        self.unclaimed = {orphan.identity for orphan in unclaimed}
 
 
 @dataclass(slots=True)

@@ -57,7 +57,9 @@ def finish_removals(context: AgentContext) -> None:
     """Delete the folders that a former agent left. One whose run still exists is moved back,
     because its removal was not completed, unless a newer run of that id has its own folder."""
     removed = _removed_dir(context.workspace)
-    for place in list(removed.iterdir()) if removed.is_dir() else []:
+    if not removed.is_dir():
+        return
+    for place in list(removed.iterdir()):
         run_id = _run_id_of(place)
         origin = context.workspace.run_dir(run_id)
         if get_run(context.connection, run_id) is not None and not origin.exists():

@@ -52,8 +52,9 @@ def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_s
         return 0
     except (StoreError, OSError) as error:
         return _failed(error)
-    linger = LINGER_SECONDS if linger_seconds is None else linger_seconds
-    options = AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger)
+    if linger_seconds is None:
+        linger_seconds = LINGER_SECONDS
+    options = AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger_seconds)
     return _run(workspace, options, lock, None)
 
 
@@ -87,10 +88,11 @@ def record(
     except OSError as error:
         text = f"cannot write {error.filename or workspace.state}: {error.strerror}"
         raise RecordError(f"{text}; choose another --home or --output") from error
+    remaining_seconds = None if duration_seconds is None else max(0.0, ends_at - time.monotonic())
     options = AgentOptions(
         recording=True,
         interval_seconds=interval_seconds,
-        duration_seconds=None if duration_seconds is None else max(0.0, ends_at - time.monotonic()),
+        duration_seconds=remaining_seconds,
         linger_seconds=0.0,
         output=samples,
     )
@@ -135,8 +137,8 @@ def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | Non
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, reporter.ask_to_stop)
     pid = identity.process.pid
-    words = "at its own interval; this one serves its outputs beside it, and records on when that ends"
-    print(f"gputui: pid {pid} records here already, {words}", file=sys.stderr)  # noqa: T201
+    remark = "at its own interval; this one serves its outputs beside it, and records on when that ends"
+    print(f"gputui: pid {pid} records here already, {remark}", file=sys.stderr)  # noqa: T201
     try:
         has_ended = follow(
             workspace,
@@ -265,7 +267,8 @@ class _Reporter:
         now = time.monotonic()
         if now < self._next_at:
             return False
-        self._next_at = now + (REWRITE_SECONDS if self._rewrites else REPORT_SECONDS)
+        pause = REWRITE_SECONDS if self._rewrites else REPORT_SECONDS
+        self._next_at = now + pause
         return True
 
     def _print(self, shape: Shape) -> None:

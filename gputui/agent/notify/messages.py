@@ -63,22 +63,33 @@ class RunNotice(Struct, frozen=True):
 
     def last_words(self) -> str:
         """``step 1 200, loss 0.43``; "" if nothing is known."""
-        step = "" if self.step is None else f"step {units.count(self.step)}"
-        loss = "" if self.loss is None else f"{self.loss[0]} {units.metric_value(self.loss[1])}"
-        return ", ".join(part for part in (step, loss) if part)
+        parts = []
+        if self.step is not None:
+            parts.append(f"step {units.count(self.step)}")
+        if self.loss is not None:
+            name, loss = self.loss
+            parts.append(f"{name} {units.metric_value(loss)}")
+        return ", ".join(parts)
 
     def fields(self) -> dict[str, str]:
         """The facts of the run for commands."""
-        run, incident = self.run, self.incident
-        return {
+        run = self.run
+        fields = {
             "run": run.run_id,
             "name": run.name,
             "profile": run.profile,
             "state": str(run.state),
-            "incident": "" if incident is None else incident.kind,
-            "step": "" if self.step is None else str(self.step),
-            "loss": "" if self.loss is None else repr(self.loss[1]),
+            "incident": "",
+            "step": "",
+            "loss": "",
         }
+        if self.incident is not None:
+            fields["incident"] = self.incident.kind
+        if self.step is not None:
+            fields["step"] = str(self.step)
+        if self.loss is not None:
+            fields["loss"] = repr(self.loss[1])
+        return fields
 
 
 def run_ended(facts: RunNotice, cause: str) -> Message:
@@ -86,15 +97,18 @@ def run_ended(facts: RunNotice, cause: str) -> Message:
     run, seconds = facts.run, facts.run.trained_seconds(facts.at)
     event = _EVENT_OF_STATE[run.state]
     severity: Severity = "error" if event == "run_failed" else "info"
-    lasted = "" if seconds is None else f" after {units.duration(seconds)}"
+    title = f"{facts.name} {run.state}"
+    if seconds is not None:
+        title += f" after {units.duration(seconds)}"
     lines = [f"Cause: {cause}"]
     if facts.is_of_newest_attempt and facts.incident is not None and facts.decision is not None:
         lines = [f"Cause: {causes_of(cause, facts.decision)}", f"Recovery: {facts.decision.reason}"]
+    verb = "explain"
     if event == "run_succeeded":
         lines = [f"Outcome: {cause}"]
-    verb = "show" if event == "run_succeeded" else "explain"
+        verb = "show"
     more = f"gputui {verb} {run.run_id}"
-    return _of_run(event, severity, f"{facts.name} {run.state}{lasted}", lines, facts, more)
+    return _of_run(event, severity, title, lines, facts, more)
 
 
 def run_recovered(facts: RunNotice) -> Message:
@@ -110,33 +124,35 @@ def run_recovered(facts: RunNotice) -> Message:
 def _of_run(
     event: NoticeEvent, severity: Severity, title: str, lines: Sequence[str], facts: RunNotice, more: str
 ) -> Message:
-    cost = "" if facts.cost is None else in_words(facts.cost)
-    costs = [f"Cost of its failures: {cost}"] if cost else []
-    last = facts.last_words()
-    lines = [*lines, *costs, *([f"Last: {last}"] if last else [])]
+    lines = [*lines]
+    if facts.cost is not None and (cost := in_words(facts.cost)):
+        lines.append(f"Cost of its failures: {cost}")
+    if last := facts.last_words():
+        lines.append(f"Last: {last}")
     return _message(event, severity, title, lines, facts.host, more, facts.fields(), run_id=facts.run.run_id)
 
 
 def queue_empty(ended: Sequence[Run], host: str) -> Message:
     """No run is left that runs or waits; ``ended`` are those that ended since it was so before."""
     counts = Counter(str(run.state) for run in ended)
-    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    summary = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     failed = [run for run in ended if run.state is RunState.FAILED]
     lines = [f"{run.run_id}: {run.reason}" for run in failed[:MOST_NAMED]]
     if len(failed) > MOST_NAMED:
         lines.append(f"and {len(failed) - MOST_NAMED} more")
     fields = {"ended": str(len(ended)), **{str(state): str(counts[str(state)]) for state in _EVENT_OF_STATE}}
     severity: Severity = "warning" if failed else "info"
-    title = f"The queue is empty: {told}" if told else "The queue is empty"
+    title = "The queue is empty"
+    if summary:
+        title += f": {summary}"
     return _message("queue_empty", severity, title, lines, host, "gputui ps", fields)
 
 
 def study_finished(study: StudyRecord, trials: Sequence[str], best: str, host: str) -> Message:
     """A study is over. ``trials`` are the states of its trials, ``best`` describes the best one."""
     counts = ", ".join(f"{count} {state}" for state, count in Counter(trials).most_common())
-    lines = [f"Outcome: {study.reason}"] if study.reason else []
-    lines += [f"Trials: {counts}"] if counts else []
-    lines += [f"Best: {best}"] if best else []
+    facts = (("Outcome", study.reason), ("Trials", counts), ("Best", best))
+    lines = [f"{name}: {text}" for name, text in facts if text]
     severities: dict[str, Severity] = {"failed": "error"}
     fields = {"study": study.study_id, "state": str(study.state), "best": best}
     title, more = f"Study {study.study_id} {study.state}", f"gputui study show {study.study_id}"
@@ -159,9 +175,10 @@ def alert_over(alert: AlertView, host: str) -> Message:
 
 def _of_alert(alert: AlertView, title: str, lines: Sequence[str], host: str) -> Message:
     event: NoticeEvent = "gpu_lost" if alert.rule == "gpu_lost" else "alert"
+    state = "raised" if alert.lasts else "over"
     fields = {
         "rule": alert.rule,
-        "state": "raised" if alert.lasts else "over",
+        "state": state,
         "subject": alert.subject_name,
         "run": alert.run_id or "",
     }

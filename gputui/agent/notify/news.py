@@ -114,8 +114,8 @@ class News:
         for alert_id, digests in ended.items():
             alert = alerts.one(self.context.connection, alert_id)
             if alert is not None and not alert.is_silenced(now):
-                told = [recipient for recipient in self.recipients or () if recipient.digest in digests]
-                notices.put(self.context.connection, told, messages.alert_over(alert, self.host), now=now)
+                recipients = [recipient for recipient in self.recipients or () if recipient.digest in digests]
+                notices.put(self.context.connection, recipients, messages.alert_over(alert, self.host), now=now)
             notices.note_alert_ended(self.context.connection, alert_id)
 
     def _tell_of_runs(self, cursor: Cursor, now: float) -> bool:
@@ -142,15 +142,16 @@ class News:
         history = RunHistory.read(connection, run)
         name = run.roles.loss or LOSS
         value = queries.latest(connection, run_id).get(name)
+        loss = None if value is None else (name, value)
         return RunNotice(
             run,
             now,
             self.host,
-            incident=history.incidents[-1] if history.incidents else None,
-            decision=history.decisions[-1] if history.decisions else None,
+            incident=next(reversed(history.incidents), None),
+            decision=next(reversed(history.decisions), None),
             cost=total(history.costs().values()),
             step=run.last_step,
-            loss=None if value is None else (name, value),
+            loss=loss,
         )
 
     def _tell_of_studies(self, cursor: Cursor, now: float) -> bool:

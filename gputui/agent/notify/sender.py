@@ -106,8 +106,10 @@ def run_command(command: tuple[str, ...], message: Message, seconds: float = COM
             return None
         errors.seek(0)
         printed = errors.read()[-STDERR_BYTES:].decode("utf-8", "replace").strip().splitlines()
-    said = f": {printed[-1]}" if printed else ""
-    return f"the command ended with code {process.returncode}{said}"
+    problem = f"the command ended with code {process.returncode}"
+    if printed:
+        problem += f": {printed[-1]}"
+    return problem
 
 
 def environment_of(fields: Mapping[str, str]) -> dict[str, str]:
@@ -136,7 +138,8 @@ def _post(address: str, message: Message) -> Receipt:
     if "Read timed out" in log:
         return Receipt("it did not answer in time; the message may have arrived, and is not sent again")
     reasons = re.findall(r"^(?:INFO|WARNING|ERROR) (.+?)\.?$", log, re.MULTILINE)
-    return Receipt(reasons[-1] if reasons else "the service did not take it", unsent=True)
+    reason = reasons[-1] if reasons else "the service did not take it"
+    return Receipt(reason, unsent=True)
 
 
 def _type_of(message: Message) -> str:
