@@ -58,10 +58,11 @@ class Admission:
         """Store which GPUs another home or user holds. Raises sqlite3.Error."""
         connection, uuids = self.context.connection, list(self.context.recorder.facts)
         in_use = repository.leases_in_use(connection)
-        now = {uuid: None if uuid in in_use else self.locks.holder(uuid) for uuid in uuids}
-        if now != self._locked_by:
-            set_locks(connection, now)
-            self._locked_by = now
+        holders = {uuid: self.locks.holder(uuid) for uuid in uuids if uuid not in in_use}
+        locked_by = {uuid: holders.get(uuid) for uuid in uuids}
+        if locked_by != self._locked_by:
+            set_locks(connection, locked_by)
+            self._locked_by = locked_by
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
@@ -156,8 +157,8 @@ class Admission:
         if "exclude_gpu" not in actions:
             give_up(self.context, run, f"{reason}; its policy does not exclude GPUs")
             return
-        names, wanted = ", ".join(gpu.name for gpu in missing), gpus_wanted(run)
-        result = go_on_with_fewer(spec_of(run), run.params, wanted, remaining, names)
+        names, gpu_count = ", ".join(gpu.name for gpu in missing), gpus_wanted(run)
+        result = go_on_with_fewer(spec_of(run), run.params, gpu_count, remaining, names)
         if isinstance(result, SkippedAction):
             give_up(self.context, run, f"{reason}; {result.why}")
             return

@@ -19,7 +19,7 @@ from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.recovery.checkpoints.resumable import candidates
+from gputui.recovery.checkpoints.resumable import Rows, candidates
 from gputui.recovery.classify import outcome
 from gputui.recovery.decide import decide, reason_of_end
 from gputui.recovery.effects import MachineContext
@@ -136,8 +136,10 @@ def _stopped(end: _End) -> None:
         record["forced"] = forced
     cause = repository.stop_reason_of_study(connection, run.run_id)
     if cause is None:
-        by_kill = "killed" if attempt.stop_requested == KILL else KILLED
-        cause = (by_kill if forced else "stopped") + _at_limit(end) + _lost_by_stop(end)
+        cause = "stopped"
+        if forced:
+            cause = "killed" if attempt.stop_requested == KILL else KILLED
+        cause += _at_limit(end) + _lost_by_stop(end)
         if record.get("given_up"):
             cause = _given_up_words(record)
     if (unsound := end.unsound_step()) is not None:
@@ -151,8 +153,9 @@ def _stopped(end: _End) -> None:
         if attempt.stop_requested == "restart":
             repository.set_gpu_count(connection, run.run_id, None)
             _queue_again(end, spec.params, None, cause="restart", actor=_who_stopped(connection, run.run_id))
-        is_phase_over = attempt.stop_requested == PHASE_OVER
-        following = run_files.next_phase(connection, spec, attempt) if is_phase_over else None
+        following = None
+        if attempt.stop_requested == PHASE_OVER:
+            following = run_files.next_phase(connection, spec, attempt)
         if following is not None:
             params = {**run.params, **following.phase.params}
             _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
@@ -163,11 +166,13 @@ def _stop_event(end: _End, cause: str) -> str:
     connection, search, choice = end.context.connection, end.task.checkpoints, end.findings.checkpoints
     if end.attempt.stop_requested not in ("stop", KILL) or not cause.startswith("stopped"):
         return cause
-    words = cause.replace("stopped", f"stopped by {_who_stopped(connection, end.run.run_id)}", 1)
-    usable = [] if search is None or choice is None else candidates(choice.rows, search.attempts)
+    text = cause.replace("stopped", f"stopped by {_who_stopped(connection, end.run.run_id)}", 1)
+    if search is None or choice is None:
+        return text
+    usable = candidates(choice.rows, search.attempts)
     if usable and usable[0].step is not None:
-        words += f"; it can go on from {step_words(usable[0].name, usable[0].step)}"
-    return words
+        text += f"; it can go on from {step_words(usable[0].name, usable[0].step)}"
+    return text
 
 
 def _at_limit(end: _End) -> str:
@@ -180,7 +185,9 @@ def _at_limit(end: _End) -> str:
 
 def _given_up_words(record: Mapping[str, Any]) -> str:
     """The end of an attempt whose runner stopped asking an unreachable target."""
-    job = f"job {record['job']}" if record.get("job") else "its job"
+    job = "its job"
+    if record.get("job"):
+        job = f"job {record['job']}"
     return f"given up: {record['target']} did not answer ({record['given_up']}), where {job} may still run"
 
 
@@ -226,9 +233,10 @@ def _succeeded(end: _End) -> None:
     if (unsound := end.unsound_step()) is not None:
         record["unsound_since"] = unsound
         remarks.append(end.unsound_remark(unsound))
-    if left := [str(name) for name in record.get("left_behind") or ()]:
-        which = clean(", ".join(dict.fromkeys(left)))
-        remarks.append(f"gputui ended {units.count_of(len(left), 'process')} that it left in the background ({which})")
+    if leftovers := [str(name) for name in record.get("left_behind") or ()]:
+        count = units.count_of(len(leftovers), "process")
+        names = clean(", ".join(dict.fromkeys(leftovers)))
+        remarks.append(f"gputui ended {count} that it left in the background ({names})")
     if remarks:
         record["remarks"] = remarks
         cause += f", but {'; '.join(remarks)}"
@@ -236,7 +244,8 @@ def _succeeded(end: _End) -> None:
         _close(end, "succeeded", record)
         _settle_last_decision(end, "succeeded")
         end.move(RunState.SUCCEEDED, cause, ended_at)
-        end.note("succeeded", cause, "warning" if remarks else "info", at=ended_at)
+        severity: Severity = "warning" if remarks else "info"
+        end.note("succeeded", cause, severity, at=ended_at)
 
 
 def _ended_early(end: _End, step: int, total: int) -> None:
@@ -271,7 +280,8 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
         _settle_last_decision(end, "met another incident")
         _write_rows(end, plan)
         end.note("incident", incident.summary, "error", incident.kind, ended_at)
-        end.note("decision", plan.reason, "warning" if retries else "error", plan.verdict)
+        severity: Severity = "warning" if retries else "error"
+        end.note("decision", plan.reason, severity, plan.verdict)
         if retries:
             repository.set_next_attempt(
                 connection,
@@ -282,8 +292,7 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
             )
             end.move(RunState.RECOVERING, incident.summary, now)
         else:
-            is_stop = incident.kind == "stopped_outside"
-            target = RunState.STOPPED if is_stop else RunState.FAILED
+            target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
             end.move(target, reason_of_end(failed, plan), ended_at)
         _take_effect(end, plan)
     work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
@@ -294,15 +303,19 @@ def _keep_evidence(workspace: Workspace, task: PostmortemTask, findings: Postmor
     try:
         incident_folder.write(workspace, task, findings, plan)
     except (OSError, StoreError, sqlite3.Error) as error:
-        words = "%s: the evidence of attempt %d is incomplete: %s"
-        log.warning(words, task.attempt.run_id, task.attempt.number, error)
+        message = "%s: the evidence of attempt %d is incomplete: %s"
+        log.warning(message, task.attempt.run_id, task.attempt.number, error)
 
 
 def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
     """The input of the decision, from the history of the run and its ledger."""
     connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
     choice = end.findings.checkpoints
-    rows = () if choice is None else choice.rows
+    rows: Rows = ()
+    infos = unreadable = doubted = None
+    if choice is not None:
+        rows, infos = choice.rows, choice.infos
+        unreadable, doubted = choice.unreadable, choice.doubted
     lines, ended_at = StepLines(connection, run_id), end.task.ended_at
     attempts = without_unsound_steps(read_attempts(connection, run_id), lines)
     moves = read_transitions(connection, run_id)
@@ -319,9 +332,9 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
         params=end.run.params,
         policy=end.task.resolved.policy,
         history=past,
-        checkpoints=None if choice is None else choice.infos,
-        unreadable=None if choice is None else choice.unreadable,
-        doubted=None if choice is None else choice.doubted,
+        checkpoints=infos,
+        unreadable=unreadable,
+        doubted=doubted,
         machine=machine or MachineContext(),
     )
 
@@ -340,13 +353,14 @@ def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[
         if gpu.free_bytes is None or gpu.free_bytes >= needed
     ]
     later = [gpu.uuid for gpu in others if not gpu.out_of_service and gpu.uuid not in spares]
-    is_own = folder is None or folder.is_relative_to(run_dir)
-    outside = "the checkpoints lie outside the run's folder, and may be another's"
+    no_pruning = None
+    if folder is not None and not folder.is_relative_to(run_dir):
+        no_pruning = "the checkpoints lie outside the run's folder, and may be another's"
     return MachineContext(
         gpus=attempt.gpus,
         spares=tuple(spares),
         later=tuple(later),
-        no_pruning=None if is_own else outside,
+        no_pruning=no_pruning,
     )
 
 
@@ -359,9 +373,10 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
     search, choice, missed = task.checkpoints, findings.checkpoints, findings.unmatched
     if search is None or choice is None:
         return
-    rows = choice.rows if plan is None else tuple(plan.applied_to(choice.rows))
-    seen, now = choice.is_seen, end.context.now()
-    checkpoint_survey.attempt_ended(connection, search, rows, task.folder, is_seen=seen, now=now)
+    rows, now = choice.rows, end.context.now()
+    if plan is not None:
+        rows = tuple(plan.applied_to(rows))
+    checkpoint_survey.attempt_ended(connection, search, rows, task.folder, is_seen=choice.is_seen, now=now)
     # Told once per run. An attempt that did not finish may have saved none yet, so that it counts
     # only if it saved files with a similar name.
     if missed is None or (state != "succeeded" and missed.lookalike is None):
@@ -377,13 +392,14 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
 
 def _write_rows(end: _End, plan: RecoveryPlan) -> None:
     incident = end.findings.incident
+    step = end.attempt.last_step if incident.step is None else incident.step
     new = NewIncident(
         run_id=end.run.run_id,
         attempt=end.attempt.number,
         at=end.task.ended_at,
         kind=incident.kind,
         rank=incident.rank,
-        step=incident.step if incident.step is not None else end.attempt.last_step,
+        step=step,
         summary=incident.summary,
         fingerprint=incident.fingerprint,
         evidence=incident.evidence_lines,
@@ -411,12 +427,15 @@ def _settle_last_decision(end: _End, result: str) -> None:
 def _note_survivors(end: _End) -> None:
     """Report unkillable processes and the remedy."""
     pids = [str(pid) for pid in end.task.survivors]
-    processes = f"process{'es' if len(pids) > 1 else ''} {', '.join(pids)}"
+    noun = "processes" if len(pids) > 1 else "process"
+    processes = f"{noun} {', '.join(pids)}"
     remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
     if all(is_of_another_user(pid) for pid in end.task.survivors):
         remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(pids)} ends them"
-    held = "; the GPUs are held until then" if end.attempt.gpus else ""
-    end.note("process_unkillable", f"{processes} cannot be killed ({remedy}){held}", "error")
+    text = f"{processes} cannot be killed ({remedy})"
+    if end.attempt.gpus:
+        text += "; the GPUs are held until then"
+    end.note("process_unkillable", text, "error")
 
 
 def _take_effect(end: _End, plan: RecoveryPlan) -> None:

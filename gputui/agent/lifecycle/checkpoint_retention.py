@@ -59,12 +59,16 @@ class CheckpointRetention:
 
     def _begin(self, run_id: str) -> None:
         context, run = self.context, get_run(self.context.connection, run_id)
-        spec = None if run is None else known_spec(run)
-        if run is None or spec is None or spec.checkpoints is None or spec.checkpoints.keep is None:
+        if run is None:
+            return
+        spec = known_spec(run)
+        if spec is None or spec.checkpoints is None or spec.checkpoints.keep is None:
             return
         newest = self._newest_to_prune(run, spec.checkpoints.keep)
-        search = None if newest is None else checkpoint_survey.search_now(context, run)
-        if newest is None or search is None:
+        if newest is None:
+            return
+        search = checkpoint_survey.search_now(context, run)
+        if search is None:
             return
         self.pruned[run_id] = newest
         keep = self._keep(run, spec.checkpoints, spec.checkpoints.keep)
@@ -92,13 +96,16 @@ class CheckpointRetention:
         """What is kept: of a run that recovery may bring back at least what that may go back over, and
         what other runs name."""
         roles, best = run.roles, spec.keep_best
-        mode = roles.mode if best == roles.best and roles.mode is not None else None
-        if mode is None:
+        if best == roles.best and roles.mode is not None:
+            mode = roles.mode
+        else:
             mode = "max" if best is not None and is_more_better(best) else "min"
-        paths = {run.resume_from} if run.resume_from is not None else set()
-        for other in read_runs(self.context.connection, active_only=True):
-            if other.run_id != run.run_id:
-                paths |= _named_paths(other)
+        paths = set()
+        if run.resume_from is not None:
+            paths.add(run.resume_from)
+        for active in read_runs(self.context.connection, active_only=True):
+            if active.run_id != run.run_id:
+                paths |= _named_paths(active)
         least = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_kept
         return Keep(max(newest, least), paths, best, mode)
 
@@ -118,9 +125,10 @@ class CheckpointRetention:
                 forget_size(connection, run_id)
         if result.removed:
             log.info("%s: removed %s", run_id, ", ".join(result.removed))
-            best = "" if keep.best is None else f" and the best by {keep.best}"
-            text = f"keeps its newest {count_of(keep.newest, 'checkpoint')}{best}; older ones are removed"
-            self._note_once(run_id, "checkpoints_pruned", text)
+            text = f"keeps its newest {count_of(keep.newest, 'checkpoint')}"
+            if keep.best is not None:
+                text += f" and the best by {keep.best}"
+            self._note_once(run_id, "checkpoints_pruned", f"{text}; older ones are removed")
 
     def _note_once(self, run_id: str, kind: EventKind, text: str) -> None:
         if not has_event(self.context.connection, kind, run_id=run_id, key="keep"):
@@ -133,8 +141,8 @@ def _named_paths(run: Run) -> set[str]:
     spec = known_spec(run)
     if spec is None:
         return set()
-    words = [*map(str, run.params.values()), *(spec.args or ()), *spec.typed, run.resume_from or ""]
-    return {os.path.join(spec.workdir, word.rpartition("=")[2]) for word in words if word}  # noqa: PTH118
+    arguments = [*map(str, run.params.values()), *(spec.args or ()), *spec.typed, run.resume_from or ""]
+    return {os.path.join(spec.workdir, word.rpartition("=")[2]) for word in arguments if word}  # noqa: PTH118
 
 
 def _settled(row: CheckpointRow, result: PruneResult, now: float) -> CheckpointRow:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
-from gputui.agent.lifecycle.run_files import attempt_dir
+from gputui.agent.lifecycle.run_files import attempt_dir, overlap
 from gputui.core.config import Workspace
 from gputui.core.files import read_regular
 from gputui.metrics.files import fixed_part
@@ -96,7 +96,8 @@ def search_now(
         newest = attempts[-1]
         since = checkpoints.scanned_at(connection, run.run_id, newest.number) or newest.begun_at
         # What appeared since the last scan in its life is its own, also after its end.
-        writer = newest.number if newest.ended_at is None or since < newest.ended_at else None
+        if newest.ended_at is None or since < newest.ended_at:
+            writer = newest.number
         if ended_at is not None:
             attempts = (*attempts[:-1], replace(newest, ended_at=ended_at, ended_well=ended_well))
     neighbours = () if writer is None else checkpoints.neighbours(connection, run.run_id, since)
@@ -121,12 +122,15 @@ def _metric_folders(
     """The folders below a run's folder in which it writes metrics and none of its neighbours does, as those are that
     a library makes for each run; none where a neighbour writes metrics nowhere, whose files may lie anywhere."""
     root = Path(os.path.realpath(folder))
-    near = (each for each in neighbours if Path(each.folder).is_relative_to(root) or root.is_relative_to(each.folder))
-    theirs = [_folders_of_sources(connection, neighbour.run_id, root) for neighbour in near]
-    if not all(theirs):
-        return
+    their_folders: list[Path] = []
+    for neighbour in neighbours:
+        if overlap(Path(neighbour.folder), root):
+            folders = _folders_of_sources(connection, neighbour.run_id, root)
+            if not folders:
+                return
+            their_folders += folders
     for path in _folders_of_sources(connection, run_id, root):
-        if not any(path.is_relative_to(other) or other.is_relative_to(path) for others in theirs for other in others):
+        if not any(overlap(path, folder) for folder in their_folders):
             yield str(path)
 
 
@@ -140,7 +144,8 @@ def _folders_of_sources(connection: Connection, run_id: str, root: Path) -> set[
 def _folder_of_source(path: PurePath, kind: str) -> Path:
     """The folder of a source: a tracker's may be the folder itself."""
     is_folder = kind in TRACKERS and not fnmatch(path.name, PurePath(TRACKERS[kind].pattern).name)
-    return fixed_part(str(path if is_folder else path.parent))
+    folder = path if is_folder else path.parent
+    return fixed_part(str(folder))
 
 
 def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
@@ -148,10 +153,9 @@ def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequenc
     checkpoints.save(connection, search.run_id, search.rows, rows)
 
 
-def attempt_begins(connection: Connection, run: Run, number: int, folder: Path, own: Path) -> None:
+def attempt_begins(connection: Connection, run: Run, number: int, folder: Path, attempt_folder: Path) -> None:
     """Record in the ledger that an attempt begins from ``run.resume_from``: what is in it lay there
-    before. Works inside the caller's transaction, after the attempt's row was written. ``own`` is
-    the attempt's folder."""
+    before. Works inside the caller's transaction, after the attempt's row was written."""
     before = tuple(checkpoints.of_run(connection, run.run_id, with_gone=True))
     rows = read_attempts(connection, run.run_id)
     now = rows[-1].created_at
@@ -160,29 +164,29 @@ def attempt_begins(connection: Connection, run: Run, number: int, folder: Path, 
     checkpoints.note_scan(connection, run.run_id, number, str(folder), now)
     after = ledger.attempt_begins(before, earlier, number, run.resume_from)
     checkpoints.save(connection, run.run_id, before, after)
-    keep(own, after, now)
+    keep(attempt_folder, after, now)
 
 
 def attempt_ended(
-    connection: Connection, search: CheckpointSearch, rows: Rows, own: Path, *, is_seen: bool, now: float
+    connection: Connection, search: CheckpointSearch, rows: Rows, attempt_folder: Path, *, is_seen: bool, now: float
 ) -> None:
-    """Store the ledger at the end of an attempt, whose folder is ``own``, in the caller's
-    transaction. Unless its checkpoints were seen, the next scan finds what it left."""
+    """Store the ledger at the end of an attempt, in the caller's transaction. Unless its checkpoints
+    were seen, the next scan finds what it left."""
     write_ledger(connection, search, rows)
     newest = search.attempts[-1]
     if is_seen:
         at = max(now, newest.ended_at or now)
         checkpoints.note_scan(connection, search.run_id, newest.number, str(search.folder), at)
-        keep(own, rows, at)
+        keep(attempt_folder, rows, at)
 
 
-def keep(own: Path, rows: Rows, at: float) -> None:
+def keep(attempt_folder: Path, rows: Rows, at: float) -> None:
     """Keep the ledger of a scan (UTC unix seconds) in an attempt's folder too, from which it is
     read back if the database is lost or restored."""
     try:
-        write_private(own / LEDGER_FILE, {"at": at, "rows": msgspec.to_builtins(rows)})
+        write_private(attempt_folder / LEDGER_FILE, {"at": at, "rows": msgspec.to_builtins(rows)})
     except OSError as error:
-        log.warning("%s cannot be written: %s", own / LEDGER_FILE, error)
+        log.warning("%s cannot be written: %s", attempt_folder / LEDGER_FILE, error)
 
 
 def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
@@ -191,10 +195,10 @@ def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
     files = [path for path in run_dir.glob(f"attempts/*/{LEDGER_FILE}") if path.parent.name.isdigit()]
     for file in sorted(files, key=lambda path: int(path.parent.name), reverse=True):
         with suppress(OSError, ValueError, msgspec.MsgspecError):
-            kept = msgspec.json.decode(read_regular(file, MAX_LEDGER_BYTES), type=_KeptLedger)
+            stored = msgspec.json.decode(read_regular(file, MAX_LEDGER_BYTES), type=_KeptLedger)
             connection.execute("DELETE FROM checkpoints WHERE run_id = ?", (run_id,))
-            checkpoints.save(connection, run_id, (), kept.rows)
-            checkpoints.note_scan(connection, run_id, int(file.parent.name), None, kept.at)
+            checkpoints.save(connection, run_id, (), stored.rows)
+            checkpoints.note_scan(connection, run_id, int(file.parent.name), None, stored.at)
             return
 
 
@@ -213,27 +217,29 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     lineage: list[dict[str, Any]] = []
     was_ever_sound = any(last_sound_step(lines, row.number) is not None for row in attempts)
     for span in attempt_spans(attempts, names_metrics=spec_of(run).names_metrics, now=0.0):
-        incident, until = incidents.get(span.number), None
+        incident, limit = incidents.get(span.number), None
         if was_ever_sound and (unsound := unsound_since(lines, span.number)) is not None:
-            until = unsound.at - late
+            limit = unsound.at - late
         elif was_ever_sound and incident is not None and kind_of(incident.kind).fault == "training":
             # The last time at which its numbers were sound before they went wrong at a step.
-            at = None
+            limit = span.begun_at
             if incident.step is not None:
                 at = failed_at(lines, span.number, incident.step)
                 if at is None and (line := lines.newest(span.number, up_to_step(incident.step - 1))) is not None:
                     at = line.at
-            until = span.begun_at if at is None else at - late
+                if at is not None:
+                    limit = at - late
         is_external = incident is None or not kind_of(incident.kind).may_be_checkpoint
         plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
         # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.
         # It was named instead of all checkpoints written so far.
         base = plan.get("resume_from")
-        base = base if isinstance(base, str) else None
-        if base is not None:
+        if isinstance(base, str):
             lineage.clear()
+        else:
+            base = None
         failed = not is_external and not span.has_worked
-        lineage.append({"attempt": span.number, "until": until, "failed": failed, "base": base})
+        lineage.append({"attempt": span.number, "until": limit, "failed": failed, "base": base})
     return lineage
 
 
@@ -243,11 +249,12 @@ def claim(folder: Path, home: Path) -> None:
     if not folder.is_dir() or folder.is_relative_to(home):
         return
     marker = folder / CLAIM_FILE
-    other = Path(os.fsdecode(marker.read_bytes())) if marker.exists() else None
-    if other == home:
-        return
-    if other is not None and read_identity(Workspace(profiles=other, state=other)) is not None:
-        raise OSError(f"{TWO_HOMES}: {other} does too, by {marker}")
+    if marker.exists():
+        other_home = Path(os.fsdecode(marker.read_bytes()))
+        if other_home == home:
+            return
+        if read_identity(Workspace(profiles=other_home, state=other_home)) is not None:
+            raise OSError(f"{TWO_HOMES}: {other_home} does too, by {marker}")
     with suppress(OSError):  # another user's folder
         marker.write_bytes(os.fsencode(home))
 
@@ -260,10 +267,11 @@ def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     return CheckpointScan(search, surveyed(search, lambda: now), now)
 
 
-def store_scan(connection: Connection, number: int, seen: CheckpointScan) -> None:
+def store_scan(connection: Connection, number: int, folder_scan: CheckpointScan) -> None:
     """Store what a scan saw in the life of the attempt of this number, in the caller's transaction."""
-    checkpoints.note_scan(connection, seen.search.run_id, number, str(seen.search.real_folder), seen.at)
-    write_ledger(connection, seen.search, seen.rows)
+    search = folder_scan.search
+    checkpoints.note_scan(connection, search.run_id, number, str(search.real_folder), folder_scan.at)
+    write_ledger(connection, search, folder_scan.rows)
 
 
 @dataclass(slots=True)
@@ -308,7 +316,9 @@ class CheckpointSurveys:
             # First: a run whose search cannot be made must not keep the others waiting.
             due_at, watch.due_at = watch.due_at, context.monotonic() + SCAN_SECONDS
             run = get_run(context.connection, run_id)
-            search = None if run is None else search_now(context, run)
+            if run is None:
+                return
+            search = search_now(context, run)
             if search is None:
                 return
             watch.due_at = due_at
@@ -319,7 +329,7 @@ class CheckpointSurveys:
         job, watch.job = watch.job, None
         watch.due_at = context.monotonic() + SCAN_SECONDS
         try:
-            seen = job.result()
+            folder_scan = job.result()
         except Exception as error:
             text = f"its checkpoints cannot be looked for: {error}"
             if not watch.is_reported:
@@ -328,5 +338,5 @@ class CheckpointSurveys:
             return
         watch.is_reported = False
         with transaction(context.connection) as connection:
-            store_scan(connection, number, seen)
+            store_scan(connection, number, folder_scan)
         self.on_scan(run_id)

@@ -119,12 +119,15 @@ def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -
     with repository.transaction(context.connection) as connection:
         before = attempt.placement or placements.read(connection, run_id, number)
         placements.write(connection, run_id, number, placement)
-        told = (placement.state, placement.restarts)
-        if before is None or (before.state, before.restarts) != told:
-            where = f" on {', '.join(placement.nodes)}" if placement.nodes else ""
-            reason = f" ({placement.reason})" if placement.reason else ""
-            job = f"job {placement.job}: " if placement.job else ""
-            text = f"{job}{placement.state}{where}{reason}"
+        progress = (placement.state, placement.restarts)
+        if before is None or (before.state, before.restarts) != progress:
+            text: str = placement.state
+            if placement.job:
+                text = f"job {placement.job}: {text}"
+            if placement.nodes:
+                text += f" on {', '.join(placement.nodes)}"
+            if placement.reason:
+                text += f" ({placement.reason})"
             context.note("placed", text, run_id, number, key=placement.state)
     # Set last, so that a failed transaction is tried again.
     attempt.placement = placement
@@ -177,7 +180,8 @@ def note_running(context: AgentContext, run_id: str, number: int, cause: str, at
     run = get_run(context.connection, run_id)
     if run is None or run.state is not RunState.STARTING or run.attempt != number:
         return
-    at = context.now() if at is None else min(context.now(), at)
+    now = context.now()
+    at = now if at is None else min(now, at)
     repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=at)
     announced = last_kind(context.connection, run_id, ("decision", "requeued"))
     if announced is not None and announced[0] == "decision":
@@ -186,7 +190,8 @@ def note_running(context: AgentContext, run_id: str, number: int, cause: str, at
 
 def _runs_again_text(context: AgentContext, run_id: str, number: int) -> str:
     """``runs again from step 49 400, batch_size 64``: from where, and what differs from the attempt before."""
-    attempt, before = (get_attempt(context.connection, run_id, each) for each in (number, number - 1))
+    attempt = get_attempt(context.connection, run_id, number)
+    before = get_attempt(context.connection, run_id, number - 1)
     text = "runs again"
     if attempt is None or before is None:
         return text
@@ -227,8 +232,8 @@ def sweep(
     exit_record: dict[str, Any] | None = read_record(folder / "exit.json")
     attempt.executor.release()
     run_dir = context.workspace.run_dir(record.run_id)
-    left = attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)
-    identities = [process.identity for process in left]
+    leftovers = attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)
+    identities = [process.identity for process in leftovers]
     # The executor has already sent SIGKILL to its survivors.
     survivors = (exit_record or {}).get("survivors")
     given_up = survivors if isinstance(survivors, list) else []
@@ -333,9 +338,12 @@ def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -
     record, connection = live.record, context.connection
     since = record.created_at if record.started_at is None else record.started_at
     newest = StepLines(connection, record.run_id).newest(record.number, LineFilter(times=(since, context.now())))
+    signs = [since, live.seen_at, written_at(folder)]
+    if newest is not None:
+        signs.append(newest.at)
     agent = read_agent(connection)
-    sampled_at = None if agent is None else sampled_around(connection, agent.started_at)[0]
-    signs = (since, live.seen_at, written_at(folder), None if newest is None else newest.at, sampled_at)
+    if agent is not None:
+        signs.append(sampled_around(connection, agent.started_at)[0])
     return max(sign for sign in signs if sign is not None)
 
 
@@ -346,8 +354,10 @@ def _of_this_attempt(
     for cause in hardware:
         if is_shared and cause.kind == "illegal_access":
             continue
-        # After a stop by gputui, a lost GPU is its reason.
-        yield replace(cause, ended_run=True) if was_stopped and cause.kind == "gpu_lost" else cause
+        if was_stopped and cause.kind == "gpu_lost":
+            # After a stop by gputui, a lost GPU is its reason.
+            cause = replace(cause, ended_run=True)
+        yield cause
 
 
 def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContext) -> Postmortem:
@@ -418,13 +428,17 @@ def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
 
 def examine(task: PostmortemTask) -> PostmortemResult:
     """Read logs, error files and checkpoints, and classify. The evidence names unreadable files."""
-    record = None if task.exit_record is None else ExitRecord.from_json(task.exit_record)
-    if record is not None and task.survivors:
-        record = replace(record, survivors=tuple(sorted({*record.survivors, *task.survivors})))
-    # A command that ended well by itself was not ended for an observation.
-    is_well = record is not None and record.clean and not record.stop_requested
+    record, observed = None, task.observed
+    if task.exit_record is not None:
+        record = ExitRecord.from_json(task.exit_record)
+        if task.survivors:
+            record = replace(record, survivors=tuple(sorted({*record.survivors, *task.survivors})))
+        # A command that ended well by itself was not ended for an observation.
+        if record.clean and not record.stop_requested:
+            observed = ()
+    folder = task.folder if task.reads_logs else task.folder / "unread"
     evidence = collect(
-        task.folder if task.reads_logs else task.folder / "unread",
+        folder,
         exit=record,
         launcher=task.resolved.spec.launcher,
         started_at=task.attempt.started_at,
@@ -432,7 +446,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         last_step=task.attempt.last_step,
         last_step_at=task.last_step_at,
         rebooted=task.rebooted,
-        observed=() if is_well else task.observed,
+        observed=observed,
         shared_with=task.shared_with,
         gpus=task.gpus,
         python=task.resolved.spec.python_words,
@@ -445,8 +459,8 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     if search is None:
         return PostmortemResult(evidence, incident, None)
     is_stop = task.attempt.stop_requested is not None
-    failed = outcome(evidence, stop_intended=is_stop) == "failed"
-    choice = _choose_after(search, task, incident if failed else None)
+    failure = incident if outcome(evidence, stop_intended=is_stop) == "failed" else None
+    choice = _choose_after(search, task, failure)
     missed = None
     if not choice.rows and choice.is_seen and search.pattern != LEARNED:
         try:
@@ -458,7 +472,9 @@ def examine(task: PostmortemTask) -> PostmortemResult:
 
 def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
     """The ledger after the attempt; after a failure, also the candidates to resume from."""
-    kind, step = (None, None) if incident is None else (incident.kind, incident.step)
+    kind, step = None, None
+    if incident is not None:
+        kind, step = incident.kind, incident.step
     number, rows, unreadable = task.attempt.number, search.rows, None
     try:
         if task.unanswered is not None:
@@ -473,8 +489,9 @@ def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Inci
         unsound_loss = unsound_loss_of(search, rows, number, step)
     rows = attempt_ended(rows, search.attempts, number, kind, unsound_loss)
     if unreadable is not None:
-        is_lost = bool(candidates(rows, search.attempts))
-        return CheckpointChoice(rows, unreadable=unreadable if is_lost else None, is_seen=False)
+        if not candidates(rows, search.attempts):
+            unreadable = None
+        return CheckpointChoice(rows, unreadable=unreadable, is_seen=False)
     if incident is None or task.resolved.spec.checkpoints is None:
         return CheckpointChoice(rows)
     return choose(rows, search.attempts, task.resolved.policy.checkpoints_wanted, folder=search.folder)

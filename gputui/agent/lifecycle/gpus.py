@@ -26,13 +26,13 @@ LOOK_SECONDS = 15.0
 
 def gpu_availability(
     context: AgentContext,
-    held: Collection[str] = (),
+    lingering: Collection[str] = (),
     holder: Callable[[str], str | None] = lambda _uuid: None,
 ) -> list[GpuAvailability] | None:
     """All GPUs that the driver lists, then leased ones that it does not list; None before the first
     inventory.
 
-    ``held`` are the UUIDs of GPUs that unkillable processes hold. ``holder`` names the home or user
+    ``lingering`` are the UUIDs of GPUs that unkillable processes hold. ``holder`` names the home or user
     that holds the lock of a GPU. Raises sqlite3.Error.
     """
     connection, inventory = context.connection, context.recorder.inventory
@@ -45,6 +45,8 @@ def gpu_availability(
     for facts in inventory.gpus:
         uuid, processes = facts.uuid, recorder.processes.get(facts.uuid) or ()
         held_by = leases.get(uuid, GpuHolders())
+        quarantine = failed[uuid].words if uuid in failed else None
+        locked_by = None if uuid in in_use else holder(uuid)
         condition = GpuCondition(
             facts,
             recorder.fast.get(uuid),
@@ -54,11 +56,11 @@ def gpu_availability(
             holders=held_by.run_ids,
             shared_by=held_by.shared_by,
             shares=held_by.shares,
-            quarantine=failed[uuid].words if uuid in failed else None,
+            quarantine=quarantine,
             alert=alerts.get(uuid),
-            locked_by=None if uuid in in_use else holder(uuid),
+            locked_by=locked_by,
             is_excluded=uuid in unused,
-            is_lingering=uuid in held,
+            is_lingering=uuid in lingering,
         )
         gpus.append(condition.availability())
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
@@ -121,7 +123,9 @@ def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
     processes, sample = recorder.processes.get(uuid), recorder.fast.get(uuid)
     if processes is None:
         return None
-    total = (sample.memory_reserved_bytes if sample is not None else None) or 0
+    total = 0
+    if sample is not None:
+        total = sample.memory_reserved_bytes or 0
     for process in processes:
         if recorder.owner(process) is None:
             if process.memory_bytes is None:
@@ -176,11 +180,11 @@ class GpuHolds:
     def turn(self) -> bool:
         """Release the GPUs that are free; True if there was one. Raises sqlite3.Error."""
         context, now = self.context, self.context.monotonic()
-        due = [entry for entry in self.entries if now >= entry.due_at]
-        if not due:
+        due_entries = [entry for entry in self.entries if now >= entry.due_at]
+        if not due_entries:
             return False
         count, scan = len(self.entries), context.scanner.scan()
-        for entry in due:
+        for entry in due_entries:
             if scan.processes_of(context.workspace.run_dir(entry.run_id), entry.attempt):
                 entry.is_seen, entry.due_at = True, now + LOOK_SECONDS
             else:
@@ -190,8 +194,8 @@ class GpuHolds:
     def _release(self, entry: HeldGpus) -> None:
         connection, run_id = self.context.connection, entry.run_id
         run = get_run(connection, run_id)
-        others = [other for other in self.entries if other is not entry and other.run_id == run_id]
-        still_held = {uuid for other in others for uuid in other.uuids}
+        others = [hold for hold in self.entries if hold is not entry and hold.run_id == run_id]
+        still_held = {uuid for hold in others for uuid in hold.uuids}
         if run is not None and run.state.is_over:
             for uuid in entry.uuids:
                 if uuid not in still_held:

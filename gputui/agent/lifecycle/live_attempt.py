@@ -84,15 +84,18 @@ class Sweeping:
     ended_clock: float = 0.0
     awaits: str = ""
 
-    def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
+    def end_leftovers(self, leftovers: list[ProcessIdentity], now: float) -> bool:
         """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived
         that for too long. ``now`` is monotonic."""
         is_first = self.since is None
-        self.since = now if self.since is None else self.since
+        if self.since is None:
+            self.since = now
         is_late = now - self.since > TERM_BEFORE_KILL_SECONDS
-        for process in left if is_first or is_late else ():
-            send_signal(process, signal.SIGKILL if is_late else signal.SIGTERM)
-            send_signal(process, signal.SIGCONT)
+        if is_first or is_late:
+            number = signal.SIGKILL if is_late else signal.SIGTERM
+            for process in leftovers:
+                send_signal(process, number)
+                send_signal(process, signal.SIGCONT)
         return now - self.since > UNKILLABLE_SECONDS
 
 

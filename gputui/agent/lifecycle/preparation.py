@@ -16,6 +16,7 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_numbers, rank_output
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
+from gputui.core.units import count_of
 from gputui.metrics.source_state import SourceState
 from gputui.runs import repository
 from gputui.runs.agent_process import agent_for_executor
@@ -135,7 +136,9 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
 def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
     if not grant.executor.places_gpus:
         return grant.executor.placement(spec)
-    visible = start.uuids if spec.visible == "uuid" else tuple(str(index) for index in grant.indices)
+    visible = start.uuids
+    if spec.visible != "uuid":
+        visible = tuple(str(index) for index in grant.indices)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -159,10 +162,13 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
         checkpoint_survey.attempt_begins(connection, run, number, checkpoints, folder)
         context.ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
-        where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
-        where = where if spec.target is None else f" on {spec.target['name']}"
-        resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
-        text = f"attempt {number} starts{where}{resumed}"
+        text = f"attempt {number} starts"
+        if spec.target is not None:
+            text += f" on {spec.target['name']}"
+        elif uuids:
+            text += f" on {count_of(len(uuids), 'GPU')}"
+        if run.resume_from:
+            text += f" from {Path(run.resume_from).name}"
         context.note("attempt_started", text, run.run_id, number)
 
 
@@ -178,16 +184,22 @@ def _runner_fields(
         again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
         resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern}
         resume |= {"argv": again.argv, "env": again.env}
-    umask = None if spec.shell is None else spec.shell.umask
+    # Limits and environment are those of the target; file permissions those of the shell here.
+    shell = clients = None
+    if spec.shell is not None:
+        clients = spec.shell.clients
+        if spec.shell.umask is not None:
+            shell = {"umask": spec.shell.umask}
+    checkpoints = None if folder is None else str(folder)
+    lineage = [] if resume is None else history
     paths = [source.path for source in spec.metrics if source.path is not None]
     return {
-        # Limits and environment are those of the target; file permissions those of the shell here.
-        "shell": None if umask is None else {"umask": umask},
+        "shell": shell,
         "target": dict(spec.target or {}),
-        "client_environment": None if spec.shell is None else spec.shell.clients,
+        "client_environment": clients,
         "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
         "metrics": [str(in_run(path, spec, run_dir)) for path in paths],
         "resume": resume,
-        "checkpoints": None if folder is None else str(folder),
-        "lineage": history if resume is not None else [],
+        "checkpoints": checkpoints,
+        "lineage": lineage,
     }

@@ -87,7 +87,9 @@ def follow_moved_home(context: AgentContext) -> None:
         if not folder or below[:1] not in ("", "/"):
             continue
         is_pattern = kind == ATTEMPT_OUTPUT or has_wildcards(below)
-        here = glob.escape(str(runs.parent)) if is_pattern else str(runs.parent)
+        here = str(runs.parent)
+        if is_pattern:
+            here = glob.escape(here)
         # A script may have a folder of this name, too.
         if former != here and not Path(former + folder).exists() and (runs / run_id).exists():
             moved.append((here + folder + below, source_id))
@@ -106,11 +108,11 @@ def _read_back(context: AgentContext, folder: Path, run: Run | None) -> bool:
     """Add a run, or those of its attempts that the database does not know because it was restored
     from a backup; False if there are none. Raises sqlite3.Error, and what reading the folder
     raises."""
-    known = 0 if run is None else run.attempt
-    if run is not None and all(number <= known for number in attempt_numbers(folder)):
+    newest_stored = 0 if run is None else run.attempt
+    if run is not None and all(number <= newest_stored for number in attempt_numbers(folder)):
         return False
     attempts = _read_attempts(folder)
-    if run is not None and (not attempts or attempts[-1].number <= known):
+    if run is not None and (not attempts or attempts[-1].number <= newest_stored):
         return False
     spec = read_spec(folder / SPEC_FILE)
     cause = "read back from its folder"
@@ -156,17 +158,17 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
     """The attempts that were started, in order. Raises _DamagedPlanError or OSError."""
     attempts = []
     for number in attempt_numbers(folder):
-        own = folder / "attempts" / str(number)
-        started, ended = read_record(own / "started.json"), read_record(own / "exit.json")
+        attempt_folder = folder / "attempts" / str(number)
+        started, ended = read_record(attempt_folder / "started.json"), read_record(attempt_folder / "exit.json")
         # An agent may be killed after it wrote the plan and before it started the executor.
         if started is None and ended is None and not processes_of(folder, number):
             continue
-        data = read_regular(own / "attempt.json", MAX_SPEC_BYTES)
+        data = read_regular(attempt_folder / "attempt.json", MAX_SPEC_BYTES)
         try:
             plan = msgspec.json.decode(data, type=_Plan)
             launch = msgspec.json.decode(data, type=Launch)
         except msgspec.MsgspecError as error:
-            raise _DamagedPlanError(f"{own}/attempt.json is damaged: {error}") from error
+            raise _DamagedPlanError(f"{attempt_folder}/attempt.json is damaged: {error}") from error
         if plan.run_id != folder.name:
             raise _DamagedPlanError(f"it is the folder of {plan.run_id}")
         attempts.append(_Attempt(number, plan, launch, started, ended))
@@ -176,6 +178,10 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
 def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt], cause: str) -> None:
     """Insert the row of a run, which is stopped if it has no attempts."""
     connection, run_id, now = context.connection, folder.name, context.now()
+    if attempts:
+        params, created_at = attempts[-1].plan.params, attempts[0].plan.created_at
+    else:
+        params, created_at = redact_params(spec.params), folder.stat().st_mtime
     (highest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM runs").fetchone()
     repository.insert_run(
         connection,
@@ -183,8 +189,8 @@ def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Se
         sequence=highest + 1,
         name=run_id.rsplit("-", 1)[0],
         spec=redact_spec(spec),
-        params=attempts[-1].plan.params if attempts else redact_params(spec.params),
-        now=attempts[0].plan.created_at if attempts else folder.stat().st_mtime,
+        params=params,
+        now=created_at,
         actor="agent",
         cause=cause,
     )
@@ -238,8 +244,9 @@ def _take_leases(context: AgentContext, run_id: str, plan: _Plan) -> None:
     older than it."""
     connection = context.connection
     for uuid, lease in repository.leases(connection).items():
-        for holder in lease.run_ids if uuid in plan.gpus and plan.gpu_share == 1 else ():
-            repository.end_lease(connection, holder, uuid)
+        if uuid in plan.gpus and plan.gpu_share == 1:
+            for holder in lease.run_ids:
+                repository.end_lease(connection, holder, uuid)
     repository.take_leases(connection, run_id, plan.gpus, context.now(), share=plan.gpu_share)
 
 

@@ -93,6 +93,11 @@ def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Pat
         ingest.open_source(run_id, source_path(source, spec, run_dir), source.kind, reading)
 
 
+def overlap(folder: Path, another: Path) -> bool:
+    """Whether one of the two folders is the other or lies in it."""
+    return folder.is_relative_to(another) or another.is_relative_to(folder)
+
+
 def source_path(source: MetricsSpec, spec: RunSpec, run_dir: Path) -> str:
     """The path or glob of a run's source, as `MetricsIngest.open_source` takes it."""
     path = in_run(source.path, spec, run_dir) if source.path else run_dir
@@ -154,18 +159,20 @@ def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) 
     if attempt.resumed_from is not None:
         # Names count steps as the profile does; the ledger counts like the metrics, from 0.
         step = explicit_step(PurePath(attempt.resumed_from).name)
-        begun = attempt.resumed_step or 0 if step is None else step
+        if step is None:
+            step = attempt.resumed_step or 0
+        begun = step
     number = sum(phase.until is not None and phase.until <= begun for phase in spec.phases)
-    if number + 1 >= len(spec.phases) or (until := spec.phases[number].until) is None:
+    if number + 1 >= len(spec.phases) or (phase_end := spec.phases[number].until) is None:
         return None
-    found = [
+    endings = [
         (step, row.path)
         for row in checkpoints.of_run(connection, attempt.run_id)
         if row.is_written and row.attempt == attempt.number
         if row.verdict in ("unexamined", "valid")
         for step in (explicit_step(row.name) or row.step,)
-        if step is not None and step >= until
+        if step is not None and step >= phase_end
     ]
-    if found:
-        return NextPhase(number + 2, spec.phases[number + 1], min(found)[1])
+    if endings:
+        return NextPhase(number + 2, spec.phases[number + 1], min(endings)[1])
     return None

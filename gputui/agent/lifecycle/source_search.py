@@ -18,7 +18,7 @@ import msgspec
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job, JobKey, Purpose
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
-from gputui.agent.lifecycle.run_files import attempt_dir, read_record, source_path
+from gputui.agent.lifecycle.run_files import attempt_dir, overlap, read_record, source_path
 from gputui.metrics.files import fixed_part, state_at
 from gputui.metrics.source_state import SourceState
 from gputui.metrics.trackers import TRACKERS
@@ -102,8 +102,8 @@ class FileSearch:
         """The sources among files that the attempt has written. Where ``rivals``, other live runs, have or had the same
         folders, only of files that its own processes hold open. Raises OSError."""
         processes = processes_of(self.run_dir, self.number)
-        held = held_files(process.pid for process in processes)
-        sizes = self._sizes(held)
+        open_files = held_files(process.pid for process in processes)
+        sizes = self._sizes(open_files)
         before = self._before(sizes)
         if self.new_sources is None:
             self.new_sources = _kept_sources(self.folder)
@@ -111,7 +111,7 @@ class FileSearch:
         changed = {path: size for path, (size, at) in sizes.items() if self._is_changed(before.get(path), size, at)}
         written = frozenset(map(Path, changed))
         for path, size in changed.items():
-            is_own = path in held or path.startswith(f"{self.run_dir}/") or not rivals
+            is_own = path in open_files or path.startswith(f"{self.run_dir}/") or not rivals
             is_known = path in self.disputed and not is_own
             if not size or is_known or size == self.looked_at.get((path, is_own)):
                 continue
@@ -137,10 +137,10 @@ class FileSearch:
         """The attempt's own folder."""
         return self.run_dir / "attempts" / str(self.number)
 
-    def _sizes(self, held: Collection[str]) -> Mapping[str, tuple[int, float]]:
+    def _sizes(self, open_files: Collection[str]) -> Mapping[str, tuple[int, float]]:
         """Size (bytes) and last change (UTC unix seconds) of each file that may have metrics."""
         records = [self.run_dir / name for name in ("attempts", "incidents", "sinks")]
-        paths = [path for path in held if not path.startswith(f"{self.state}/")]
+        paths = [path for path in open_files if not path.startswith(f"{self.state}/")]
         if self.learns:
             paths += [entry.path for entry in files_below(self.workdir, (self.state,))]
             paths += [entry.path for entry in files_below(self.run_dir, records)]
@@ -166,12 +166,12 @@ class FileSearch:
         nobody listed them before the attempt began, they are those of the files that did not change since."""
         if self.before is not None:
             return self.before
-        kept = FilesBefore.read(self.folder)
-        listed = kept or FilesBefore.read(self.run_dir)
+        stored = FilesBefore.read(self.folder)
+        listed = stored or FilesBefore.read(self.run_dir)
         if listed is None or not listed.is_for(self.number, self.begun_at):
             unchanged = {path: size for path, (size, at) in sizes.items() if at < self.begun_at}
             listed = FilesBefore(self.number, self.begun_at, _states(unchanged))
-        if kept is None:
+        if stored is None:
             write_private(self.folder / BEFORE_FILE, msgspec.to_builtins(listed))
         self.before = listed.files
         return self.before
@@ -286,9 +286,9 @@ class SourceSearches:
             self._register(watch, attempt.record)
             if watch.job is None and now >= watch.due_at:
                 watch.rivals |= {
-                    other.record.run_id
-                    for other in living
-                    if other is not attempt and _overlap(self._workdir(other), watch.search.workdir)
+                    rival.record.run_id
+                    for rival in living
+                    if rival is not attempt and overlap(self._workdir(rival), watch.search.workdir)
                 }
                 self._look(watch, attempt)
             if self.context.turn.is_spent():
@@ -366,7 +366,3 @@ class SourceSearches:
                 with transaction(connection):
                     put_observation(connection, record.run_id, record.number, row)
                 return
-
-
-def _overlap(folder: Path, another: Path) -> bool:
-    return folder.is_relative_to(another) or another.is_relative_to(folder)

@@ -60,9 +60,9 @@ class RecoveryWaits:
         """End the waits that are over; True if there was one. Raises sqlite3.Error."""
         connection, now, wall = self.context.connection, self.context.monotonic(), self.context.now()
         rows = connection.execute("SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,))
-        left = {run_id: max(0.0, (not_before or 0.0) - wall) for run_id, not_before in rows.fetchall()}
-        over = [run_id for run_id, seconds in left.items() if not seconds]
-        due = [now + seconds for seconds in left.values() if seconds]
+        seconds_left = {run_id: max(0.0, (not_before or 0.0) - wall) for run_id, not_before in rows.fetchall()}
+        over = [run_id for run_id, seconds in seconds_left.items() if not seconds]
+        due_times = [now + seconds for seconds in seconds_left.values() if seconds]
         is_one_queued = False
         if over and now >= self._polled_at + POLL_SECONDS:
             self._polled_at = now
@@ -71,8 +71,8 @@ class RecoveryWaits:
                     with self.barrier.guard(run_id):
                         is_one_queued |= self._end_wait(run_id)
         if over:
-            due.append(self._polled_at + POLL_SECONDS)
-        self.next_due = min(due, default=math.inf)
+            due_times.append(self._polled_at + POLL_SECONDS)
+        self.next_due = min(due_times, default=math.inf)
         return is_one_queued
 
     def _end_wait(self, run_id: str) -> bool:
@@ -82,12 +82,12 @@ class RecoveryWaits:
         run = get_run(connection, run_id)
         if run is None:
             return False
-        wanted = repository.get_next_attempt(connection, run_id)
-        left = list(wanted.preconditions)
-        while left:
-            condition = msgspec.convert(left[0], Precondition)
+        next_attempt = repository.get_next_attempt(connection, run_id)
+        preconditions = list(next_attempt.preconditions)
+        while preconditions:
+            condition = msgspec.convert(preconditions[0], Precondition)
             why = self._wait_for(run, condition)
-            if why is not None and now - wanted.since < condition.limit_seconds:
+            if why is not None and now - next_attempt.since < condition.limit_seconds:
                 if run.waiting_for != f"waits {why}":
                     repository.set_waiting_for(connection, run_id, f"waits {why}")
                 return False
@@ -97,8 +97,8 @@ class RecoveryWaits:
             if why is not None:
                 text, key = f"waited in vain {why}; continuing", condition.kind
                 self.context.note("wait_timed_out", text, run_id, key=key, severity="warning")
-            left.pop(0)
-            repository.set_preconditions(connection, run_id, left)
+            preconditions.pop(0)
+            repository.set_preconditions(connection, run_id, preconditions)
         with repository.transaction(connection):
             repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=now)
         return True
@@ -239,11 +239,11 @@ def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -
     """Scan the folder before an attempt at ``now`` (UTC unix seconds), and choose another
     checkpoint if ``resume_from`` is not there any more. Raises what `scan` raises, and OSError if
     the chosen checkpoint is gone and some cannot be read now."""
-    seen = scan(search, now)
+    folder_scan = scan(search, now)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):
-        return StartCheck(seen, None)
-    choice = choose(seen.rows, search.attempts, 1, folder=search.folder)
+        return StartCheck(folder_scan, None)
+    choice = choose(folder_scan.rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; stop it to end the wait")
-    return StartCheck(seen, choice)
+    return StartCheck(folder_scan, choice)

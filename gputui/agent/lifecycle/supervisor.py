@@ -114,13 +114,16 @@ class Supervisor:
     def _adopt(self, run_id: str) -> None:
         connection = self.context.connection
         run = get_run(connection, run_id)
-        record = None if run is None else get_attempt(connection, run_id, run.attempt)
-        assert run is not None and record is not None and record.ended_at is None, "its attempt is unknown"
+        assert run is not None, "its attempt is unknown"
+        record = get_attempt(connection, run_id, run.attempt)
+        assert record is not None and record.ended_at is None, "its attempt is unknown"
         kind = self.context.executors.of(spec_of(run).target)
         run_dir = self.context.workspace.run_dir(run_id)
         folder = attempt_dir(self.context.workspace, run_id, record.number)
-        process = ProcessIdentity(*record.executor) if record.executor else None
-        process = process or find(kind, run_dir, record.number)
+        if record.executor:
+            process: ProcessIdentity | None = ProcessIdentity(*record.executor)
+        else:
+            process = find(kind, run_dir, record.number)
         executor = ExecutorProcess(process, folder, kind)
         if self._lacks_executor(record, executor, folder):
             # An executor refuses to run twice.
@@ -346,7 +349,8 @@ class Supervisor:
             context.note("stopped", cause, run_id)
             return RunState.STOPPED
         # An attempt that is not adopted yet is asked at its adoption.
-        repository.request_stop(connection, run_id, run.attempt, KILL if at_once else intent)
+        request = KILL if at_once else intent
+        repository.request_stop(connection, run_id, run.attempt, request)
         if run.state is not RunState.STOPPING:
             repository.move(connection, run, RunState.STOPPING, cause=reason or intent, actor=actor, now=now)
             context.note("stop_requested", f"{actor} asked it to stop", run_id, run.attempt)
@@ -365,13 +369,15 @@ class Supervisor:
         """The ranks of runs on their GPUs, for simulated GPUs."""
         occupants: list[Occupant] = []
         records = [live.record for live in self.attempts.values() if live.record.gpus]
-        scan = self.context.scanner.scan() if records else None
-        for record in records if scan is not None else ():
+        if not records:
+            return occupants
+        scan = self.context.scanner.scan()
+        for record in records:
             run_id, uuids = record.run_id, record.gpus
             since = self.context.now() if record.started_at is None else record.started_at
             used = peak_bytes(self.context.connection, run_id, record.number)
             run_dir = self.context.workspace.run_dir(run_id)
-            for process in scan.processes_of(run_dir, record.number) if scan is not None else ():
+            for process in scan.processes_of(run_dir, record.number):
                 if (rank := process.rank) is not None:
                     uuid = uuids[rank % len(uuids)]
                     occupants.append(Occupant(uuid, process.pid, run_id, rank, used, since))
