@@ -243,15 +243,18 @@ class Exporter:
                 follower = Follower(self.workspace, run_id, name, target, environment=environment, is_sink=True)
                 last = last_kind(self.connection, run_id, SINK_KINDS, name)
                 is_solved = last is None or last[0] == "sink_recovered"
-                status = SinkStatus(follower, None if is_solved else last)
+                problem = None if is_solved else last
+                status = SinkStatus(follower, problem)
                 sink = self.sinks[run_id, name] = LiveSink(follower, status)
                 sink.start()
 
 
 def _environment(spec: RunSpec, prefix: str) -> dict[str, str]:
     """A tracking server's settings, from the profile or the launching shell."""
-    given = {**(spec.shell.environment if spec.shell is not None else {}), **spec.env}
-    return {name: text for name, text in given.items() if prefix and name.startswith(prefix)}
+    settings = spec.env
+    if spec.shell is not None:
+        settings = {**spec.shell.environment, **settings}
+    return {name: text for name, text in settings.items() if prefix and name.startswith(prefix)}
 
 
 def _words(error: Exception, target: str) -> str:

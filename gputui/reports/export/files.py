@@ -48,11 +48,11 @@ class LineFile:
         assert self._file is not None
         if not self._is_still_there():
             raise ExportError(f"{self.path} was moved or removed")
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(self._file.fileno(), left, self.size)
+        remaining = memoryview(data)
+        while remaining:
+            written = os.pwrite(self._file.fileno(), remaining, self.size)
             self.size += written
-            left = left[written:]
+            remaining = remaining[written:]
         os.fdatasync(self._file.fileno())
 
     def _is_still_there(self) -> bool:

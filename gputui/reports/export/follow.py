@@ -51,8 +51,8 @@ def make_sink(name: Format, subject: Subject, target: str) -> Sink:
     missing = missing_package(name, target)
     if missing is not None:
         raise ExportError(missing)
-    module, _, made = FORMATS[name].sink.partition(":")
-    sink: Sink = getattr(import_module(f"{__package__}.{module}"), made)(subject, target)
+    module, _, class_name = FORMATS[name].sink.partition(":")
+    sink: Sink = getattr(import_module(f"{__package__}.{module}"), class_name)(subject, target)
     return sink
 
 
@@ -71,7 +71,10 @@ def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> in
         make_folder(target)
         return _write_all(sink, subject, Path(target))
     path = Path(target)
-    (refuse_other_than_files if replaces else refuse_full_file)(path)
+    if replaces:
+        refuse_other_than_files(path)
+    else:
+        refuse_full_file(path)
     make_folder(target)
     try:
         with replaced(path) as file:
@@ -80,7 +83,7 @@ def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> in
         raise cannot_write(path, error) from error
 
 
-def _write_all(sink: Sink, subject: Subject, shown: Path) -> int:
+def _write_all(sink: Sink, subject: Subject, path: Path) -> int:
     progress, run_id = ExportProgress(), subject.run.run_id
     try:
         with closing(sink):
@@ -93,7 +96,7 @@ def _write_all(sink: Sink, subject: Subject, shown: Path) -> int:
                     sink.finish(piece.state, piece.ended_at or time.time())
                     return sink.written
     except OSError as error:
-        raise cannot_write(shown, error) from error
+        raise cannot_write(path, error) from error
     except (RunGoneError, HistoryLostError) as error:
         raise ExportError(f"{run_id} was removed while it was exported") from error
 
@@ -167,7 +170,8 @@ class Follower:
         if is_address or not target.is_relative_to(folder):
             sink.refuse_taken()
         make_folder(self.target)
-        return self._save(subject, SinkCursor(self.name if self.is_sink else None, written_at=self.wall()))
+        name = self.name if self.is_sink else None
+        return self._save(subject, SinkCursor(name, written_at=self.wall()))
 
     def _save(self, subject: Subject, cursor: SinkCursor) -> SinkCursor:
         save_cursor(subject.connection, self.run_id, subject.key, cursor)
@@ -175,7 +179,9 @@ class Follower:
 
     def _begin(self, subject: Subject, sink: Sink, cursor: SinkCursor) -> SinkCursor:
         """Open the target. `written_at` stays: nothing has been written yet."""
-        progress = ExportProgress() if sink.begin(cursor.position) else cursor.progress
+        progress = cursor.progress
+        if sink.begin(cursor.position):
+            progress = ExportProgress()
         fresh = replace(cursor, progress=progress, position=sink.position(), ended_at=None)
         return self._save(subject, fresh)
 
@@ -194,8 +200,8 @@ class Follower:
             if piece.is_last:
                 sink.finish(piece.state, piece.ended_at or self.wall())
             if piece.items or piece.is_last:
-                at, ended_at = self.wall(), piece.ended_at if piece.is_last else None
-                position = sink.position()
+                at, position = self.wall(), sink.position()
+                ended_at = piece.ended_at if piece.is_last else None
                 cursor = self._save(subject, SinkCursor(cursor.sink, piece.progress, position, at, ended_at))
                 self.on_write(at)
             if piece.is_last:
@@ -208,10 +214,10 @@ class Follower:
 
     def _pause(self, connection: sqlite3.Connection, spent_seconds: float, inode: int) -> None:
         """Wait so long that the work takes its share of a core, but at most until the run ends."""
-        until = self.clock() + max(FORMATS[self.name].seconds, spent_seconds / CPU_SHARE)
+        ends_at = self.clock() + max(FORMATS[self.name].seconds, spent_seconds / CPU_SHARE)
         query = "SELECT ended_at FROM runs WHERE run_id = ?"
-        while (left := until - self.clock()) > 0:
-            self.wait(min(POLL_SECONDS, left))
+        while (remaining := ends_at - self.clock()) > 0:
+            self.wait(min(POLL_SECONDS, remaining))
             database = self.workspace.database
             if not database.exists() or database.stat().st_ino != inode:
                 raise StoreReplacedError

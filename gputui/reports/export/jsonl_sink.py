@@ -30,16 +30,18 @@ class JsonlSink(Sink):
 
     def begin(self, position: Position) -> bool:
         size = int(position.get("bytes", 0))
-        there = self._file.open()
+        current_size = self._file.open()
         mark = _encoded(self._identity).rstrip(b"}\n") + b","
-        if size and there and not self._file.starts_with(mark):
+        if size and current_size and not self._file.starts_with(mark):
             raise ExportError(f"{self._file.path} is not the file that was written there; move it away")
-        is_new = size == 0 or there < size
-        self._file.cut(0 if is_new else size)
+        is_new = size == 0 or current_size < size
         if is_new:
+            self._file.cut(0)
             launched = {"profile": self._subject.run.profile, "params": cleaned(self._subject.params)}
             self._file.append(_encoded({**self._identity, "event": f"{NOTE}run", **launched}))
             self.written += 1
+        else:
+            self._file.cut(size)
         return is_new
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:
@@ -56,14 +58,14 @@ class JsonlSink(Sink):
         head = {"run": self._subject.run.run_id, "attempt": item.attempt}
         if isinstance(item, Note):
             return {**head, "time": item.at, "event": f"{NOTE}{item.kind}", **cleaned(item.data)}
-        return {**head, **cleaned(self._wanted(item))}
+        return {**head, **cleaned(self._requested(item))}
 
-    def _wanted(self, line: StoredLine) -> dict[str, Any]:
+    def _requested(self, line: StoredLine) -> dict[str, Any]:
         """The line without metrics that were not requested."""
-        if not self._subject.wanted:
+        if not self._subject.requested_metrics:
             return dict(line.data)
-        kept = {*self._subject.wanted, *NOT_METRICS}
-        return {name: value for name, value in line.data.items() if name in kept or as_float(value) is None}
+        names = {*self._subject.requested_metrics, *NOT_METRICS}
+        return {name: value for name, value in line.data.items() if name in names or as_float(value) is None}
 
 
 def _encoded(shape: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from gputui.core.redaction import redact_text
@@ -46,13 +46,13 @@ class SharedEnvironment:
     request: sinks of runs with other settings take turns."""
 
     def __init__(self) -> None:
-        own = {name: text for name, text in os.environ.items() if name.startswith("MLFLOW_")}
+        environment = {name: text for name, text in os.environ.items() if name.startswith("MLFLOW_")}
         # MLflow would send telemetry, and try for minutes where the next sink tries again.
         self._own = {
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-            **own,
+            **environment,
         }
         self._condition = threading.Condition()
         self._values: Mapping[str, str] = {}
@@ -102,19 +102,21 @@ class MlflowSink(Sink):
 
     def refuse_taken(self) -> None:
         with self._calls():
-            found = self._find_run(self._subject.key)
-        if found is not None:
+            tracker_run = self._find_run(self._subject.key)
+        if tracker_run is not None:
             name, where = self._subject.run.run_id, without_login(self._target)
-            raise TargetTakenError(f"{where} holds {name} already, as run {found}")
+            raise TargetTakenError(f"{where} holds {name} already, as run {tracker_run}")
 
     def begin(self, position: Position) -> bool:
         with self._calls(), self._study_lock():
-            found = self._find_run(self._subject.key)
-            self._run_id = self._create() if found is None else found
-            if found is not None:
+            tracker_run = self._find_run(self._subject.key)
+            if tracker_run is None:
+                self._run_id = self._create()
+            else:
+                self._run_id = tracker_run
                 self._story = [str(text) for text in position.get("story", ())]
                 self._names = UniqueNames(position.get("names", ()))
-                self._client.update_run(found, status="RUNNING")
+                self._client.update_run(tracker_run, status="RUNNING")
             if (parent := self._parent_of_run()) is not None:
                 self._client.update_run(parent, status="RUNNING")
         with self._calls():
@@ -125,7 +127,7 @@ class MlflowSink(Sink):
             ]
             for start in range(0, len(params), _MAX_PARAMS):
                 self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
-        return found is None
+        return tracker_run is None
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:
         notes = [item for item in items if isinstance(item, Note)]
@@ -191,10 +193,10 @@ class MlflowSink(Sink):
         return self._new_run(run.run_id, self._subject.key, run.created_at, tags)
 
     def _new_run(self, name: str, key: str, created_at: float, tags: dict[str, str]) -> str:
-        made = self._client.create_run(
+        tracker_run = self._client.create_run(
             self._experiment(), start_time=round(created_at * 1000), tags={**tags, f"{NOTE}key": key}, run_name=name
         )
-        return str(made.info.run_id)
+        return str(tracker_run.info.run_id)
 
     def _experiment(self) -> str:
         experiment = self._client.get_experiment_by_name(PROJECT)
@@ -211,8 +213,11 @@ class MlflowSink(Sink):
     @contextmanager
     def _study_lock(self) -> Iterator[None]:
         study_id = self._subject.run.study_id
-        with nullcontext() if study_id is None else _STUDY_LOCKS[study_id]:
+        if study_id is None:
             yield
+        else:
+            with _STUDY_LOCKS[study_id]:
+                yield
 
     def _tags(self, notes: Sequence[Note]) -> Iterator[Any]:
         story = "\n".join(f"- {text}" for text in self._story)
@@ -235,8 +240,8 @@ class MlflowSink(Sink):
             text = redact_text(" ".join(f"{error}".split())) or type(error).__name__
             # Only the cause of a long network error.
             cause = _SYSTEM_ERROR.search(text)
-            words = text[:300] if cause is None else cause.group(1)
-            raise ExportError(f"MLflow refuses {without_login(self._target)}: {words}") from error
+            reason = text[:300] if cause is None else cause.group(1)
+            raise ExportError(f"MLflow refuses {without_login(self._target)}: {reason}") from error
 
 
 def without_login(uri: str) -> str:
@@ -264,15 +269,17 @@ class UniqueNames:
         """The valid name for a metric or parameter."""
         if name not in self._valid:
             text = valid_name(name)
-            is_taken = text in self._valid.values()
-            self._valid[name] = _with_hash(text, name) if is_taken else text
+            if text in self._valid.values():
+                text = _with_hash(text, name)
+            self._valid[name] = text
         return self._valid[name]
 
 
 def valid_name(name: str) -> str:
     """A valid name for MLflow, which refuses long names and those that are no normalised paths."""
+    replacements = {"..": "__"}
     parts = (part for part in _INVALID.sub("_", name).split("/") if part not in ("", "."))
-    text = "/".join("__" if part == ".." else part for part in parts) or "_"
+    text = "/".join(replacements.get(part, part) for part in parts) or "_"
     if text.startswith(".."):
         text = f"__{text[2:]}"
     if len(text) <= _MAX_NAME:

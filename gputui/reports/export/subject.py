@@ -21,22 +21,22 @@ from gputui.store.runs import Run, find_run, has_live_trials
 class Subject(Struct, frozen=True):
     """The exported run.
 
-    ``params`` are those of the launch without secrets; ``wanted`` are the requested metrics, empty
-    for all; ``key`` is unique to this run and target, and constant; ``connection`` reads the store.
+    ``params`` are those of the launch without secrets; ``requested_metrics`` is empty if all are
+    requested; ``key`` is unique to this run and target, and constant; ``connection`` reads the store.
     ``study_created_at``: of a trial, the creation of its study; ``environment``: a tracker's settings.
     """
 
     connection: sqlite3.Connection
     run: Run
     params: Mapping[str, Any]
-    wanted: tuple[str, ...]
+    requested_metrics: tuple[str, ...]
     key: str
     study_created_at: float | None = None
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def metrics(self) -> tuple[str, ...]:
         """The names to write that exist now."""
-        return self.wanted or tuple(queries.metric_names(self.connection, self.run.run_id))
+        return self.requested_metrics or tuple(queries.metric_names(self.connection, self.run.run_id))
 
     def lines(self) -> Iterator[StoredLine]:
         return queries.lines(self.connection, self.run.run_id)
@@ -47,11 +47,11 @@ class Subject(Struct, frozen=True):
         return study_id is None or not has_live_trials(self.connection, study_id, besides=run_id)
 
     def values(self, line: StoredLine) -> dict[str, float]:
-        """The wanted metrics of a line."""
-        found = line.numbers()
-        if self.wanted:
-            return {name: found[name] for name in self.wanted if name in found}
-        return found
+        """The requested metrics of a line."""
+        numbers = line.numbers()
+        if self.requested_metrics:
+            return {name: numbers[name] for name in self.requested_metrics if name in numbers}
+        return numbers
 
     def point(self, line: StoredLine) -> tuple[int, float, dict[str, float]] | None:
         """(step, unix seconds, values) of a line; None without a step or values. Values of ranks
@@ -60,7 +60,8 @@ class Subject(Struct, frozen=True):
             return None
         if line.rank:
             values = {f"rank{line.rank}/{name}": value for name, value in values.items()}
-        return line.step, self.run.created_at if line.at is None else line.at, values
+        at = self.run.created_at if line.at is None else line.at
+        return line.step, at, values
 
 
 def read_subject(
@@ -68,16 +69,17 @@ def read_subject(
     run_id: str,
     name: Format,
     target: str,
-    wanted: tuple[str, ...] = (),
+    requested_metrics: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Subject:
     """The run for one export. Raises RunLookupError or sqlite3.Error."""
     run = find_run(connection, run_id)
     spec = known_spec(run)
-    params = redact_params(dict(run.params if spec is None else spec.params))
+    launched = run.params if spec is None else spec.params
+    params = redact_params(dict(launched))
     query = "SELECT created_at FROM studies WHERE study_id = ?"
     study = connection.execute(query, (run.study_id,)).fetchone()
-    words = "\0".join((run.run_id, repr(run.created_at), name, target, *wanted))
-    key = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    identity = "\0".join((run.run_id, repr(run.created_at), name, target, *requested_metrics))
+    key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     created_at = None if study is None else study[0]
-    return Subject(connection, run, params, wanted, key, created_at, environment or {})
+    return Subject(connection, run, params, requested_metrics, key, created_at, environment or {})

@@ -112,8 +112,8 @@ class ParquetSink(WholeFileSink):
 
         metrics = subject.metrics()
         if clash := set(KEYS) & set(metrics):
-            words = f"a metric is called {clash.pop()}, as a column of its own is; export to jsonl"
-            raise ExportError(words)
+            problem = f"a metric is called {clash.pop()}, as a column of its own is; export to jsonl"
+            raise ExportError(problem)
         types = pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.timestamp("us", tz="UTC")
         columns = [*zip(KEYS, types, strict=True), *((name, pyarrow.float64()) for name in metrics)]
         schema, count = pyarrow.schema(columns), 0

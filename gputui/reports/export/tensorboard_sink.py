@@ -69,7 +69,9 @@ class TensorBoardSink(Sink):
         self._file.open()
         self._file.cut(0)
         head = [self._event(wall_time=self._subject.run.created_at, file_version=_FILE_VERSION)]
-        self._append([*head, self._parameters(0)] if is_new else head)
+        if is_new:
+            head.append(self._parameters(0))
+        self._append(head)
         return is_new
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:

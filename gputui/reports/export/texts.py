@@ -40,12 +40,16 @@ def sentence(note: Note) -> str:
     data = note.data
     match note.kind:
         case "attempt":
-            changes = ", ".join(f"{name}={value}" for name, value in data["changed"].items())
-            start = f" from {data['resumed_from']}" if data["resumed_from"] else ""
-            text = f"attempt {note.attempt} begins{start}" + (f" with {changes}" if changes else "")
+            text = f"attempt {note.attempt} begins"
+            if data["resumed_from"]:
+                text += f" from {data['resumed_from']}"
+            if changes := ", ".join(f"{name}={value}" for name, value in data["changed"].items()):
+                text += f" with {changes}"
         case "incident":
-            at = "" if data["step"] is None else f" at step {data['step']}"
-            text = f"attempt {note.attempt} ended{at}: {data['summary']} ({data['kind']})"
+            text = f"attempt {note.attempt} ended"
+            if data["step"] is not None:
+                text += f" at step {data['step']}"
+            text += f": {data['summary']} ({data['kind']})"
         case "decision":
             text = f"{data['verdict']}: {data['reason']}"
         case _:

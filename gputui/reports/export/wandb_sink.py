@@ -76,7 +76,8 @@ class WandbSink(Sink):
     def finish(self, state: str, ended_at: float) -> None:
         self._run.summary[f"{NOTE}state"] = state
         run, self._run = self._run, None
-        run.finish(exit_code=1 if state == "failed" else 0)
+        code = 1 if state == "failed" else 0
+        run.finish(exit_code=code)
         key = self._subject.key
         if not any(self._folder.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb")):
             raise ExportError(f"wandb has written nothing in {self._folder / 'wandb'}")
