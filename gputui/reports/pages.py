@@ -37,8 +37,15 @@ def render(name: str, **values: Any) -> str:
 
 
 @cache
+def _share(fraction: float | None) -> str:
+    """``12.5 %``"""
+    if fraction is None:
+        return units.UNKNOWN
+    return f"{100 * fraction:.1f} %"
+
+
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("gputui.reports"),
         autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
@@ -47,20 +54,20 @@ def _environment() -> Environment:
         finalize=_plain,
         extensions=["jinja2.ext.do"],
     )
-    made.filters.update(
+    environment.filters.update(
         bytes=units.bytes_text,
         count=units.count,
         duration=units.duration,
         metric=units.metric_value,
         short=units.short_number,
         watts=units.watts,
-        share=lambda value: units.UNKNOWN if value is None else f"{100 * value:.1f} %",
+        share=_share,
         moment=_moment,
         svg=svg,
     )
-    made.tests["numbers"] = is_numbers
-    made.globals["unknown"] = units.UNKNOWN
-    return made
+    environment.tests["numbers"] = is_numbers
+    environment.globals["unknown"] = units.UNKNOWN
+    return environment
 
 
 def _plain(value: Any) -> Any:
@@ -84,9 +91,9 @@ def svg(drawing: Drawing) -> Markup:
 
 
 def is_numbers(texts: Sequence[object]) -> bool:
-    shown = [str(text) for text in texts]
-    return bool(shown) and all(
-        text == units.UNKNOWN or text[:1].isdecimal() or (text[:1] in "-−+" and text[1:2].isdecimal()) for text in shown
+    cells = [str(text) for text in texts]
+    return bool(cells) and all(
+        text == units.UNKNOWN or text[:1].isdecimal() or (text[:1] in "-−+" and text[1:2].isdecimal()) for text in cells
     )
 
 
@@ -95,9 +102,9 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     written under other names before the first is renamed. Raises ReportError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = next((name for name in contents if (folder / name).is_dir()), None)
-        if taken is not None:
-            raise IsADirectoryError(None, f"{taken} is a folder")
+        folder_name = next((name for name in contents if (folder / name).is_dir()), None)
+        if folder_name is not None:
+            raise IsADirectoryError(None, f"{folder_name} is a folder")
         with ExitStack() as files:
             for name, content in contents.items():
                 file = files.enter_context(replaced(folder / name))

@@ -109,9 +109,9 @@ def families(connection: sqlite3.Connection, now: float) -> Iterator[Metric]:
     with one_moment(connection):
         for kind, name, text, labels, rows in declared(connection, now):
             family = kind(f"gputui_{name}", text, labels=labels)
-            for words, value in rows:
+            for label_values, value in rows:
                 if value is not None:
-                    family.add_metric([clean(word) for word in words], float(value))
+                    family.add_metric([clean(word) for word in label_values], float(value))
             if family.samples:
                 yield family
 
@@ -142,7 +142,7 @@ def _agent(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
         text = "For how long the driver has not answered."
         yield _gauge("driver_silent_seconds", text, (), [((), silent)])
     lasting = Counter(
-        (one.rule, one.severity, one.subject_kind, one.subject_name) for one in alerts.lasting(connection)
+        (alert.rule, alert.severity, alert.subject_kind, alert.subject_name) for alert in alerts.lasting(connection)
     )
     labels = ("rule", "severity", "subject_kind", "subject")
     yield _gauge("alert_active", "Alerts of gputui itself that last now.", labels, lasting.items())
@@ -165,7 +165,7 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     )  # fmt: skip
     for name, text, field, unit in _GPU_GAUGES:
         values = [(who, _value(gpu, field)) for who, gpu in fresh]
-        rows = [(who, None if value is None else round(value * unit, 9)) for who, value in values]
+        rows = [(who, round(value * unit, 9)) for who, value in values if value is not None]
         yield _gauge(f"gpu_{name}", text, _GPU, rows)
     for name, text in _GPU_COUNTERS.items():
         yield _counter(f"gpu_{name}", text, _GPU, [(who, gpu.slow.get(name)) for who, gpu in fresh])
@@ -183,7 +183,7 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     yield _gauge("gpu_lease", text, (*_GPU, *_RUN, "rank"), leases)
     yield _gauge(
         "gpu_processes", "Processes that hold memory of the GPU.", _GPU,
-        [(who, None if gpu.processes is None else len(gpu.processes)) for who, gpu in fresh],
+        [(who, len(gpu.processes)) for who, gpu in fresh if gpu.processes is not None],
     )  # fmt: skip
     labels = {uuid: (index, uuid) for (index, uuid), _ in all_gpus}
     xids = connection.execute(
@@ -196,10 +196,10 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
 
 
 def _value(gpu: GpuView, field: str) -> Any:
-    found = getattr(gpu, field, None)
-    if found is None:
+    field_value = getattr(gpu, field, None)
+    if field_value is None:
         return gpu.slow.get(field, gpu.facts.get(field))
-    return found
+    return field_value
 
 
 def _rank(rank: int | None) -> str:
@@ -212,7 +212,9 @@ def _host(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     host = read_host(connection)
     if host is None or now - host.at > HOST_FRESH_SECONDS:
         return
-    busy = None if host.cpu_percent is None else host.cpu_percent / 100
+    busy = None
+    if host.cpu_percent is not None:
+        busy = host.cpu_percent / 100
     for field, text in _HOST_GAUGES.items():
         value = busy if field == "cpu_ratio" else getattr(host, field)
         yield _gauge(f"host_{_HOST_NAMES.get(field, field)}", text, (), [((), value)])
@@ -242,7 +244,7 @@ def _runs(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     ]
     labels = (*_RUN, "rank")
     yield _gauge("run_step", "Newest step.", labels, [(who, line.step) for who, line, _ in lines])
-    ages = [(who, None if line.at is None else max(0.0, run.seen_until(now) - line.at)) for who, line, run in lines]
+    ages = [(who, max(0.0, run.seen_until(now) - line.at)) for who, line, run in lines if line.at is not None]
     yield _gauge("run_step_age_seconds", "Since that step was written, up to the last contact.", labels, ages)
     for metric, name, text in _RANK_GAUGES:
         rows = [(who, line.values.get(run.roles.names.get(metric, metric))) for who, line, run in lines]

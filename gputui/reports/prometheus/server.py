@@ -58,14 +58,14 @@ class StoreCollector(Collector):
         try:
             with closing(open_reader(self._database)) as connection:
                 connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-                found = list(families(connection, self._wall()))
+                metrics = list(families(connection, self._wall()))
         except (StoreError, sqlite3.Error, OSError):
             readable.add_metric([], 0.0)
             yield readable
             return
         readable.add_metric([], 1.0)
         yield readable
-        yield from found
+        yield from metrics
         took = GaugeMetricFamily("gputui_scrape_seconds", "What reading the store for this scrape took.")
         took.add_metric([], time.perf_counter() - began)
         yield took

@@ -47,7 +47,7 @@ def spread(values: Iterable[tuple[float, int]]) -> Spread | None:
 
     def percentile(percent: int) -> float:
         rank = -(-percent * total // 100)
-        return next(value for (value, _), until in zip(pairs, counts, strict=True) if until >= rank)
+        return next(value for (value, _), cumulated in zip(pairs, counts, strict=True) if cumulated >= rank)
 
     mean = math.fsum(value * n for value, n in pairs) / total
     p05, p50, p95, p99 = (percentile(percent) for percent in (5, 50, 95, 99))

@@ -56,8 +56,8 @@ def _loss(run: RunFacts, _efficiency: float | None) -> Judged:
     for before, after in itertools.pairwise(epochs):
         rise = 100.0 * (after.loss - before.loss) / max(abs(before.loss), floor)
         if not math.isfinite(rise):
-            words = f"the loss of epoch {after.epoch} or of the one before it is not a number"
-            return math.inf, words
+            text = f"the loss of epoch {after.epoch} or of the one before it is not a number"
+            return math.inf, text
         rises.append((rise, -after.epoch))
     worst, epoch = max(rises)
     verb = "rose" if worst > 0 else "fell"
@@ -86,19 +86,23 @@ def _rate(run: RunFacts, _efficiency: float | None) -> Judged:
 
 
 def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
-    found = run.measured.validation
-    if found is None:
+    validation = run.measured.validation
+    if validation is None:
         return None, "no validation loss beside a training loss"
-    epochs, train = run.measured.epochs, found.train_loss
-    floor = LOSS_FLOOR * abs(epochs[0].loss) if epochs and math.isfinite(epochs[0].loss) else 0.0
+    epochs, train = run.measured.epochs, validation.train_loss
+    floor = 0.0
+    if epochs and math.isfinite(epochs[0].loss):
+        floor = LOSS_FLOOR * abs(epochs[0].loss)
     base = max(abs(train), floor, 1e-12)
-    gap = 100.0 * (found.loss - train) / base
+    gap = 100.0 * (validation.loss - train) / base
     whose = "a tenth of the first epoch's loss" if floor > abs(train) else "the training loss"
     text = (
-        f"validation {short_number(found.loss)}, training {short_number(train)}; "
+        f"validation {short_number(validation.loss)}, training {short_number(train)}; "
         f"their difference is compared with {short_number(base)}, {whose}"
     )
-    return gap if math.isfinite(gap) else math.inf, text
+    if not math.isfinite(gap):
+        gap = math.inf
+    return gap, text
 
 
 def _utilisation(run: RunFacts, _efficiency: float | None) -> Judged:
@@ -128,10 +132,10 @@ GATE_THRESHOLDS: Mapping[str, float] = {gate.name: gate.threshold for gate in GA
 def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[GateVerdict, ...]:
     """The verdicts of all gates. ``thresholds`` override those of the run's profile, which override
     the defaults."""
-    asked = {**GATE_THRESHOLDS, **run.thresholds, **thresholds}
+    limits = {**GATE_THRESHOLDS, **run.thresholds, **thresholds}
     verdicts = []
     for gate in GATES:
-        (figure, text), threshold = gate.judge(run, efficiency), asked[gate.name]
+        (figure, text), threshold = gate.judge(run, efficiency), limits[gate.name]
         outcome: Outcome = "skip"
         if figure is not None:
             is_good = figure >= threshold if gate.is_least else figure <= threshold

@@ -65,16 +65,19 @@ def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
     """The costs of one run. Failures cost 0 if there were none, None if their cost is unknown."""
     hours, energy, idle = run.cost.gpu_hours, run.cost.energy_kwh, run.gpus.idle_share
     parts = [(energy, prices.per_kwh), (hours, prices.per_gpu_hour)]
-    asked = [(amount, each) for amount, each in parts if each is not None]
-    known = [amount * each for amount, each in asked if amount is not None]
+    priced = [(amount, unit_price) for amount, unit_price in parts if unit_price is not None]
+    costs = [amount * unit_price for amount, unit_price in priced if amount is not None]
+    price = math.fsum(costs) if costs else None
+    lost_hours = 0.0 if run.lost is None else run.lost.lost_gpu_hours
+    idle_hours = None if idle is None or hours is None else hours * idle
     energy_is_partial = run.cost.energy_is_partial or (energy is None and run.gpu_count > 0)
     return CostFigures(
         gpu_hours=hours,
         energy_kwh=energy,
-        price=math.fsum(known) if known else None,
-        is_partial=energy_is_partial or len(known) < len(asked),
-        lost_to_failures_gpu_hours=0.0 if run.lost is None else run.lost.lost_gpu_hours,
-        idle_gpu_hours=None if idle is None or hours is None else hours * idle,
+        price=price,
+        is_partial=energy_is_partial or len(costs) < len(priced),
+        lost_to_failures_gpu_hours=lost_hours,
+        idle_gpu_hours=idle_hours,
     )
 
 
@@ -97,9 +100,9 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if known:
-        return math.fsum(known)
+    numbers = [value for value in values if value is not None]
+    if numbers:
+        return math.fsum(numbers)
     return None
 
 
@@ -136,32 +139,32 @@ def make(
 
 def shapes(report: Report) -> dict[str, Any]:
     """The JSON files by name without suffix, which ``--json`` prints."""
-    made = {"made_at": iso(report.made_at)}
-    found: dict[str, Any] = rounded(
+    head = {"made_at": iso(report.made_at)}
+    files: dict[str, Any] = rounded(
         {
-            "performance_summary": {**made, "runs": [_performance(run, report) for run in report.runs]},
-            "cost_analysis": {**made, **_cost(report)},
-            "scalability_report": {**made, **scalability_shape(report.scalings)},
+            "performance_summary": {**head, "runs": [_performance(run, report) for run in report.runs]},
+            "cost_analysis": {**head, **_cost(report)},
+            "scalability_report": {**head, **scalability_shape(report.scalings)},
         }
     )
-    return found
+    return files
 
 
 def contents(report: Report) -> dict[str, bytes]:
     """The files of a report by name."""
-    found = {
+    texts = {
         f"{name}.json": json.dumps(shape, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         for name, shape in shapes(report).items()
     }
-    found["report.html"] = page(report)
-    return {name: text.encode("utf-8", "replace") for name, text in found.items()}
+    texts["report.html"] = page(report)
+    return {name: text.encode("utf-8", "replace") for name, text in texts.items()}
 
 
 def page(report: Report) -> str:
     """The report as a self-contained HTML page."""
     costs = [cost_of(run, report.prices) for run in report.runs]
     failed = {
-        run_id: [one.gate.replace("_", " ") for one in verdicts if one.outcome == "fail"]
+        run_id: [verdict.gate.replace("_", " ") for verdict in verdicts if verdict.outcome == "fail"]
         for run_id, verdicts in report.verdicts.items()
     }
     return render(
@@ -171,8 +174,8 @@ def page(report: Report) -> str:
         runs=list(zip(report.runs, costs, strict=True)),
         total=together(costs),
         losses=_losses(report.runs),
-        names=list(dict.fromkeys(one.name for run in report.runs for one in run.measured.best)),
-        bests={each.run.run_id: {one.name: one.value for one in each.measured.best} for each in report.runs},
+        names=list(dict.fromkeys(best.name for run in report.runs for best in run.measured.best)),
+        bests={run.run.run_id: {best.name: best.value for best in run.measured.best} for run in report.runs},
         failed=failed,
         max_pictured=MAX_PICTURED,
         story=story,
@@ -182,7 +185,7 @@ def page(report: Report) -> str:
 def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
     """One run of ``performance_summary.json``."""
     run, measured, gpus = facts.run, facts.measured, facts.gpus
-    best = {one.name: asdict(one) for one in measured.best}
+    bests = {best.name: asdict(best) for best in measured.best}
     return {
         **facts.identity(),
         "state": run.state,
@@ -203,8 +206,8 @@ def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
         "gpu_memory_used_bytes_max": gpus.memory_used_bytes_most,
         "gpu_utilization_percent": _fields(gpus.utilization_percent),
         "gpu_power_watts": _fields(gpus.power_watts),
-        "best": {name: {key: one[key] for key in ("value", "step", "better")} for name, one in best.items()},
-        "gates": [_fields(one) for one in report.verdicts.get(run.run_id, ())],
+        "best": {name: {key: figures[key] for key in ("value", "step", "better")} for name, figures in bests.items()},
+        "gates": [_fields(verdict) for verdict in report.verdicts.get(run.run_id, ())],
     }
 
 
@@ -241,7 +244,7 @@ def _cost(report: Report) -> dict[str, Any]:
 
 def _losses(runs: Sequence[RunFacts]) -> Drawing | None:
     """The losses of several runs in one chart; only the first ones if colours run out."""
-    found = [
+    losses = [
         (run, drawn, curve)
         for run in runs
         for drawn in run.pictures
@@ -250,8 +253,8 @@ def _losses(runs: Sequence[RunFacts]) -> Drawing | None:
     ]
     curves = [
         replace(curve, style=f"series.{place}", label=clean(facts.run.run_id))
-        for place, (facts, _, curve) in enumerate(found[:_MAX_CURVES])
+        for place, (facts, _, curve) in enumerate(losses[:_MAX_CURVES])
     ]
     if len(curves) > 1:
-        return Drawing(curves, "loss", found[0][1].x_axis or XAxis())
+        return Drawing(curves, "loss", losses[0][1].x_axis or XAxis())
     return None

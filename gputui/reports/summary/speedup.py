@@ -35,8 +35,8 @@ class ScalingRow(Struct, frozen=True):
     extra_other_seconds: float | None
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = rounded(asdict(self))
-        return found
+        shape: dict[str, Any] = rounded(asdict(self))
+        return shape
 
 
 def scaling_rows(runs: Iterable[RunFacts], unit: Unit | None = None) -> list[ScalingRow]:
@@ -47,31 +47,38 @@ def scaling_rows(runs: Iterable[RunFacts], unit: Unit | None = None) -> list[Sca
 
 def _row(run: RunFacts, base: RunFacts, unit: Unit | None) -> ScalingRow:
     speed, base_speed = speed_of(run, unit), speed_of(base, unit)
-    speed_up = speed / base_speed if speed is not None and base_speed else None
+    speed_up, efficiency = None, None
+    if speed is not None and base_speed:
+        speed_up = speed / base_speed
+        efficiency = speed_up * base.ranks / run.ranks
     comm, data, step = _parts(run)
     base_comm, base_data, base_step = _parts(base)
     extra, extra_comm = _minus(step, base_step), _minus(comm, base_comm)
     extra_data = _minus(data, base_data)
+    extra_other = None
+    if extra is not None:
+        extra_other = _minus(extra - (extra_data or 0.0), extra_comm)
     return ScalingRow(
         run_id=run.run.run_id,
         ranks=run.ranks,
         speed=speed,
         speed_up=speed_up,
-        efficiency=None if speed_up is None else speed_up * base.ranks / run.ranks,
+        efficiency=efficiency,
         step_seconds=step,
         comm_share=_comm_share(run),
         data_share=run.measured.data_share,
         extra_comm_seconds=extra_comm,
         extra_data_seconds=extra_data,
-        extra_other_seconds=None if extra is None else _minus(extra - (extra_data or 0.0), extra_comm),
+        extra_other_seconds=extra_other,
     )
 
 
 def speed_of(run: RunFacts, unit: Unit | None = None) -> float | None:
     """The speed in samples, else in tokens, if it is known and above 0."""
-    samples = None if unit == "tokens/s" else run.measured.samples_per_second
-    tokens = None if unit == "samples/s" else run.measured.tokens_per_second
-    return (tokens if samples is None else samples) or None
+    measured = run.measured
+    if unit == "tokens/s" or (unit is None and measured.samples_per_second is None):
+        return measured.tokens_per_second or None
+    return measured.samples_per_second or None
 
 
 def _comm_share(run: RunFacts) -> float | None:
@@ -88,13 +95,15 @@ def _parts(run: RunFacts) -> tuple[float | None, float | None, float | None]:
     if measured.step_seconds is None:
         return None, None, None
     step, data = measured.step_seconds.p50, measured.data_share
-    return None if comm is None else comm * step, None if data is None else data * step, step
+    comm_seconds = None if comm is None else comm * step
+    data_seconds = None if data is None else data * step
+    return comm_seconds, data_seconds, step
 
 
-def _minus(value: float | None, other: float | None) -> float | None:
-    if value is None or other is None:
+def _minus(value: float | None, subtrahend: float | None) -> float | None:
+    if value is None or subtrahend is None:
         return None
-    return value - other
+    return value - subtrahend
 
 
 class Scaling(Struct, frozen=True):
@@ -114,20 +123,17 @@ def scalings(runs: Iterable[RunFacts]) -> tuple[Scaling, ...]:
     for run in runs:
         if run.ranks > 0:
             groups.setdefault((run.like, run.gpu_count > 0), []).append(run)
-    found = []
+    scaled = []
     for (_, has_gpus), group in groups.items():
         units: tuple[Unit, ...] = ("samples/s", "tokens/s")
         for unit in units:
-            newest = {
-                each.ranks: each
-                for each in sorted(group, key=lambda each: each.run.created_at)
-                if speed_of(each, unit) is not None
-            }
+            measured = [run for run in group if speed_of(run, unit) is not None]
+            newest = {run.ranks: run for run in sorted(measured, key=lambda run: run.run.created_at)}
             if len(newest) > 1:
                 rows = tuple(scaling_rows(newest.values(), unit))
-                found.append(Scaling(group[0].run.profile, unit, rows, has_gpus))
+                scaled.append(Scaling(group[0].run.profile, unit, rows, has_gpus))
                 break
-    return tuple(found)
+    return tuple(scaled)
 
 
 def efficiency_of(run_id: str, groups: Iterable[Scaling]) -> float | None:
@@ -144,20 +150,22 @@ def scalability_shape(groups: Sequence[Scaling]) -> dict[str, Any]:
             {
                 "profile": group.profile,
                 "unit": group.unit,
-                "runs": [
-                    {
-                        "run_id": row.run_id,
-                        "gpus": row.ranks if group.has_gpus else 0,
-                        "processes": None if group.has_gpus else row.ranks,
-                        "speed": row.speed,
-                        "speed_up": row.speed_up,
-                        "efficiency": row.efficiency,
-                        "communication_share": row.comm_share,
-                        "data_wait_share": row.data_share,
-                    }
-                    for row in group.rows
-                ],
+                "runs": [_row_shape(row, has_gpus=group.has_gpus) for row in group.rows],
             }
             for group in groups
         ]
+    }
+
+
+def _row_shape(row: ScalingRow, *, has_gpus: bool) -> dict[str, Any]:
+    gpus, processes = (row.ranks, None) if has_gpus else (0, row.ranks)
+    return {
+        "run_id": row.run_id,
+        "gpus": gpus,
+        "processes": processes,
+        "speed": row.speed,
+        "speed_up": row.speed_up,
+        "efficiency": row.efficiency,
+        "communication_share": row.comm_share,
+        "data_wait_share": row.data_share,
     }

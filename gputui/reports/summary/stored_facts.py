@@ -33,28 +33,28 @@ _SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
 
 def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
     """Runs that had started and were not over before ``since`` (UTC unix seconds), oldest first."""
-    found = [
+    active = [
         run
         for run in read_runs(connection)
         if run.started_at is not None and (run.ended_at is None or run.ended_at >= since)
     ]
-    return found[::-1]
+    return active[::-1]
 
 
 def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8) -> list[Run]:
     """The newest other runs of the same profiles with the same parameters and other numbers of GPUs
     (or of processes without GPUs): one per number, with a measured speed."""
-    named = {run.run_id for run in runs}
-    wanted = {_scale(run)[:2] for run in runs}
-    taken = {_scale(run) for run in runs if _has_speed(connection, run)}
-    found: list[Run] = []
+    given_ids = {run.run_id for run in runs}
+    comparable = {_scale(run)[:2] for run in runs}
+    covered = {_scale(run) for run in runs if _has_speed(connection, run)}
+    others: list[Run] = []
     for run in read_runs(connection, limit=500):
         scale = _scale(run)
-        is_wanted = run.run_id not in named and scale[:2] in wanted and scale not in taken
-        if is_wanted and scale[2] and _has_speed(connection, run):
-            taken.add(scale)
-            found.append(run)
-    return found[:limit]
+        is_comparable = run.run_id not in given_ids and scale[:2] in comparable and scale not in covered
+        if is_comparable and scale[2] and _has_speed(connection, run):
+            covered.add(scale)
+            others.append(run)
+    return others[:limit]
 
 
 def _scale(run: Run) -> tuple[str, bool, int]:
@@ -75,19 +75,24 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
     attempts, cost_of = history.attempts, history.costs()
     lines = queries.lines(connection, run.run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
+    launched = run.params
+    thresholds: Mapping[str, float] = {}
+    if spec is not None:
+        launched, thresholds = spec.params, spec.gates
+    pictures = _pictures(connection, run) if with_pictures else ()
     return RunFacts(
         run=run,
         attempts=len(attempts),
         last_step=max(steps, default=None),
-        launched=run.params if spec is None else spec.params,
+        launched=launched,
         like=scaling_key(run, spec),
         cost=run_cost(connection, run.run_id, now),
         lost=total(cost_of.values()),
         recoveries=recoveries(history, cost_of, spec),
-        thresholds={} if spec is None else spec.gates,
+        thresholds=thresholds,
         measured=measured(lines, attempts, _expected(attempts, spec), run.roles),
         gpus=_gpu_use(connection, attempts, now),
-        pictures=_pictures(connection, run) if with_pictures else (),
+        pictures=pictures,
         process_count=_processes(run, spec),
         took_seconds=run.trained_seconds(now),
     )
@@ -102,8 +107,9 @@ def _processes(run: Run, spec: RunSpec | None) -> int:
 
 def scaling_key(run: Run, spec: RunSpec | None) -> str:
     """A key that is equal for runs whose scaling can be compared."""
-    params = dict(run.params if spec is None else spec.params)
+    params = dict(run.params)
     if spec is not None:
+        params = dict(spec.params)
         for role in _SCALED:
             params.pop(spec.role(role, params) or "", None)
     return json.dumps([run.profile, sorted((name, str(value)) for name, value in params.items())])
@@ -127,33 +133,33 @@ def _expected(attempts: Sequence[Attempt], spec: RunSpec | None) -> ExpectedRate
 
 
 def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: float) -> GpuUse:
-    stays = [
-        Stay(uuid, attempt.started_at, now if attempt.ended_at is None else attempt.ended_at)
-        for attempt in attempts
-        if attempt.started_at is not None
-        for uuid in attempt.gpus
-    ]
+    stays = []
+    for attempt in attempts:
+        if attempt.started_at is not None:
+            end = now if attempt.ended_at is None else attempt.ended_at
+            stays += [Stay(uuid, attempt.started_at, end) for uuid in attempt.gpus]
     counts = gpu_counts(connection, stays)
     used = counts.utilization_percent
     samples = sum(used.values())
     idle = sum(number for value, number in used.items() if value < IDLE_PERCENT)
+    idle_share = idle / samples if samples else None
     return GpuUse(
         spread(used.items()),
         spread(counts.power_watts.items()),
         counts.memory_used_bytes_most,
-        idle / samples if samples else None,
+        idle_share,
     )
 
 
 def _pictures(connection: sqlite3.Connection, run: Run) -> list[Drawing]:
-    known = queries.metric_names(connection, run.run_id)
-    losses = tuple(dict.fromkeys(name for name in (run.roles.loss, run.roles.validation) if name in known))
-    others = tuple(name for name in (run.roles.best, *PICTURES) if name in known and name not in losses)
+    names = queries.metric_names(connection, run.run_id)
+    losses = tuple(dict.fromkeys(name for name in (run.roles.loss, run.roles.validation) if name in names))
+    others = tuple(name for name in (run.roles.best, *PICTURES) if name in names and name not in losses)
     drawn: list[Drawing] = []
     if losses or others:
         data = read_charts(connection, run.run_id, ChartRequest((*losses, *others), bins=PICTURE_BINS))
         groups = [losses, *((name,) for name in others)]
-        drawn = [drawing(data, "", names) for names in groups if names]
+        drawn = [drawing(data, "", group) for group in groups if group]
     request = ChartRequest(axis="time", bins=PICTURE_BINS, hardware=("utilization", "power"))
     hardware = read_charts(connection, run.run_id, request)
     positions = dict(connection.execute("SELECT uuid, position FROM gpus").fetchall())

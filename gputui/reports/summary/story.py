@@ -59,10 +59,12 @@ def _sentence(
         if later is not None:
             parts.append(_start(later))
         done = ", ".join(filter(None, parts)) or "tried again"
-    is_told = incident.step is None or f"step {incident.step}" in incident.summary
-    at = "" if is_told else f", at step {count(incident.step)}"
-    words = "" if cost is None else in_words(cost)
-    return f"{head}: {done}, because {incident.summary}{at}{f'; it cost {words}' if words else ''}."
+    text = f"{head}: {done}, because {incident.summary}"
+    if incident.step is not None and f"step {incident.step}" not in incident.summary:
+        text += f", at step {count(incident.step)}"
+    if cost is not None and (cost_text := in_words(cost)):
+        text += f"; it cost {cost_text}"
+    return f"{text}."
 
 
 def _notes(decision: DecisionView) -> list[str]:
@@ -79,16 +81,16 @@ def _notes(decision: DecisionView) -> list[str]:
 def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec | None) -> str:
     """``batch 16 × 3 → 12 × 4, lr 0.1 → 0.05``."""
     changed = [name for name in after if before.get(name) != after[name]]
-    words = []
+    changes = []
     if spec is not None:
         batch, accumulation = spec.role("batch_size", after), spec.role("grad_accum", after)
         if batch in changed and accumulation in changed:
-            sizes = [f"{each.get(batch, 1)} × {each.get(accumulation, 1)}" for each in (before, after)]
-            words.append(f"batch {' → '.join(sizes)}")
+            sizes = [f"{params.get(batch, 1)} × {params.get(accumulation, 1)}" for params in (before, after)]
+            changes.append(f"batch {' → '.join(sizes)}")
             changed = [name for name in changed if name not in (batch, accumulation)]
     for name in changed:
-        words.append(f"{name} {parameter(before.get(name, UNKNOWN))} → {parameter(after[name])}")
-    return ", ".join(words)
+        changes.append(f"{name} {parameter(before.get(name, UNKNOWN))} → {parameter(after[name])}")
+    return ", ".join(changes)
 
 
 def _start(attempt: Attempt) -> str:
@@ -103,24 +105,29 @@ def _start(attempt: Attempt) -> str:
 def best_of(run: RunFacts) -> Best | None:
     """The best value of the metric that matters most: the one that its study or profile names, a validation metric,
     else the loss."""
-    found, roles = {one.name: one for one in run.measured.best}, run.run.roles
-    names = [run.run.metric, roles.validation, *filter(is_held_out, found), roles.training, *found]
-    return next((found[name] for name in names if name in found), None)
+    bests, roles = {best.name: best for best in run.measured.best}, run.run.roles
+    names = [run.run.metric, roles.validation, *filter(is_held_out, bests), roles.training, *bests]
+    return next((bests[name] for name in names if name in bests), None)
 
 
 def verdict(run: RunFacts) -> str:
     """The result of a run in one sentence."""
-    state = f"is {run.run.state}" if run.run.ended_at is None else str(run.run.state)
-    step = "" if run.last_step is None else f" at step {count(run.last_step)}"
-    took = "" if run.took_seconds is None else f" that took {duration(run.took_seconds)}"
-    text = f"{run.run.run_id} {state}{step} with {count_of(run.attempts, 'attempt')}{took}"
+    verb = " is" if run.run.ended_at is None else ""
+    text = f"{run.run.run_id}{verb} {run.run.state}"
+    if run.last_step is not None:
+        text += f" at step {count(run.last_step)}"
+    text += f" with {count_of(run.attempts, 'attempt')}"
+    if run.took_seconds is not None:
+        text += f" that took {duration(run.took_seconds)}"
     best = best_of(run)
     if best is not None:
         text += f"; best {best.name} {metric_value(best.value)}"
-        text += "" if best.step is None else f" (step {count(best.step)})"
+        if best.step is not None:
+            text += f" (step {count(best.step)})"
     if run.lost is not None:
-        cost = in_words(run.lost)
-        text += f"; {count_of(run.lost.incidents, 'failure')}" + (f" cost {cost}" if cost else "")
+        text += f"; {count_of(run.lost.incidents, 'failure')}"
+        if cost := in_words(run.lost):
+            text += f" cost {cost}"
     if run.run.reported_reason and run.run.state != "succeeded":
         text += f": {run.run.reported_reason}"
     return f"{text}."
@@ -134,7 +141,7 @@ def verdict_on_all(runs: Sequence[RunFacts]) -> str:
     bests = [(best, run) for run in runs if (best := best_of(run)) is not None]
     if bests and len({best.name for best, _ in bests}) == 1:
         sign = -1 if bests[0][0].better == "more" else 1
-        best, run = min(bests, key=lambda each: sign * each[0].value)
+        best, run = min(bests, key=lambda pair: sign * pair[0].value)
         text += f"; {run.run.run_id} has the best {best.name}, {metric_value(best.value)}"
     failures = sum(run.lost.incidents for run in runs if run.lost is not None)
     if failures:

@@ -88,8 +88,9 @@ class _Tally:
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             seconds = None
         if line.rank in (None, 0):
+            weight = 1.0 if seconds is None else seconds
             for name in _SPEEDS:
-                self.speeds[name].add(numbers.get(name), 1.0 if seconds is None else seconds)
+                self.speeds[name].add(numbers.get(name), weight)
             if seconds is not None:
                 self.steps.append(seconds)
         if seconds is not None:
@@ -121,12 +122,16 @@ class _Tally:
             self.since_validation = _Mean()
         judged = (self.roles.training, self.roles.validation, self.roles.best)
         for name, value in numbers.items():
-            more = self.roles.mode == "max" if name == self.roles.best else is_more_better(name)
+            is_more = is_more_better(name)
+            if name == self.roles.best:
+                is_more = self.roles.mode == "max"
             is_result = name in judged or name.startswith(("val/", "test"))
-            if math.isfinite(value) and (is_result or (more and name not in _SPEEDS)):
+            if math.isfinite(value) and (is_result or (is_more and name not in _SPEEDS)):
+                sign = 1 if is_more else -1
                 best = self.best.get(name)
-                if best is None or (value > best.value if more else value < best.value):
-                    self.best[name] = Best(name, value, line.step, "more" if more else "less")
+                if best is None or sign * value > sign * best.value:
+                    better = "more" if is_more else "less"
+                    self.best[name] = Best(name, value, line.step, better)
 
     def _compare_rate(self, line: StoredLine, numbers: Mapping[str, float]) -> None:
         rate = numbers.get("lr")
@@ -143,10 +148,10 @@ class _Tally:
             self.rate = RateCheck(off, line.step)
 
     def measured(self) -> Measured:
-        epochs = [
-            EpochLoss(epoch, total / count if math.isfinite(total) else math.nan, count)
-            for epoch, (total, count) in sorted(self.epochs.items())
-        ]
+        epochs = []
+        for epoch, (total, count) in sorted(self.epochs.items()):
+            mean = total / count if math.isfinite(total) else math.nan
+            epochs.append(EpochLoss(epoch, mean, count))
         if len(epochs) > 1 and epochs[-1].count < _MIN_PARTIAL * epochs[-2].count:
             epochs.pop()
         return Measured(
