@@ -29,7 +29,7 @@ HANDLERS: dict[str, Handler] = {
     "rm": runs.remove,
     "label": runs.label,
     "set_loss": runs.set_loss,
-    "orphans_ended": runs.orphans_ended,
+    "orphans_ended": runs.note_ended_orphans,
     "clear_gpu": operation.clear_gpu,
     "quarantine_gpu": operation.quarantine_gpu,
     "queue_pause": operation.pause_queue,

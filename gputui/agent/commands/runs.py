@@ -53,7 +53,7 @@ def launch(request: CommandRequest) -> Result:
     """Queue a new run."""
     context, connection = request.context, request.connection
     ticket, spec = request.ticket()
-    name = _name_of_new(request, spec)
+    name = _new_name(request, spec)
     request.refuse_id_as_name(name)
     try:
         folders = {entry.name for entry in context.workspace.runs.iterdir()}
@@ -104,7 +104,7 @@ class _StartingPoint(NamedTuple):
     """The starting point of a run that is queued again.
 
     Attributes:
-        words: for people.
+        description: for people.
         path: the checkpoint; None at the start of the training, and if its target is to choose one.
         step: the checkpoint's step, if it is known here.
         skips: which newer checkpoints were passed over, and why.
@@ -130,7 +130,7 @@ def restart(request: CommandRequest) -> Result:
     raise RefusedError(f"{target.run_id} {target.state.phrase} already: {why}")
 
 
-def _name_of_new(request: CommandRequest, spec: RunSpec) -> str:
+def _new_name(request: CommandRequest, spec: RunSpec) -> str:
     """The name that a person gives a new run, else one that its profile's name makes. Raises RefusedError."""
     name = request.args.get("name")
     if name is None:
@@ -155,16 +155,16 @@ def resume(request: CommandRequest) -> Result:
     if spec_of(target).checkpoints is None or folder is None:
         why = "has no way to resume that gputui knows (checkpoints: in its profile); gputui restart begins it again"
         raise RefusedError(f"{target.run_id} {why}")
-    params = {**target.params, **_changed_params(request, target)}
+    params = {**target.params, **_checked_changes(request, target)}
     search = search_now(request.context, target)
     if search is None:
-        point = _named_or_chosen_by_target(request, target)
+        point = _point_on_target(request, target)
     else:
-        point = _found_here(request, search)
+        point = _point_on_this_machine(request, search)
     return _queue_again(request, target, params, point)
 
 
-def _named_or_chosen_by_target(request: CommandRequest, target: Run) -> _StartingPoint:
+def _point_on_target(request: CommandRequest, target: Run) -> _StartingPoint:
     """The starting point of a run whose checkpoints only its target sees. Raises RefusedError."""
     path = request.args.get("from")
     if path is not None:
@@ -183,7 +183,7 @@ class _SearchResult(NamedTuple):
     choice: CheckpointChoice
 
 
-def _found_here(request: CommandRequest, search: CheckpointSearch) -> _StartingPoint:
+def _point_on_this_machine(request: CommandRequest, search: CheckpointSearch) -> _StartingPoint:
     """Choose a checkpoint on this machine, and store the ledger that contains it. Raises
     RefusedError, and UnansweredError until the job is over.
 
@@ -208,7 +208,7 @@ def _found_here(request: CommandRequest, search: CheckpointSearch) -> _StartingP
     choice = result.choice
     if not choice.usable:
         kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
-        raise RefusedError(_none_usable(run_id, folder, choice), kind)
+        raise RefusedError(_no_checkpoint_text(run_id, folder, choice), kind)
     write_ledger(request.connection, result.search, choice.rows)
     best = choice.usable[0]
     return _StartingPoint(best.path.name, str(best.path), best.step, passed_over(choice.refused))
@@ -218,7 +218,7 @@ def _choose(search: CheckpointSearch, path: Path | None) -> _SearchResult:
     return _SearchResult(search, for_person(search, path))
 
 
-def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
+def _checked_changes(request: CommandRequest, target: Run) -> dict[str, Scalar]:
     """The parameters that a resume changes. Raises RefusedError."""
     changes = request.args.get("set") or {}
     unknown = [name for name in changes if name not in target.params]
@@ -232,7 +232,7 @@ def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
     return dict(changes)
 
 
-def _none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
+def _no_checkpoint_text(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     """The reason why a run cannot be resumed, and what to do instead."""
     again = f"gputui restart {run_id} begins it again"
     if choice.unreadable is not None:
@@ -315,7 +315,7 @@ def remove(request: CommandRequest) -> Result:
 def label(request: CommandRequest) -> Result:
     """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
     target = request.run()
-    before, labels = Labels(target.name, target.tags, target.note or ""), _wanted_labels(request, target)
+    before, labels = Labels(target.name, target.tags, target.note or ""), _new_labels(request, target)
     if labels.name not in (target.name, target.run_id):
         request.refuse_id_as_name(labels.name)
     tagged = " ".join(f"#{tag}" for tag in labels.tags)
@@ -337,7 +337,7 @@ def label(request: CommandRequest) -> Result:
     return {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
 
 
-def _wanted_labels(request: CommandRequest, target: Run) -> Labels:
+def _new_labels(request: CommandRequest, target: Run) -> Labels:
     """A run's labels after the command. Raises RefusedError."""
     args = request.args
     try:
@@ -367,7 +367,7 @@ def set_loss(request: CommandRequest) -> Result:
     return {"id": target.run_id, "state": target.state, "loss_name": loss}
 
 
-def orphans_ended(request: CommandRequest) -> Result:
+def note_ended_orphans(request: CommandRequest) -> Result:
     """Add an event for each process that ``agent orphans --kill`` killed or could not kill."""
     processes = request.args["processes"]
     for process in processes:

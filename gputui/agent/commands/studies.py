@@ -62,7 +62,7 @@ def pause(request: CommandRequest) -> Result:
     study = _find_study(request)
     if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
         raise RefusedError(f"{study.study_id} {predicate(study.state)}")
-    return _moved(request, study, StudyState.PAUSED, "paused")
+    return _move(request, study, StudyState.PAUSED, "paused")
 
 
 def resume(request: CommandRequest) -> Result:
@@ -77,7 +77,7 @@ def resume(request: CommandRequest) -> Result:
     request.connection.execute(
         "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL", (study_id,)
     )
-    return _moved(request, study, StudyState.RUNNING, "resumed")
+    return _move(request, study, StudyState.RUNNING, "resumed")
 
 
 def stop(request: CommandRequest) -> Result:
@@ -85,7 +85,7 @@ def stop(request: CommandRequest) -> Result:
     study = _find_study(request)
     if study.state.is_over:
         raise RefusedError(f"{study.study_id} {predicate(study.state)} already")
-    return _moved(request, study, StudyState.STOPPING, "stopped")
+    return _move(request, study, StudyState.STOPPING, "stopped")
 
 
 def extend(request: CommandRequest) -> Result:
@@ -106,7 +106,7 @@ def extend(request: CommandRequest) -> Result:
     spec = replace(spec, budget=Budget(**limits))
     text = json.dumps(spec.to_json())
     request.connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (text, study.study_id))
-    return {**_moved(request, study, None, "extended"), "budget": limits}
+    return {**_move(request, study, None, "extended"), "budget": limits}
 
 
 def enqueue_trial(request: CommandRequest) -> Result:
@@ -123,7 +123,7 @@ def enqueue_trial(request: CommandRequest) -> Result:
     best_params = {} if best is None else best.params
     params = _point(spec, changes, best_params)
     rows.request_trial(request.connection, study_id, params)
-    _moved(request, study, None, "resumed for an added trial")
+    _move(request, study, None, "resumed for an added trial")
     return {"id": study_id, "params": params, "text": f"{study_id} has a new trial, which runs next"}
 
 
@@ -199,7 +199,7 @@ def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]
     return study, trial
 
 
-def _moved(request: CommandRequest, study: StudyRecord, target: StudyState | None, does: str) -> Result:
+def _move(request: CommandRequest, study: StudyRecord, target: StudyState | None, does: str) -> Result:
     """Move a study to a state, unless it is there; None continues one that is over."""
     if target is None:
         target = StudyState.RUNNING if study.state.is_over else study.state

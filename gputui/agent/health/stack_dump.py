@@ -92,14 +92,14 @@ def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity
     try:
         # A rank and the processes that it started share a log, where stacks written at the same
         # time would mix.
-        _abort([target.identity for target in targets if target.pid not in started])
-        _abort([target.identity for target in targets if target.pid in started])
+        _abort_at_once([target.identity for target in targets if target.pid not in started])
+        _abort_at_once([target.identity for target in targets if target.pid in started])
     finally:
         for process in launchers:
             send_signal(process, signal.SIGCONT)
 
 
-def _abort(targets: Sequence[ProcessIdentity]) -> None:
+def _abort_at_once(targets: Sequence[ProcessIdentity]) -> None:
     handled = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
     for process in handled:
         # No core dump, which may be gigabytes. A limit of 1 byte also disables handlers that

@@ -86,7 +86,7 @@ class Admission:
             not_yet=lambda run: waiting.not_yet.get(run.run_id),
             share_of=partial(self._share_of, {}),
         )
-        missed_long = self._missed_long(outcomes)
+        missed_long = self._long_waiting(outcomes)
         is_done, is_one_started = True, False
         reasons: list[tuple[str, str]] = []
         for outcome in outcomes:
@@ -128,7 +128,7 @@ class Admission:
         foreign, peak = foreign_bytes(self.context.recorder, gpu.uuid), peaks[spec.study_id].get(facts.name)
         return trials_on_gpu(round(1 / spec.gpus.share), gpu.total_bytes, foreign, peak)
 
-    def _missed_long(self, outcomes: Sequence[Start | Wait]) -> set[str]:
+    def _long_waiting(self, outcomes: Sequence[Start | Wait]) -> set[str]:
         """The runs that have lacked GPUs for MISSING_SECONDS that only a person or the driver can
         bring back. An unresponsive driver does not count."""
         now, inventory, before = self.context.monotonic(), self.context.recorder.inventory, self.short_since
@@ -211,7 +211,7 @@ class Admission:
         try:
             self._launch(start, executor, locks, share)
         except (LaunchError, ExecutorGoneError) as error:
-            self._cannot_start(run, error)
+            self._note_failed_start(run, error)
         finally:
             locks.close()
 
@@ -231,7 +231,7 @@ class Admission:
         for problem in locks.problems:
             context.note("gpu_lock_unusable", problem, run.run_id, severity="warning")
 
-    def _cannot_start(self, run: Run, error: Exception) -> None:
+    def _note_failed_start(self, run: Run, error: Exception) -> None:
         file = self.context.workspace.run_dir(run.run_id) / SPEC_FILE
         if not file.exists():
             give_up(self.context, run, f"{file} or its folder is gone; launch the run again")

@@ -67,13 +67,13 @@ def end_attempt(
         _note_survivors(end)
     match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
         case "stopped":
-            _stopped(end)
+            _write_stop(end)
         case "succeeded" if (early := end.short_of()) is not None:
-            _ended_early(end, *early)
+            _write_early_end(end, *early)
         case "succeeded":
-            _succeeded(end)
+            _write_success(end)
         case "failed":
-            _failed(end, machine)
+            _write_failure(end, machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class _End:
         return StepLines(self.context.connection, self.run.run_id)
 
 
-def _stopped(end: _End) -> None:
+def _write_stop(end: _End) -> None:
     context, run, attempt, record = end.context, end.run, end.attempt, dict(end.task.exit_record or {})
     connection, ended_at = context.connection, end.task.ended_at
     # A launcher that is asked to end kills ranks that exceed its own grace period.
@@ -139,20 +139,20 @@ def _stopped(end: _End) -> None:
         cause = "stopped"
         if forced:
             cause = "killed" if attempt.stop_requested == KILL else KILLED
-        cause += _at_limit(end) + _lost_by_stop(end)
+        cause += _limit_text(end) + _lost_steps_text(end)
         if record.get("given_up"):
-            cause = _given_up_words(record)
+            cause = _given_up_text(record)
     if (unsound := end.unsound_step()) is not None:
         record["unsound_since"] = unsound
         cause += f"; {end.unsound_remark(unsound)}"
     with repository.transaction(connection):
         _close(end, "stopped", record)
         end.move(RunState.STOPPED, cause, ended_at)
-        end.note("stopped", _stop_event(end, cause), at=ended_at)
+        end.note("stopped", _stop_text(end, cause), at=ended_at)
         spec = spec_of(run)
         if attempt.stop_requested == "restart":
             repository.set_gpu_count(connection, run.run_id, None)
-            _queue_again(end, spec.params, None, cause="restart", actor=_who_stopped(connection, run.run_id))
+            _queue_again(end, spec.params, None, cause="restart", actor=_stop_actor(connection, run.run_id))
         following = None
         if attempt.stop_requested == PHASE_OVER:
             following = run_files.next_phase(connection, spec, attempt)
@@ -161,12 +161,12 @@ def _stopped(end: _End) -> None:
             _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
 
 
-def _stop_event(end: _End, cause: str) -> str:
+def _stop_text(end: _End, cause: str) -> str:
     """The cause with who stopped the run and the checkpoint that a resume would go on from, for its event."""
     connection, search, choice = end.context.connection, end.task.checkpoints, end.findings.checkpoints
     if end.attempt.stop_requested not in ("stop", KILL) or not cause.startswith("stopped"):
         return cause
-    text = cause.replace("stopped", f"stopped by {_who_stopped(connection, end.run.run_id)}", 1)
+    text = cause.replace("stopped", f"stopped by {_stop_actor(connection, end.run.run_id)}", 1)
     if search is None or choice is None:
         return text
     usable = candidates(choice.rows, search.attempts)
@@ -175,7 +175,7 @@ def _stop_event(end: _End, cause: str) -> str:
     return text
 
 
-def _at_limit(end: _End) -> str:
+def _limit_text(end: _End) -> str:
     """The run's time limit if that is why it was stopped, as the end of a sentence."""
     limit_seconds = spec_of(end.run).time_limit_seconds
     if limit_seconds is None or end.attempt.stop_requested != TIME_OVER:
@@ -183,7 +183,7 @@ def _at_limit(end: _End) -> str:
     return f" at its time limit of {units.duration(limit_seconds)}"
 
 
-def _given_up_words(record: Mapping[str, Any]) -> str:
+def _given_up_text(record: Mapping[str, Any]) -> str:
     """The end of an attempt whose runner stopped asking an unreachable target."""
     job = "its job"
     if record.get("job"):
@@ -191,7 +191,7 @@ def _given_up_words(record: Mapping[str, Any]) -> str:
     return f"given up: {record['target']} did not answer ({record['given_up']}), where {job} may still run"
 
 
-def _who_stopped(connection: sqlite3.Connection, run_id: str) -> str:
+def _stop_actor(connection: sqlite3.Connection, run_id: str) -> str:
     """The actor of a run's last stop."""
     moves = reversed(read_transitions(connection, run_id))
     return next((move.actor for move in moves if move.to_state == RunState.STOPPING), "agent")
@@ -206,7 +206,7 @@ def _queue_again(end: _End, params: Mapping[str, Scalar], resume_from: str | Non
     repository.move(connection, stopped, RunState.QUEUED, cause=cause, actor=actor, now=now)
 
 
-def _lost_by_stop(end: _End) -> str:
+def _lost_steps_text(end: _End) -> str:
     """The steps that a stop lost if no checkpoint can be resumed from, as the end of a sentence."""
     search, choice, last_step = end.task.checkpoints, end.findings.checkpoints, end.attempt.last_step
     if search is None or choice is None or last_step is None:
@@ -218,7 +218,7 @@ def _lost_by_stop(end: _End) -> str:
     return f"; there is no usable checkpoint {search.words}, so that {steps}"
 
 
-def _succeeded(end: _End) -> None:
+def _write_success(end: _End) -> None:
     run, attempt, ended_at = end.run, end.attempt, end.task.ended_at
     cause = "finished"
     if attempt.started_at is not None:
@@ -248,7 +248,7 @@ def _succeeded(end: _End) -> None:
         end.note("succeeded", cause, severity, at=ended_at)
 
 
-def _ended_early(end: _End, step: int, total: int) -> None:
+def _write_early_end(end: _End, step: int, total: int) -> None:
     """Write the end of an attempt that ended well by itself, but far below its steps: something
     asked it to end, or its own condition did."""
     record, ended_at = dict(end.task.exit_record or {}), end.task.ended_at
@@ -266,7 +266,7 @@ def _ended_early(end: _End, step: int, total: int) -> None:
         end.note("stopped", cause, "warning", at=ended_at)
 
 
-def _failed(end: _End, machine: MachineContext | None) -> None:
+def _write_failure(end: _End, machine: MachineContext | None) -> None:
     context, connection, incident = end.context, end.context.connection, end.findings.incident
     run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
     failed = _failed_attempt(end, machine)

@@ -52,7 +52,7 @@ class CheckpointRetention:
         for run_id, (keep, job) in list(self.jobs.items()):
             if job.is_over:
                 del self.jobs[run_id]
-                self._settle(run_id, keep, job)
+                self._store_result(run_id, keep, job)
         for run_id in self.noted - self.jobs.keys():
             self.noted.discard(run_id)
             self._begin(run_id)
@@ -109,7 +109,7 @@ class CheckpointRetention:
         least = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_kept
         return Keep(max(newest, least), paths, best, mode)
 
-    def _settle(self, run_id: str, keep: Keep, job: Job[PruneResult]) -> None:
+    def _store_result(self, run_id: str, keep: Keep, job: Job[PruneResult]) -> None:
         """Keep the verdicts, so that no checkpoint is read twice, and say once what is removed."""
         try:
             result = job.result()
@@ -119,7 +119,7 @@ class CheckpointRetention:
         connection = self.context.connection
         with transaction(connection):
             before = checkpoints.of_run(connection, run_id)
-            after = [_settled(row, result, self.context.now()) for row in before]
+            after = [_after_pruning(row, result, self.context.now()) for row in before]
             checkpoints.save(connection, run_id, before, after)
             if result.removed:
                 forget_size(connection, run_id)
@@ -145,7 +145,7 @@ def _named_paths(run: Run) -> set[str]:
     return {os.path.join(spec.workdir, word.rpartition("=")[2]) for word in arguments if word}  # noqa: PTH118
 
 
-def _settled(row: CheckpointRow, result: PruneResult, now: float) -> CheckpointRow:
+def _after_pruning(row: CheckpointRow, result: PruneResult, now: float) -> CheckpointRow:
     """An entry of the ledger after pruning; ``now`` is UTC unix seconds."""
     if row.path in result.removed:
         return replace(row, gone_at=now)

@@ -305,12 +305,12 @@ def postmortem_task(
     hardware = hardware_evidence(connection, fresh, nproc, ended_at=now)
     newest = StepLines(connection, run.run_id).newest(fresh.number, ALL_RANKS)
     last_step_at = newest.at if newest is not None and newest.states_time else None
-    observed += _of_this_attempt(hardware, is_shared=bool(stays), was_stopped=bool(record.get("stop_requested")))
+    observed += _attributable_causes(hardware, is_shared=bool(stays), was_stopped=bool(record.get("stop_requested")))
     return PostmortemTask(
         resolved=resolved,
         folder=folder,
         attempt=fresh,
-        exit_record=counted_from_start(exit_record, fresh.started_at),
+        exit_record=count_from_start(exit_record, fresh.started_at),
         survivors=tuple(survivors),
         # A reboot of this machine does not end a remote attempt.
         rebooted=not context.executors.of(resolved.spec.target).is_replaceable and is_of_former_boot(fresh, folder),
@@ -323,7 +323,7 @@ def postmortem_task(
     )
 
 
-def counted_from_start(record: Mapping[str, Any] | None, started_at: float | None) -> Mapping[str, Any] | None:
+def count_from_start(record: Mapping[str, Any] | None, started_at: float | None) -> Mapping[str, Any] | None:
     """The record of an attempt's end with its time since ``started_at`` (UTC unix seconds): a process that continued
     an attempt, as those of the demo do, has measured only its own."""
     began_at, measured = (record or {}).get("started_at"), (record or {}).get("ran_seconds")
@@ -347,7 +347,7 @@ def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -
     return max(sign for sign in signs if sign is not None)
 
 
-def _of_this_attempt(
+def _attributable_causes(
     hardware: Sequence[ObservedCause], *, is_shared: bool, was_stopped: bool
 ) -> Iterator[ObservedCause]:
     """The hardware's causes without those that may be of another program on a shared GPU."""

@@ -74,7 +74,7 @@ def rebuild(context: AgentContext) -> list[str]:
         count = "1 run was" if len(changed) == 1 else f"{len(changed)} runs were"
         context.note("runs_rebuilt", f"{count} read back from the run folders", severity="warning")
         skip_news(context.connection, context.now())
-    return [run_id for run_id in changed if _run(context.connection, run_id).state.is_over]
+    return [run_id for run_id in changed if _stored_run(context.connection, run_id).state.is_over]
 
 
 def follow_moved_home(context: AgentContext) -> None:
@@ -199,7 +199,7 @@ def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Se
     open_metrics(context.ingest, run_id, spec, folder)
     if not attempts:
         never = "found in its folder, never started"
-        repository.move(connection, _run(connection, run_id), RunState.STOPPED, cause=never, now=now)
+        repository.move(connection, _stored_run(connection, run_id), RunState.STOPPED, cause=never, now=now)
 
 
 def _insert_attempts(
@@ -214,7 +214,7 @@ def _insert_attempts(
         if attempt is not newest and (row is None or row.ended_at is None):
             _end_attempt(context, run_id, attempt, "failed")
     checkpoint_survey.restore(connection, run_id, folder)
-    run = _run(connection, run_id)
+    run = _stored_run(connection, run_id)
     if run.state is not RunState.QUEUED:
         # Whatever the row says, it is older than the attempt.
         run = replace(run, state=RunState.UNKNOWN)
@@ -226,7 +226,7 @@ def _insert_attempts(
     state, end = RunState.FAILED, "failed; why was lost with the database"
     incident = read_back(folder, newest.number, 0.0)
     if incident is not None:
-        state, end = _as_decided(incident)
+        state, end = _decided_state(incident)
     elif record.get("stop_requested"):
         state, end = RunState.STOPPED, "stopped"
     elif early := read_record(folder / "attempts" / str(newest.number) / EARLY_FILE):
@@ -235,7 +235,7 @@ def _insert_attempts(
     elif record.get("code") == 0:
         state, end = RunState.SUCCEEDED, "finished"
     ended_at = _end_attempt(context, run_id, newest, state)
-    repository.move(connection, _run(connection, run_id), state, cause=end, now=ended_at)
+    repository.move(connection, _stored_run(connection, run_id), state, cause=end, now=ended_at)
     repository.release_leases(connection, run_id)
 
 
@@ -252,7 +252,7 @@ def _take_leases(context: AgentContext, run_id: str, plan: _Plan) -> None:
 
 def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt: _Attempt) -> None:
     number, plan = attempt.number, attempt.plan
-    run = replace(_run(context.connection, folder.name), params=plan.params, resume_from=plan.resume_from)
+    run = replace(_stored_run(context.connection, folder.name), params=plan.params, resume_from=plan.resume_from)
     launch = redact_launch(attempt.launch, Redactor(secrets_of(spec)))
     repository.insert_attempt(
         context.connection, run, number=number, gpus=plan.gpus, launch=launch, now=plan.created_at
@@ -278,7 +278,7 @@ def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: s
     return ended_at
 
 
-def _as_decided(incident: NewIncident) -> tuple[RunState, str]:
+def _decided_state(incident: NewIncident) -> tuple[RunState, str]:
     """The state of a run whose newest attempt ended so, and the cause."""
     if incident.verdict == "retry":
         lost = "the next attempt was lost with the database; gputui resume starts it"
@@ -287,7 +287,7 @@ def _as_decided(incident: NewIncident) -> tuple[RunState, str]:
     return state, f"{incident.summary}; {incident.reason}"
 
 
-def _run(connection: Connection, run_id: str) -> Run:
+def _stored_run(connection: Connection, run_id: str) -> Run:
     run = get_run(connection, run_id)
     assert run is not None
     return run

@@ -59,11 +59,11 @@ class NewSource(NamedTuple):
 
 def readmit_sources(context: AgentContext, run_id: str, number: int) -> None:
     """Register the sources of an attempt that the store has lost, from its folder, inside the caller's transaction."""
-    for source, begin in _kept_sources(attempt_dir(context.workspace, run_id, number)):
+    for source, begin in _stored_sources(attempt_dir(context.workspace, run_id, number)):
         context.ingest.add_source(run_id, number, source, begin)
 
 
-def _kept_sources(folder: Path) -> list[NewSource]:
+def _stored_sources(folder: Path) -> list[NewSource]:
     """The sources that an attempt's folder names."""
     record = read_record(folder / SOURCES_FILE) or {}
     return msgspec.convert(record.get("sources", []), list[NewSource])
@@ -106,7 +106,7 @@ class FileSearch:
         sizes = self._sizes(open_files)
         before = self._before(sizes)
         if self.new_sources is None:
-            self.new_sources = _kept_sources(self.folder)
+            self.new_sources = _stored_sources(self.folder)
         already = len(self.new_sources)
         changed = {path: size for path, (size, at) in sizes.items() if self._is_changed(before.get(path), size, at)}
         written = frozenset(map(Path, changed))
@@ -170,7 +170,7 @@ class FileSearch:
         listed = stored or FilesBefore.read(self.run_dir)
         if listed is None or not listed.is_for(self.number, self.begun_at):
             unchanged = {path: size for path, (size, at) in sizes.items() if at < self.begun_at}
-            listed = FilesBefore(self.number, self.begun_at, _states(unchanged))
+            listed = FilesBefore(self.number, self.begun_at, _source_states(unchanged))
         if stored is None:
             write_private(self.folder / BEFORE_FILE, msgspec.to_builtins(listed))
         self.before = listed.files
@@ -180,11 +180,11 @@ class FileSearch:
         """List the files that are there before the attempt, in its run's folder, since it has none yet. Raises
         OSError."""
         sizes = {path: size for path, (size, _) in self._sizes(()).items()}
-        listed = FilesBefore(self.number, self.begun_at, _states(sizes))
+        listed = FilesBefore(self.number, self.begun_at, _source_states(sizes))
         write_private(self.run_dir / BEFORE_FILE, msgspec.to_builtins(listed))
 
 
-def _states(sizes: Mapping[str, int]) -> dict[str, SourceState]:
+def _source_states(sizes: Mapping[str, int]) -> dict[str, SourceState]:
     """The states of files at their sizes, without those that are empty or cannot be read."""
     states = {}
     for path, size in sizes.items():
@@ -353,9 +353,9 @@ class SourceSearches:
                     text = f"metrics are read from {source.path} ({source.kind}), which it has begun to write"
                     self.context.note("metrics_found", text, record.run_id, record.number, key=source.path)
         if not new_sources:
-            self._tell_disputed(watch, record)
+            self._note_disputed(watch, record)
 
-    def _tell_disputed(self, watch: _Watch, record: Attempt) -> None:
+    def _note_disputed(self, watch: _Watch, record: Attempt) -> None:
         """Store why a run has no metrics: a file may be of another run. Raises sqlite3.Error."""
         connection, rivals = self.context.connection, ", ".join(sorted(watch.rivals))
         query = "SELECT 1 FROM metric_sources WHERE path = ? AND run_id != ?"

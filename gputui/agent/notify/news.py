@@ -72,9 +72,9 @@ class News:
         newest = notices.newest_cursor(connection, cursor.queue_empty_at)
         if newest != cursor or ended_alerts:
             with transaction(connection):
-                self._tell_of_alerts(cursor, now)
-                self._tell_of_ended_alerts(ended_alerts, now)
-                has_ended = self._tell_of_runs(cursor, now) | self._tell_of_studies(cursor, now)
+                self._put_raised_alerts(cursor, now)
+                self._put_ended_alerts(ended_alerts, now)
+                has_ended = self._put_runs(cursor, now) | self._put_studies(cursor, now)
                 if has_ended and _is_idle(connection):
                     self._put(messages.queue_empty(ended_since(connection, cursor.queue_empty_at), self.host), now)
                     newest = replace(newest, queue_empty_at=now)
@@ -104,12 +104,12 @@ class News:
         wanting = [recipient for recipient in self.recipients or () if is_asked or recipient.wants(message)]
         notices.put(self.context.connection, wanting, message, now=now, active_alert_id=active_alert_id)
 
-    def _tell_of_alerts(self, cursor: Cursor, now: float) -> None:
+    def _put_raised_alerts(self, cursor: Cursor, now: float) -> None:
         for alert in alerts.raised_after(self.context.connection, cursor.alert_id):
             if not alert.is_silenced(now):
                 self._put(messages.alert_raised(alert, self.host), now, active_alert_id=alert.alert_id)
 
-    def _tell_of_ended_alerts(self, ended: Mapping[int, set[str]], now: float) -> None:
+    def _put_ended_alerts(self, ended: Mapping[int, set[str]], now: float) -> None:
         """Tell of ends those who were told of the begin."""
         for alert_id, digests in ended.items():
             alert = alerts.one(self.context.connection, alert_id)
@@ -118,7 +118,7 @@ class News:
                 notices.put(self.context.connection, recipients, messages.alert_over(alert, self.host), now=now)
             notices.note_alert_ended(self.context.connection, alert_id)
 
-    def _tell_of_runs(self, cursor: Cursor, now: float) -> bool:
+    def _put_runs(self, cursor: Cursor, now: float) -> bool:
         """Tell of runs that ended or recovered; return whether one has ended, also a trial."""
         connection, has_ended = self.context.connection, False
         for run_id, moves in _moves_after(connection, cursor.transition_id).items():
@@ -131,7 +131,9 @@ class News:
                 continue
             spec = known_spec(run)
             is_asked = spec is not None and spec.notify
-            if state in (RunState.RUNNING, RunState.SUCCEEDED) and any(_recovers(connection, move) for move in moves):
+            if state in (RunState.RUNNING, RunState.SUCCEEDED) and any(
+                _is_recovery(connection, move) for move in moves
+            ):
                 self._put(messages.run_recovered(self._facts(run, now)), now, is_asked=is_asked)
             if state.is_over and state is run.state:
                 self._put(messages.run_ended(self._facts(run, now), newest.cause), now, is_asked=is_asked)
@@ -154,7 +156,7 @@ class News:
             loss=loss,
         )
 
-    def _tell_of_studies(self, cursor: Cursor, now: float) -> bool:
+    def _put_studies(self, cursor: Cursor, now: float) -> bool:
         """Tell of studies that are over; return whether there is one."""
         connection, has_ended = self.context.connection, False
         moved = connection.execute("SELECT DISTINCT study_id FROM study_moves WHERE move_id > ?", (cursor.move_id,))
@@ -163,7 +165,7 @@ class News:
             if study is not None and study.state.is_over:
                 has_ended, trials = True, read_trials(connection, study_id)
                 states = [str(trial.state) for trial in trials]
-                self._put(messages.study_finished(study, states, _best_words(study, trials), self.host), now)
+                self._put(messages.study_finished(study, states, _best_text(study, trials), self.host), now)
         return has_ended
 
 
@@ -176,7 +178,7 @@ def _moves_after(connection: sqlite3.Connection, transition_id: int) -> dict[str
     return moves
 
 
-def _recovers(connection: sqlite3.Connection, move: TransitionView) -> bool:
+def _is_recovery(connection: sqlite3.Connection, move: TransitionView) -> bool:
     """Return whether a run is running again after a failure, and not for a person."""
     if move.to_state != RunState.RUNNING:
         return False
@@ -193,7 +195,7 @@ def _is_idle(connection: sqlite3.Connection) -> bool:
     return not active_run_count(connection) and not any(study.state.needs_agent for study in read_studies(connection))
 
 
-def _best_words(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
+def _best_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
     """``trial 14, loss 0.123 (lr 0.1)``; "" without a best one."""
     from gputui.studies.analysis import best_trial
     from gputui.studies.spec import study_spec

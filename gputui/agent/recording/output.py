@@ -59,7 +59,7 @@ def lines(message: Message, indices: Mapping[str, int]) -> Iterator[Line]:
         yield {**head, **asdict(message), "kind": "gpu_event"}
 
 
-def encoded(line: Line, form: Format) -> bytes:
+def encode(line: Line, form: Format) -> bytes:
     """A line as bytes, with its newline."""
     if form == "ndjson":
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -142,7 +142,7 @@ class FileOutput:
 
     def take(self, messages: Iterable[Message], indices: Mapping[str, int]) -> None:
         """Queue messages without blocking; they are dropped while too many wait."""
-        text = b"".join(encoded(line, self._form) for message in messages for line in lines(message, indices))
+        text = b"".join(encode(line, self._form) for message in messages for line in lines(message, indices))
         with suppress(queue.Full):
             self._waiting.put_nowait(text)
 

@@ -76,14 +76,14 @@ class SinkStatus:
         log.warning("%s: sink %s: %s", self.follower.run_id, self.follower.name, problem)
         if self.last_event is not None:
             self.last_event = (self.last_event[0], time.time())
-        elif self._tell("sink_failed", f"{problem}; the run continues; retrying", "warning"):
+        elif self._add_event("sink_failed", f"{problem}; the run continues; retrying", "warning"):
             self.last_event = ("sink_failed", time.time())
 
     def end(self, written_at: float) -> None:
         """Report once that the sink is written again."""
         if self.last_event is None:
             self.problem = ""
-        elif written_at > self.last_event[1] and self._tell(
+        elif written_at > self.last_event[1] and self._add_event(
             "sink_recovered", "is written again; nothing is missing", "info"
         ):
             self.last_event, self.problem = None, ""
@@ -93,9 +93,9 @@ class SinkStatus:
         why, run_id = self.problem or "it gets nothing written", self.follower.run_id
         text = f"is not complete: {why}; given up until the next agent, or gputui export {run_id}"
         if self.last_event is None or self.last_event[0] != "sink_incomplete":
-            self._tell("sink_incomplete", text, "error")
+            self._add_event("sink_incomplete", text, "error")
 
-    def _tell(self, kind: EventKind, text: str, severity: Severity) -> bool:
+    def _add_event(self, kind: EventKind, text: str, severity: Severity) -> bool:
         """Add an event, unless the newest is of this kind, or the run is gone. Return False if the
         database cannot be written."""
         run_id, name, database = self.follower.run_id, self.follower.name, self.follower.workspace.database
@@ -142,7 +142,7 @@ class LiveSink:
                 return
             except Exception as error:
                 # A tracker's library may raise anything.
-                self.status.note(_words(error, self.follower.target))
+                self.status.note(_problem_text(error, self.follower.target))
             self.failures += 1
             time.sleep(RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS)) - 1])
         self.is_over = True
@@ -257,7 +257,7 @@ def _environment(spec: RunSpec, prefix: str) -> dict[str, str]:
     return {name: text for name, text in settings.items() if prefix and name.startswith(prefix)}
 
 
-def _words(error: Exception, target: str) -> str:
+def _problem_text(error: Exception, target: str) -> str:
     """A problem in one line."""
     if isinstance(error, identity.HeldElsewhereError):
         return f"another process holds {error}"
@@ -290,7 +290,7 @@ def main() -> int:
     except (StoreError, sqlite3.Error, OSError) as error:
         # If the agent is gone, the next one gets the same error.
         with suppress(OSError):
-            os.write(arguments.tell, _words(error, str(workspace.state)).encode()[:4096])
+            os.write(arguments.tell, _problem_text(error, str(workspace.state)).encode()[:4096])
         return EXIT_FAILED
     finally:
         os.close(lock)

@@ -21,7 +21,7 @@ from typing import Any
 from gputui.core.redaction import redact_text
 from gputui.reports.export.sink import ExportError, Position, Sink, TargetTakenError
 from gputui.reports.export.subject import Subject
-from gputui.reports.export.texts import NOTE, PROJECT, STORY_SENTENCES, cleaned, sentence
+from gputui.reports.export.texts import NOTE, PROJECT, STORY_SENTENCES, clean_value, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.stored_lines import StoredLine
 
@@ -123,7 +123,7 @@ class MlflowSink(Sink):
             names = UniqueNames()
             params = [
                 self._param(names.valid(name), str(value)[:_MAX_TEXT])
-                for name, value in cleaned(self._subject.params).items()
+                for name, value in clean_value(self._subject.params).items()
             ]
             for start in range(0, len(params), _MAX_PARAMS):
                 self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from gputui.core.redaction import redact_params
 from gputui.reports.export.files import WholeFileSink
 from gputui.reports.export.subject import Subject
-from gputui.reports.export.texts import cleaned
+from gputui.reports.export.texts import clean_value
 from gputui.store.database import one_moment
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _mend(database: sqlite_utils.Database) -> None:
             database.execute(lost)
         texts = [column.name for column in table.columns if column.type == "TEXT" and column.name not in refers]
         if texts and table.name not in ("params", "metrics"):  # these are clean
-            table.convert(texts, cleaned)
+            table.convert(texts, clean_value)
 
 
 def _statements() -> Iterator[str]:
@@ -81,7 +81,7 @@ def _params(subject: Subject) -> Iterator[tuple[Any, ...]]:
     query = "SELECT number, params FROM attempts WHERE run_id = ?"
     for attempt, text in subject.connection.execute(query, (subject.run.run_id,)):
         for name, value in redact_params(json.loads(text)).items():
-            cell = cleaned(value)
+            cell = clean_value(value)
             if value is not None and not isinstance(value, str | int | float):
                 cell = json.dumps(cell)
             yield attempt, name, cell
@@ -93,7 +93,7 @@ def _metrics(subject: Subject) -> Iterator[tuple[Any, ...]]:
     for line in subject.lines():
         for name, value in subject.values(line).items():
             if name not in clean_names:
-                clean_names[name] = cleaned(name)
+                clean_names[name] = clean_value(name)
             head = line.attempt, line.rank, line.step, line.at, clean_names[name]
             if math.isfinite(value):
                 yield *head, value, None

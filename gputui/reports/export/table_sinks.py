@@ -52,7 +52,7 @@ class CsvSink(Sink):
         self._file.open()
         self._file.cut(0)
         self._names, self._rows = list(dict.fromkeys(map(valid_unicode, self._subject.metrics()))), 0
-        self._file.append(_encoded([(*KEYS, *self._names)]))
+        self._file.append(_encode([(*KEYS, *self._names)]))
         return True
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:
@@ -66,7 +66,7 @@ class CsvSink(Sink):
             self._file.append(b"")  # raises if somebody put another file in its place
             self._rewrite(list(names), self._rows)
         rows = [(line.attempt, line.rank, line.step, line.at, *map(values.get, names)) for line, values in lines]
-        self._file.append(_encoded(rows))
+        self._file.append(_encode(rows))
         self._rows += len(rows)
         self.written += len(rows)
 
@@ -97,7 +97,7 @@ class CsvSink(Sink):
         return count
 
 
-def _encoded(rows: Sequence[Sequence[Any]]) -> bytes:
+def _encode(rows: Sequence[Sequence[Any]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "replace")

@@ -20,7 +20,7 @@ from typing import Any
 from gputui.reports.export.files import LineFile, refuse_full_folder
 from gputui.reports.export.sink import Position, Sink
 from gputui.reports.export.subject import Subject
-from gputui.reports.export.texts import NOTE, STORY_SENTENCES, cleaned, sentence
+from gputui.reports.export.texts import NOTE, STORY_SENTENCES, clean_value, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.stored_lines import StoredLine
 
@@ -111,7 +111,7 @@ class TensorBoardSink(Sink):
             yield self._event(wall_time=at, step=step, summary=self._summary(value=scalars))
 
     def _parameters(self, step: int) -> Any:
-        rows = [(_cell(key), _cell(value)) for key, value in cleaned(self._subject.params).items()]
+        rows = [(_cell(key), _cell(value)) for key, value in clean_value(self._subject.params).items()]
         lines = [f"| {key} | {value} |" for key, value in rows]
         table = "\n".join(("| parameter | value |", "|---|---|", *lines))
         text, at = self._text(f"{NOTE}parameters", table), self._subject.run.created_at

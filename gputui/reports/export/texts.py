@@ -18,7 +18,7 @@ STORY_SENTENCES = 100
 """The newest notes, which a tracker's description has."""
 
 
-def cleaned(value: Any) -> Any:
+def clean_value(value: Any) -> Any:
     """Plain JSON without secrets and without invalid Unicode, such as a file name in another
     encoding."""
     return valid_unicode(BY_LOOK.value(value))
@@ -54,4 +54,4 @@ def sentence(note: Note) -> str:
             text = f"{data['verdict']}: {data['reason']}"
         case _:
             text = f"{data['state']}: {data['cause']}"
-    return str(cleaned(text))
+    return str(clean_value(text))

@@ -16,7 +16,7 @@ from typing import Any
 from gputui.reports.export.files import refuse_full_folder
 from gputui.reports.export.sink import ExportError, Position, Sink
 from gputui.reports.export.subject import Subject
-from gputui.reports.export.texts import NOTE, PROJECT, cleaned, sentence
+from gputui.reports.export.texts import NOTE, PROJECT, clean_value, sentence
 from gputui.store.metrics.exported import Item, Note
 
 
@@ -48,7 +48,7 @@ class WandbSink(Sink):
             id=key,
             name=run.run_id,
             group=run.profile,
-            config=cleaned(self._subject.params),
+            config=clean_value(self._subject.params),
             dir=str(self._folder),
             settings=self._wandb.Settings(
                 silent=True, console="off", reinit="create_new", disable_git=True, save_code=False,

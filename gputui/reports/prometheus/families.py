@@ -107,7 +107,7 @@ def families(connection: sqlite3.Connection, now: float) -> Iterator[Metric]:
     """All metrics of one moment, each family once; none of those without a known value. Raises
     sqlite3.Error."""
     with one_moment(connection):
-        for kind, name, text, labels, rows in declared(connection, now):
+        for kind, name, text, labels, rows in declarations(connection, now):
             family = kind(f"gputui_{name}", text, labels=labels)
             for label_values, value in rows:
                 if value is not None:
@@ -116,7 +116,7 @@ def families(connection: sqlite3.Connection, now: float) -> Iterator[Metric]:
                 yield family
 
 
-def declared(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+def declarations(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     """All families, also those without a value."""
     yield from _agent(connection, now)
     yield from _gpus(connection, now)

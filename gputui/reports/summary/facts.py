@@ -165,12 +165,12 @@ class RunFacts(Struct, frozen=True):
         }
 
 
-def rounded(value: Any) -> Any:
+def round_floats(value: Any) -> Any:
     """Figures for JSON, at any depth: significant digits only, and None for NaN and infinities."""
     if isinstance(value, dict):
-        return {name: rounded(item) for name, item in value.items()}
+        return {name: round_floats(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(item) for item in value]
+        return [round_floats(item) for item in value]
     if not isinstance(value, float) or value == 0:
         return value
     if not math.isfinite(value):

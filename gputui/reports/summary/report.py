@@ -18,7 +18,7 @@ from gputui.metrics.draw.picture import Drawing
 from gputui.recovery.costs import Cost
 from gputui.reports.pages import render
 from gputui.reports.summary import story
-from gputui.reports.summary.facts import RunFacts, Spread, rounded
+from gputui.reports.summary.facts import RunFacts, Spread, round_floats
 from gputui.reports.summary.gates import GateVerdict, judge
 from gputui.reports.summary.speedup import Scaling, efficiency_of, scalability_shape, scalings
 
@@ -81,7 +81,7 @@ def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
     )
 
 
-def together(costs: Sequence[CostFigures]) -> CostFigures:
+def total_costs(costs: Sequence[CostFigures]) -> CostFigures:
     """The sum of known costs."""
     return CostFigures(
         gpu_hours=_sum(cost.gpu_hours for cost in costs),
@@ -140,7 +140,7 @@ def make(
 def shapes(report: Report) -> dict[str, Any]:
     """The JSON files by name without suffix, which ``--json`` prints."""
     head = {"made_at": iso(report.made_at)}
-    files: dict[str, Any] = rounded(
+    files: dict[str, Any] = round_floats(
         {
             "performance_summary": {**head, "runs": [_performance(run, report) for run in report.runs]},
             "cost_analysis": {**head, **_cost(report)},
@@ -172,7 +172,7 @@ def page(report: Report) -> str:
         report=report,
         made=datetime.fromtimestamp(report.made_at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         runs=list(zip(report.runs, costs, strict=True)),
-        total=together(costs),
+        total=total_costs(costs),
         losses=_losses(report.runs),
         names=list(dict.fromkeys(best.name for run in report.runs for best in run.measured.best)),
         bests={run.run.run_id: {best.name: best.value for best in run.measured.best} for run in report.runs},
@@ -237,7 +237,7 @@ def _cost(report: Report) -> dict[str, Any]:
         "currency": prices.currency,
         "price_per_kwh": prices.per_kwh,
         "price_per_gpu_hour": prices.per_gpu_hour,
-        "total": together(costs).to_json(),
+        "total": total_costs(costs).to_json(),
         "runs": runs,
     }
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.reports.summary.facts import RunFacts, rounded
+from gputui.reports.summary.facts import RunFacts, round_floats
 
 Unit = Literal["samples/s", "tokens/s"]
 
@@ -35,7 +35,7 @@ class ScalingRow(Struct, frozen=True):
     extra_other_seconds: float | None
 
     def to_json(self) -> dict[str, Any]:
-        shape: dict[str, Any] = rounded(asdict(self))
+        shape: dict[str, Any] = round_floats(asdict(self))
         return shape
 
 

@@ -17,7 +17,7 @@ from gputui.recovery.watch.metric_history import expected_rate
 from gputui.recovery.watch.overrides import of_profile
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, RunFacts, spread
 from gputui.reports.summary.story import recoveries
-from gputui.reports.summary.tally import ExpectedRate, measured
+from gputui.reports.summary.tally import ExpectedRate, measure
 from gputui.runs.spec import RunSpec, known_spec
 from gputui.store.attempts import Attempt, run_cost
 from gputui.store.gpu_use import Stay, gpu_counts
@@ -90,7 +90,7 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
         lost=total(cost_of.values()),
         recoveries=recoveries(history, cost_of, spec),
         thresholds=thresholds,
-        measured=measured(lines, attempts, _expected(attempts, spec), run.roles),
+        measured=measure(lines, attempts, _expected(attempts, spec), run.roles),
         gpus=_gpu_use(connection, attempts, now),
         pictures=pictures,
         process_count=_processes(run, spec),

@@ -23,7 +23,7 @@ _MIN_PARTIAL = 0.5
 """The last epoch counts if it has at least this share of the lines of the previous one."""
 
 
-def measured(
+def measure(
     lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate, roles: MetricRoles
 ) -> Measured:
     """The figures of a run. ``lines`` come in the order in which they were written."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.agent.lifecycle.execution import counted_from_start, examine
+from gputui.agent.lifecycle.execution import count_from_start, examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import Redactor
@@ -43,6 +43,6 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
 def test_the_time_of_an_attempt_counts_from_its_start(
     record: dict[str, float | None], started_at: float | None, seconds: float | None
 ) -> None:
-    counted = counted_from_start(record, started_at)
+    counted = count_from_start(record, started_at)
     assert counted is not None and counted["ran_seconds"] == seconds
-    assert counted_from_start(None, started_at) is None
+    assert count_from_start(None, started_at) is None

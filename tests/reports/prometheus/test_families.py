@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from gputui.core.config import Workspace
 from gputui.recovery.watch.rules import RULES as OWN_RULES
 from gputui.reports.prometheus import families as families_module
-from gputui.reports.prometheus.families import declared, families
+from gputui.reports.prometheus.families import declarations, families
 from gputui.reports.prometheus.server import Address, AddressError, parse_address
 from gputui.store import placements
 from gputui.store.metrics.roles import set_roles
@@ -106,7 +106,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(store: sqlite3.Connection) -> None:
-    names = [f"gputui_{family[1]}" for family in declared(store, NOW)]
+    names = [f"gputui_{family[1]}" for family in declarations(store, NOW)]
     known = {"gputui_store_readable", *names, *(f"{name}_total" for name in names)}
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
     asked = {name for panel in panels for one in panel.get("targets", ()) for name in NAMES.findall(one["expr"])}

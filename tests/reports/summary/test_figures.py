@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from gputui.recovery.costs import Cost
 from gputui.reports.summary.facts import EpochLoss, GpuUse, Measured, RateCheck, RunFacts, Validation, spread
 from gputui.reports.summary.gates import judge
-from gputui.reports.summary.report import Prices, cost_of, together
+from gputui.reports.summary.report import Prices, cost_of, total_costs
 from gputui.reports.summary.speedup import efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.story import best_of
-from gputui.reports.summary.tally import measured
+from gputui.reports.summary.tally import measure
 from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.roles import USUAL_ROLES, MetricRoles
 from gputui.store.metrics.stored_lines import StoredLine
@@ -68,7 +68,7 @@ def test_steps_that_were_done_again_are_not_learned_from_twice() -> None:
     rows = lines(1, 0, {"loss": 4.0, "epoch": 0}, {"loss": 3.0, "epoch": 0}, {"loss": math.inf, "epoch": 1})
     rows[2].data["loss"] = "Infinity"  # type: ignore[index]
     rows += lines(2, 2, {"loss": 2.0, "epoch": 1}, {"loss": 1.0, "epoch": 1})
-    found = measured(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected, USUAL_ROLES)
+    found = measure(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected, USUAL_ROLES)
     assert [(one.epoch, one.loss) for one in found.epochs] == [(0, 3.5), (1, 1.5)]
     assert [(one.name, one.value, one.step) for one in found.best] == [("loss", 1.0, 3)]
 
@@ -80,7 +80,7 @@ def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> No
         {"step_time": 3.0, "data_time": 1.1, "samples_per_s": 100.0, "comm_time": 0.6},
         {"step_time": 2.0, "comm_time": 0.8, "rank": 1, "gpu_mem_peak": 7e9},
     )  # fmt: skip
-    found = measured(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES)
+    found = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES)
     assert found.data_share == pytest.approx(0.3)
     assert found.comm_share == pytest.approx((0.2 + 0.4) / 2)
     assert found.samples_per_second == pytest.approx(150.0)
@@ -92,7 +92,7 @@ def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
     rows = lines(
         1, 0, {"loss": 9.0}, {"event": "validation", "val/loss": 9.5}, {"loss": 2.0}, {"loss": 1.0}, {"val/loss": 1.8}
     )
-    found = measured(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES).validation
+    found = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES).validation
     assert found is not None and (found.step, found.loss, found.train_loss) == (4, 1.8, 1.5)
 
 
@@ -103,7 +103,7 @@ def test_the_best_value_is_of_what_the_profile_names() -> None:
         (MetricRoles("train/loss", best="error", mode="max"), "error", 0.7),
         (MetricRoles("train/loss", best="error", mode="min"), "error", 0.5),
     ):
-        run = facts(measured=measured(rows, [attempt(1, 0)], nothing_expected, roles))
+        run = facts(measured=measure(rows, [attempt(1, 0)], nothing_expected, roles))
         best = best_of(replace(run, run=replace(run.run, roles=roles, metric=roles.best)))
         assert best is not None and (best.name, best.value) == (name, value)
 
@@ -119,7 +119,7 @@ def test_an_unknown_energy_makes_a_price_partial_and_is_never_free() -> None:
     unknown = cost_of(facts(cost=RunCost(10.0, None, True, ())), Prices(per_kwh=0.5))
     assert (unknown.price, unknown.is_partial, unknown.idle_share, unknown.lost_share) == (None, True, None, 0.0)
     known = cost_of(facts(cost=RunCost(2.0, 3.6e6, False, ())), Prices(per_kwh=0.5))
-    both = together([unknown, known])
+    both = total_costs([unknown, known])
     assert (both.gpu_hours, both.price, both.is_partial) == (12.0, 0.5, True)
     assert cost_of(facts(), Prices()).price is None
 
