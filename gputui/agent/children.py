@@ -106,9 +106,11 @@ class Child:
         return f"its process ended with code {code}"
 
     def _begin(self) -> None:
-        """Adopt the process that holds the lock, or start one in a new session, so that it outlives
-        this agent. It reports a failure to the descriptor in ``--tell``; its output goes to the
-        log. Raises OSError."""
+        """Adopt the process that holds the lock, or start one in a new session, so that it outlives this
+        agent.
+
+        It reports a failure to the descriptor in ``--tell``; its output goes to the log. Raises OSError.
+        """
         running = holder(self.lock)
         if running is not None and is_alive(running.identity):
             self.adopted = running

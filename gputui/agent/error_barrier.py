@@ -87,9 +87,11 @@ class ErrorBarrier:
             recent.reported = None
 
     def run(self, name: str, act: Callable[[], T]) -> T | None:
-        """Return the result of ``act``; None if it fails, or is skipped after a failure. A passing
-        error of the database (a full disk) is stored in ``unwritable``. Raises sqlite3.Error if
-        the database is locked or damaged."""
+        """Return the result of ``act``; None if it fails, or is skipped after a failure.
+
+        A passing error of the database (a full disk) is stored in ``unwritable``. Raises sqlite3.Error if the
+        database is locked or damaged.
+        """
         if self.is_resting(name, is_run=False):
             self.has_skipped_step = True
             return None

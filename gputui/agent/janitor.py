@@ -126,9 +126,11 @@ class Janitor:
 
     @property
     def is_log_late(self) -> bool:
-        """True if a long log is being moved. Metrics should not be added meanwhile: the log
-        restarts only once all of it is moved, and at its limit a commit of the loop has to move
-        it."""
+        """True if a long log is being moved.
+
+        Metrics should not be added meanwhile: the log restarts only once all of it is moved, and at its limit
+        a commit of the loop has to move it.
+        """
         return self.is_moving_log and self._log_bytes() >= LONG_LOG_BYTES
 
     # --- the thread -----------------------------------------------------------------------------------------------
@@ -263,9 +265,11 @@ class Janitor:
     # --- the write-ahead log --------------------------------------------------------------------------------------
 
     def _move_log(self) -> None:
-        """Move a log that has grown into the database, as much as readers of an old state allow. A
-        commit does not wait for the disk, but this does, and a run that saves may keep the disk
-        busy for seconds."""
+        """Move a log that has grown into the database, as much as readers of an old state allow.
+
+        A commit does not wait for the disk, but this does, and a run that saves may keep the disk busy for
+        seconds.
+        """
         if self._log_bytes() >= MOVED_AT_BYTES:
             self.is_moving_log = True
             try:
@@ -310,9 +314,11 @@ class Janitor:
 
 
 def bound_log(connection: sqlite3.Connection) -> None:
-    """Leave it to the janitor to move the write-ahead log of the loop's connection, up to
-    LIMIT_PAGES. An emptied log is truncated, so that its size says how much is to be moved; the
-    rest is a reserve for a full disk."""
+    """Leave it to the janitor to move the write-ahead log of the loop's connection, up to LIMIT_PAGES.
+
+    An emptied log is truncated, so that its size says how much is to be moved; the rest is a reserve for a
+    full disk.
+    """
     connection.execute(f"PRAGMA wal_autocheckpoint = {LIMIT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG_BYTES}")
 

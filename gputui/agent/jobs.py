@@ -59,9 +59,11 @@ class JobKey(NamedTuple):
 
 @dataclass(eq=False)
 class Job(Generic[T]):
-    """Slow work in a daemon thread, created by ``Jobs.start``. ``deadline_seconds`` counts from
-    ``begun_at`` (monotonic seconds), which is None while the job waits for a thread. An urgent job
-    waits for no other."""
+    """Slow work in a daemon thread, created by ``Jobs.start``.
+
+    ``deadline_seconds`` counts from ``begun_at`` (monotonic seconds), which is None while the job waits for a
+    thread. An urgent job waits for no other.
+    """
 
     jobs: Jobs
     name: str
@@ -107,9 +109,11 @@ class Job(Generic[T]):
 
 @dataclass(slots=True)
 class Jobs:
-    """All jobs of one agent. About ``at_once`` of them run beside the urgent ones, never more than
-    THREADS_MOST; the others wait in order. ``wake`` starts the loop's next turn from any thread; ``clock`` returns
-    monotonic seconds."""
+    """All jobs of one agent.
+
+    About ``at_once`` of them run beside the urgent ones, never more than THREADS_MOST; the others wait in
+    order. ``wake`` starts the loop's next turn from any thread; ``clock`` returns monotonic seconds.
+    """
 
     wake: Callable[[], None]
     clock: Callable[[], float]

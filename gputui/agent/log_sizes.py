@@ -75,10 +75,13 @@ class Quota(Struct, frozen=True):
 
 
 def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
-    """Trim a log that exceeds its quota; return the number of missing bytes, or None if there was
-    nothing to do. ``read_bytes`` were read as metrics, None if it has none: unread bytes are kept,
-    and so is the block before them, which the reader uses to recognize the file. Raises OSError,
-    also if the file system does not support holes."""
+    """Trim a log that exceeds its quota; return the number of missing bytes, or None if there was nothing to
+    do.
+
+    ``read_bytes`` were read as metrics, None if it has none: unread bytes are kept, and so is the block
+    before them, which the reader uses to recognize the file. Raises OSError, also if the file system does not
+    support holes.
+    """
     status = path.stat()
     begin = quota.head_bytes // _BLOCK_BYTES * _BLOCK_BYTES
     end = status.st_size - quota.tail_bytes

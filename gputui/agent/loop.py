@@ -59,9 +59,11 @@ RESTING_SECONDS = 0.05
 
 
 class AgentOptions(Struct, frozen=True):
-    """Options of an agent. ``recording``: run without clients or runs. ``duration_seconds``: end
-    after that time. ``linger_seconds``: stay that long without clients. ``output``: second
-    destination of samples."""
+    """Options of an agent.
+
+    ``recording``: run without clients or runs. ``duration_seconds``: end after that time. ``linger_seconds``:
+    stay that long without clients. ``output``: second destination of samples.
+    """
 
     recording: bool = False
     interval_seconds: float = 1.0

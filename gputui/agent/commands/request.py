@@ -35,9 +35,12 @@ class UnansweredError(Exception):
 
 @dataclass(slots=True)
 class CommandRequest:
-    """A command for its handler, which works in a transaction: its changes are stored together with
-    the answer. ``undo`` takes back changes outside of the store if that fails; ``afterwards`` is
-    done once they are stored."""
+    """A command for its handler, which works in a transaction: its changes are stored together with the
+    answer.
+
+    ``undo`` takes back changes outside of the store if that fails; ``afterwards`` is done once they are
+    stored.
+    """
 
     supervisor: Supervisor
     command: PendingCommand

@@ -43,9 +43,12 @@ DEADLINE_SECONDS = 120.0
 def dump_stacks(
     processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
 ) -> tuple[int | None, str] | None:
-    """Write the table of processes to ``folder``, and let the ranks write their stacks to their
-    logs in ``attempt_dir``. Return the rank that holds up the others, as `lagging_rank` does. Afterwards
-    the ranks have ended, unless they took longer than ABORT_SECONDS."""
+    """Write the table of processes to ``folder``, and let the ranks write their stacks to their logs in
+    ``attempt_dir``.
+
+    Return the rank that holds up the others, as `lagging_rank` does. Afterwards the ranks have ended, unless
+    they took longer than ABORT_SECONDS.
+    """
     ranks = [process for process in processes if process.rank is not None]
     others = [process.identity for process in processes if process.rank is None]
     try:

@@ -140,9 +140,11 @@ class Admission:
         return {run_id for run_id, since in self.short_since.items() if now - since >= MISSING_SECONDS}
 
     def _continue_with_fewer(self, wait: Wait) -> None:
-        """Give back the leases of a run for which enough GPUs are in service: it waits for another
-        run's, which may wait for its. Else continue with fewer by the rule of exclude_gpu if the
-        policy has that action, or fail the run."""
+        """Give back the leases of a run for which enough GPUs are in service: it waits for another run's,
+        which may wait for its.
+
+        Else continue with fewer by the rule of exclude_gpu if the policy has that action, or fail the run.
+        """
         run, remaining = wait.run, wait.in_service or 0
         gpus = [gpu for gpu in self.availability() or () if run.run_id in gpu.holders]
         missing = [gpu for gpu in gpus if gpu.out_of_service]

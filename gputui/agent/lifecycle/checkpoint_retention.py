@@ -76,9 +76,11 @@ class CheckpointRetention:
         self.jobs[run_id] = keep, context.jobs.start(name, work, deadline_seconds=PRUNE_SECONDS)
 
     def _newest_to_prune(self, run: Run, keep: int) -> int | None:
-        """The newest entry of the ledger if some may go now; else None. A run that fails needs its
-        checkpoints until it is decided which one it goes on from, and so does one whose loss is no
-        number."""
+        """The newest entry of the ledger if some may go now; else None.
+
+        A run that fails needs its checkpoints until it is decided which one it goes on from, and so does one
+        whose loss is no number.
+        """
         connection = self.context.connection
         is_well = run.state is RunState.RUNNING or run.state.is_over
         if not is_well or unsound_since(StepLines(connection, run.run_id), run.attempt) is not None:

@@ -81,8 +81,10 @@ def search_now(
     context: AgentContext, run: Run, ended_at: float | None = None, *, ended_well: bool = False
 ) -> CheckpointSearch | None:
     """Input of a scan for the run's checkpoints; None if there can be none, or if only its target sees them.
-    ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row does not have it yet, ``ended_well`` if
-    that was with code 0."""
+
+    ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row does not have it yet,
+    ``ended_well`` if that was with code 0.
+    """
     connection, workspace, spec = context.connection, context.workspace, spec_of(run)
     folder, pattern = watched_checkpoints(spec, workspace.run_dir(run.run_id))
     if not context.executors.of(spec.target).sees_checkpoints(spec.target or {}):
@@ -204,8 +206,10 @@ def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
 
 def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
-    checkpoints; none if it begins from the start or from a named checkpoint. See
-    `gputui.runs.executors.remote_checkpoints.resumed`."""
+    checkpoints; none if it begins from the start or from a named checkpoint.
+
+    See `gputui.runs.executors.remote_checkpoints.resumed`.
+    """
     if run.resume_from is not None:
         return []
     run_id, lines = run.run_id, StepLines(connection, run.run_id)

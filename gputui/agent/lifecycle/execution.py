@@ -72,9 +72,11 @@ READING_SECONDS = 5.0
 
 
 def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase | None:
-    """Store the executor's reports and whether the command shows activity. Return the next phase,
-    which is Sweeping once the executor has ended; None if another one is to take its place. Raises
-    sqlite3.Error."""
+    """Store the executor's reports and whether the command shows activity.
+
+    Return the next phase, which is Sweeping once the executor has ended; None if another one is to take its
+    place. Raises sqlite3.Error.
+    """
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
     # Checked before the reports are read, so that the last one is not missed.
     is_alive, now = attempt.executor.is_alive, context.monotonic()
@@ -211,9 +213,12 @@ def sweep(
     read_until: float,
     searches: SourceSearches,
 ) -> Sweeping | Postmortem:
-    """Kill leftover processes, look for files with metrics a last time, read metrics until ``read_until`` (monotonic),
-    and await another sample of the GPUs. Return Postmortem when all is done; until then, each turn calls this again.
-    Raises SpecError if the run's specification cannot be read, and sqlite3.Error."""
+    """Kill leftover processes, look for files with metrics a last time, read metrics until ``read_until``
+    (monotonic), and await another sample of the GPUs.
+
+    Return Postmortem when all is done; until then, each turn calls this again. Raises SpecError if the run's
+    specification cannot be read, and sqlite3.Error.
+    """
     record = attempt.record
 
     def finish_reading() -> bool:
@@ -262,10 +267,12 @@ def sweep(
 
 
 def _gpus_were_sampled(ended_at: float, ended_clock: float, context: AgentContext) -> bool:
-    """Return whether the GPUs were sampled after the last process ended (UTC unix seconds, and
-    monotonic), or READING_SECONDS have passed because the driver hangs. A GPU that was lost
-    together with the attempt is its cause, and the scheduler must see the memory that is free
-    again."""
+    """Return whether the GPUs were sampled after the last process ended (UTC unix seconds, and monotonic), or
+    READING_SECONDS have passed because the driver hangs.
+
+    A GPU that was lost together with the attempt is its cause, and the scheduler must see the memory that is
+    free again.
+    """
     # A sample from the future was taken before the clock was set back.
     were_sampled = ended_at < context.recorder.fast_at <= context.now()
     return were_sampled or context.monotonic() - ended_clock >= READING_SECONDS

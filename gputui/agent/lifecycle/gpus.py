@@ -148,9 +148,12 @@ class HeldGpus:
 
 @dataclass(slots=True)
 class GpuHolds:
-    """The GPUs of ended attempts until none of their processes is left, which is at once unless one
-    cannot be killed. A run that is over then returns its leases; a recovering run keeps them, and
-    may start on other GPUs before."""
+    """The GPUs of ended attempts until none of their processes is left, which is at once unless one cannot be
+    killed.
+
+    A run that is over then returns its leases; a recovering run keeps them, and may start on other GPUs
+    before.
+    """
 
     context: AgentContext
     entries: list[HeldGpus] = field(default_factory=list)

@@ -33,9 +33,12 @@ UNKILLABLE_SECONDS = 30.0
 
 
 class PostmortemTask(Struct, frozen=True):
-    """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is
-    why their folder must not be read. Without ``reads_logs`` it is concluded from the exit alone,
-    because something in the logs could not be examined. ``shared_with`` are runs that used its GPU near the end."""
+    """Input of a postmortem.
+
+    ``checkpoints`` is None if the profile names none; ``unanswered`` is why their folder must not be read.
+    Without ``reads_logs`` it is concluded from the exit alone, because something in the logs could not be
+    examined. ``shared_with`` are runs that used its GPU near the end.
+    """
 
     resolved: ResolvedRun
     folder: Path
@@ -54,9 +57,12 @@ class PostmortemTask(Struct, frozen=True):
 
 
 class PostmortemResult(NamedTuple):
-    """Result of a postmortem, redacted. ``incident`` is the cause if the attempt failed.
-    ``checkpoints`` is the updated ledger, after a failure with candidates to resume from; None if
-    the profile names no checkpoints. ``unmatched``: the pattern never matched a file."""
+    """Result of a postmortem, redacted.
+
+    ``incident`` is the cause if the attempt failed. ``checkpoints`` is the updated ledger, after a failure
+    with candidates to resume from; None if the profile names no checkpoints. ``unmatched``: the pattern never
+    matched a file.
+    """
 
     evidence: Evidence
     incident: Incident
@@ -74,9 +80,11 @@ class Serving:
 @dataclass(slots=True)
 class Sweeping:
     """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
+
     ``is_reading_rest``: its metrics files hold more than one turn can read. No process was left at
-    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds). ``awaits`` is what has to
-    happen next, as the end of a sentence."""
+    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds). ``awaits`` is what has to happen
+    next, as the end of a sentence.
+    """
 
     since: float | None = None
     is_reading_rest: bool = False

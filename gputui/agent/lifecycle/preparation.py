@@ -175,9 +175,11 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
 def _runner_fields(
     spec: RunSpec, run_dir: Path, build: Callable[..., Launch], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Fields of attempt.json for a runner: the target, the requested resources, and how to resume
-    from a checkpoint that it finds there, with NEWEST_CHECKPOINT as placeholder. ``history`` are
-    the attempts whose checkpoints the first start may use."""
+    """Fields of attempt.json for a runner: the target, the requested resources, and how to resume from a
+    checkpoint that it finds there, with NEWEST_CHECKPOINT as placeholder.
+
+    ``history`` are the attempts whose checkpoints the first start may use.
+    """
     folder = checkpoint_directory(spec, run_dir)
     resume: dict[str, Any] | None = None
     if spec.checkpoints is not None:

@@ -105,9 +105,11 @@ def _is_cut_launch(folder: Path, tickets: Collection[int]) -> bool:
 
 
 def _read_back(context: AgentContext, folder: Path, run: Run | None) -> bool:
-    """Add a run, or those of its attempts that the database does not know because it was restored
-    from a backup; False if there are none. Raises sqlite3.Error, and what reading the folder
-    raises."""
+    """Add a run, or those of its attempts that the database does not know because it was restored from a
+    backup; False if there are none.
+
+    Raises sqlite3.Error, and what reading the folder raises.
+    """
     newest_stored = 0 if run is None else run.attempt
     if run is not None and all(number <= newest_stored for number in attempt_numbers(folder)):
         return False

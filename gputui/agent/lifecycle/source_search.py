@@ -257,9 +257,12 @@ def search_of(context: AgentContext, spec: RunSpec, run_id: str, number: int, be
 
 @dataclass(slots=True)
 class _Watch:
-    """The looks at one attempt's files: how many there were, when the next is due (monotonic), and the one that runs.
-    ``rivals`` are the runs that have or had the same folder meanwhile; ``last_since`` is when the last look was asked
-    for, after the attempt's end."""
+    """The looks at one attempt's files: how many there were, when the next is due (monotonic), and the one
+    that runs.
+
+    ``rivals`` are the runs that have or had the same folder meanwhile; ``last_since`` is when the last look
+    was asked for, after the attempt's end.
+    """
 
     search: FileSearch
     rivals: set[str] = field(default_factory=set)

@@ -236,9 +236,11 @@ def _replace_checkpoint(context: AgentContext, run: Run, search: CheckpointSearc
 
 
 def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -> StartCheck:
-    """Scan the folder before an attempt at ``now`` (UTC unix seconds), and choose another
-    checkpoint if ``resume_from`` is not there any more. Raises what `scan` raises, and OSError if
-    the chosen checkpoint is gone and some cannot be read now."""
+    """Scan the folder before an attempt at ``now`` (UTC unix seconds), and choose another checkpoint if
+    ``resume_from`` is not there any more.
+
+    Raises what `scan` raises, and OSError if the chosen checkpoint is gone and some cannot be read now.
+    """
     folder_scan = scan(search, now)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):

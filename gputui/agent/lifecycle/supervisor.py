@@ -179,9 +179,11 @@ class Supervisor:
         self.advance()
 
     def notice_ends(self) -> None:
-        """Step runs with an attempt through their phases, as many as the turn has time for. A
-        failed write of one run does not keep the others from ending. Raises the first
-        sqlite3.OperationalError, or at once if the database is locked."""
+        """Step runs with an attempt through their phases, as many as the turn has time for.
+
+        A failed write of one run does not keep the others from ending. Raises the first
+        sqlite3.OperationalError, or at once if the database is locked.
+        """
         self._adopt_attempts()
         first: sqlite3.OperationalError | None = None
         # All attempts that end in this turn share one budget.
@@ -337,8 +339,9 @@ class Supervisor:
 
     def note_stop(self, run: Run, *, intent: str, actor: str, at_once: bool, reason: str | None = None) -> RunState:
         """Store that a run is to end, in the caller's transaction; return its state then.
-        `signal_stop` follows, and the end is noticed like any other. ``reason`` is given by a
-        study."""
+
+        `signal_stop` follows, and the end is noticed like any other. ``reason`` is given by a study.
+        """
         context, run_id, now = self.context, run.run_id, self.context.now()
         connection = context.connection
         if not run.state.has_attempt:

@@ -110,7 +110,7 @@ class News:
                 self._put(messages.alert_raised(alert, self.host), now, active_alert_id=alert.alert_id)
 
     def _put_ended_alerts(self, ended: Mapping[int, set[str]], now: float) -> None:
-        """Tell of ends those who were told of the begin."""
+        """Queue the ends of alerts for those who were told of the begin."""
         for alert_id, digests in ended.items():
             alert = alerts.one(self.context.connection, alert_id)
             if alert is not None and not alert.is_silenced(now):
@@ -119,7 +119,7 @@ class News:
             notices.note_alert_ended(self.context.connection, alert_id)
 
     def _put_runs(self, cursor: Cursor, now: float) -> bool:
-        """Tell of runs that ended or recovered; return whether one has ended, also a trial."""
+        """Queue messages about runs that ended or recovered; return whether one has ended, also a trial."""
         connection, has_ended = self.context.connection, False
         for run_id, moves in _moves_after(connection, cursor.transition_id).items():
             run, newest = get_run(connection, run_id), moves[-1]
@@ -131,9 +131,8 @@ class News:
                 continue
             spec = known_spec(run)
             is_asked = spec is not None and spec.notify
-            if state in (RunState.RUNNING, RunState.SUCCEEDED) and any(
-                _is_recovery(connection, move) for move in moves
-            ):
+            has_recovered = any(_is_recovery(connection, move) for move in moves)
+            if has_recovered and state in (RunState.RUNNING, RunState.SUCCEEDED):
                 self._put(messages.run_recovered(self._facts(run, now)), now, is_asked=is_asked)
             if state.is_over and state is run.state:
                 self._put(messages.run_ended(self._facts(run, now), newest.cause), now, is_asked=is_asked)
@@ -157,7 +156,7 @@ class News:
         )
 
     def _put_studies(self, cursor: Cursor, now: float) -> bool:
-        """Tell of studies that are over; return whether there is one."""
+        """Queue messages about studies that are over; return whether there is one."""
         connection, has_ended = self.context.connection, False
         moved = connection.execute("SELECT DISTINCT study_id FROM study_moves WHERE move_id > ?", (cursor.move_id,))
         for (study_id,) in moved.fetchall():

@@ -128,9 +128,11 @@ class Follower:
     on_write: Callable[[float], object] = float
 
     def run(self) -> int:
-        """Export until the run is over and everything is written, or the run is gone. Returns how
-        much was written. Raises ExportError, HeldElsewhereError, OSError, StoreError or
-        sqlite3.Error."""
+        """Export until the run is over and everything is written, or the run is gone.
+
+        Returns how much was written. Raises ExportError, HeldElsewhereError, OSError, StoreError or
+        sqlite3.Error.
+        """
         with closing(open_commander(self.workspace.database)) as connection:
             # The agent's janitor moves the log into the file.
             connection.execute("PRAGMA wal_autocheckpoint = 0")

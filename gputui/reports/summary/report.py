@@ -37,9 +37,11 @@ class Prices(Struct, frozen=True):
 
 
 class CostFigures(Struct, frozen=True):
-    """The costs of one or several runs. ``is_partial``: energy or price lack an unknown part, so
-    they are lower bounds. Lost and idle time may overlap (a GPU idles while a failed run restarts),
-    so they must not be added."""
+    """The costs of one or several runs.
+
+    ``is_partial``: energy or price lack an unknown part, so they are lower bounds. Lost and idle time may
+    overlap (a GPU idles while a failed run restarts), so they must not be added.
+    """
 
     gpu_hours: float | None = None
     energy_kwh: float | None = None

@@ -21,9 +21,11 @@ _PLAIN = ("restart", "wait", "rollback")
 
 
 def recoveries(history: RunHistory, costs: Mapping[int, Cost], spec: RunSpec | None) -> tuple[str, ...]:
-    """A sentence about each incident, what gputui changed, and from where it continued: ``Attempt 1
-    → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of memory on rank 0,
-    at step 35; it cost 5 steps and 9 s.`` ``costs`` are by incident."""
+    """A sentence about each incident, what gputui changed, and from where it continued. ``costs`` are by incident.
+
+    Example: ``Attempt 1 → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of memory on
+    rank 0, at step 35; it cost 5 steps and 9 s.``
+    """
     by_number = {attempt.number: attempt for attempt in history.attempts}
     decided = {decision.incident_id: decision for decision in history.decisions}
     return tuple(
