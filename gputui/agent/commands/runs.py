@@ -253,8 +253,8 @@ def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar]
     skipped = ""
     if point.skips:
         skipped = f"; {point.skips}"
-    done = f"{verb.removesuffix('e')}ed"
-    request.context.note("requeued", f"{done} by {actor} from {point.description}{skipped}", run_id, key=verb)
+    participle = f"{verb.removesuffix('e')}ed"
+    request.context.note("requeued", f"{participle} by {actor} from {point.description}{skipped}", run_id, key=verb)
     return {
         "id": run_id,
         "state": RunState.QUEUED,

@@ -263,14 +263,14 @@ class AlertEvaluation:
     def _holder(self, uuid: str) -> str | None:
         """Description of the process that holds most of a GPU's memory."""
         recorder = self.context.recorder
-        most = max(recorder.processes.get(uuid) or (), key=lambda process: process.memory_bytes or 0, default=None)
-        if most is None:
+        largest = max(recorder.processes.get(uuid) or (), key=lambda process: process.memory_bytes or 0, default=None)
+        if largest is None:
             return None
-        if (owner := recorder.owner(most)) is not None:
+        if (owner := recorder.owner(largest)) is not None:
             if owner.rank is None:
                 return owner.run_id
             return f"{owner.run_id} rank {owner.rank}"
-        return " · ".join(word for word in (most.user, most.command) if word) or f"pid {most.pid}"
+        return " · ".join(word for word in (largest.user, largest.command) if word) or f"pid {largest.pid}"
 
     def _write(self) -> None:
         """Write rows, events and messages in one transaction, then the log."""

@@ -109,8 +109,8 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
         write_text(folder / name, f"{text}\n")
     remaining = ALL_LOGS_CHARACTERS
     for tail in findings.evidence.tails:
-        most = min(LOG_CHARACTERS, remaining)
-        if most and (text := redact_text(tail.text[-most:])):
+        limit = min(LOG_CHARACTERS, remaining)
+        if limit and (text := redact_text(tail.text[-limit:])):
             who = "launcher" if tail.rank is None else f"rank{tail.rank}"
             write_text(folder / "logs" / f"{who}-{tail.stream}.txt", text)
             remaining = max(0, remaining - len(text))

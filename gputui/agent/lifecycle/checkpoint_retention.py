@@ -108,8 +108,8 @@ class CheckpointRetention:
         for active in read_runs(self.context.connection, active_only=True):
             if active.run_id != run.run_id:
                 paths |= _named_paths(active)
-        least = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_kept
-        return Keep(max(newest, least), paths, best, mode)
+        minimum = 1 if run.state is RunState.SUCCEEDED else policy_of(run).checkpoints_kept
+        return Keep(max(newest, minimum), paths, best, mode)
 
     def _store_result(self, run_id: str, keep: Keep, job: Job[PruneResult]) -> None:
         """Keep the verdicts, so that no checkpoint is read twice, and say once what is removed."""

@@ -305,7 +305,7 @@ def postmortem_task(
     ended_at = time_in(record.get("ended_at")) or min(now, _last_sign_of_life(context, live, folder))
     stays = fellows(connection, run.run_id, attempt.number)
     since = ended_at - SHARED_SECONDS
-    near = [stay.run_id for stay in stays if stay.end is None or stay.end > since]
+    sharing_runs = [stay.run_id for stay in stays if stay.end is None or stay.end > since]
     rows = watched.observations(connection, run.run_id, attempt.number)
     observed = [ObservedCause(row.kind, row.at, row.text, row.rank, row.step) for row in rows if row.ends]
     nproc = resolved.spec.ranks_on(len(fresh.gpus))
@@ -324,7 +324,7 @@ def postmortem_task(
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_now(context, run, ended_at, ended_well=record.get("code") == 0),
         observed=tuple(observed),
-        shared_with=tuple(dict.fromkeys(near)),
+        shared_with=tuple(dict.fromkeys(sharing_runs)),
         gpus=gpu_use(connection, fresh, ended_at),
         last_step_at=last_step_at,
     )

@@ -162,8 +162,9 @@ class GpuHolds:
         """Hold the GPUs of all ended attempts whose runs have a lease or are not over. Raises
         sqlite3.Error."""
         ended = self.context.connection.execute(
-            "SELECT run_id, number, gpus FROM attempts WHERE ended_at NOTNULL AND gpus != '[]' AND run_id IN "
-            "(SELECT run_id FROM leases UNION SELECT run_id FROM runs WHERE ended_at IS NULL)"
+            "SELECT run_id, number, gpus FROM attempts "
+            "WHERE ended_at NOTNULL AND gpus != '[]' "
+            "AND run_id IN (SELECT run_id FROM leases UNION SELECT run_id FROM runs WHERE ended_at IS NULL)"
         ).fetchall()
         for run_id, number, gpus in ended:
             self.begin(run_id, number, json.loads(gpus))

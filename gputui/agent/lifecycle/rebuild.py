@@ -200,8 +200,8 @@ def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Se
         store_labels(connection, run_id, labels)
     open_metrics(context.ingest, run_id, spec, folder)
     if not attempts:
-        never = "found in its folder, never started"
-        repository.move(connection, _stored_run(connection, run_id), RunState.STOPPED, cause=never, now=now)
+        reason = "found in its folder, never started"
+        repository.move(connection, _stored_run(connection, run_id), RunState.STOPPED, cause=reason, now=now)
 
 
 def _insert_attempts(

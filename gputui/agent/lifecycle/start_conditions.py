@@ -61,16 +61,16 @@ class RecoveryWaits:
         connection, now, wall = self.context.connection, self.context.monotonic(), self.context.now()
         rows = connection.execute("SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,))
         seconds_left = {run_id: max(0.0, (not_before or 0.0) - wall) for run_id, not_before in rows.fetchall()}
-        over = [run_id for run_id, seconds in seconds_left.items() if not seconds]
+        elapsed_waits = [run_id for run_id, seconds in seconds_left.items() if not seconds]
         due_times = [now + seconds for seconds in seconds_left.values() if seconds]
         is_one_queued = False
-        if over and now >= self._polled_at + POLL_SECONDS:
+        if elapsed_waits and now >= self._polled_at + POLL_SECONDS:
             self._polled_at = now
-            for run_id in over:
+            for run_id in elapsed_waits:
                 if not self.barrier.is_resting(run_id):
                     with self.barrier.guard(run_id):
                         is_one_queued |= self._end_wait(run_id)
-        if over:
+        if elapsed_waits:
             due_times.append(self._polled_at + POLL_SECONDS)
         self.next_due = min(due_times, default=math.inf)
         return is_one_queued

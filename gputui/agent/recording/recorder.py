@@ -238,7 +238,8 @@ class Recorder:
         self._connection.execute("UPDATE gpus SET present = 0")
         for gpu in inventory.gpus:
             self._connection.execute(
-                "INSERT INTO gpus (uuid, position, name, facts, first_seen_at, last_seen_at) VALUES (?, ?, ?, ?, ?, ?) "
+                "INSERT INTO gpus (uuid, position, name, facts, first_seen_at, last_seen_at) "
+                "VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (uuid) DO UPDATE SET position = excluded.position, name = excluded.name, "
                 "facts = excluded.facts, present = 1, last_seen_at = excluded.last_seen_at",
                 (gpu.uuid, gpu.index, gpu.name, json.dumps(asdict(gpu)), inventory.at, inventory.at),

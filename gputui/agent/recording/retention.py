@@ -119,11 +119,12 @@ class Pruning(NamedTuple):
     def _rolled_up_until(self) -> float:
         """The time up to which the samples of every source are rolled up into hours (UTC unix
         seconds)."""
-        least, marks, gpus = self.connection.execute(
-            "SELECT min(until), count(*), (SELECT count(*) FROM gpus) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)
+        earliest, marks, gpus = self.connection.execute(
+            "SELECT min(until), count(*), (SELECT count(*) FROM gpus) FROM rollup_marks WHERE span_seconds = ?",
+            (HOUR,),
         ).fetchone()
-        if least is not None and marks == 1 + gpus:
-            return float(least)
+        if earliest is not None and marks == 1 + gpus:
+            return float(earliest)
         return _NOTHING
 
 

@@ -24,8 +24,9 @@ READINGS_AT_ONCE = 5000
 def settle(connection: sqlite3.Connection, now: float) -> None:
     """Add new readings to the sums of all attempts. Raises sqlite3.Error."""
     attempts = connection.execute(
-        "SELECT run_id, number, gpus, started_at, ended_at FROM attempts AS a WHERE started_at NOTNULL "
-        "AND iif(json_valid(gpus), json_array_length(gpus), 0) > (SELECT count(*) FROM attempt_energy AS e "
+        "SELECT run_id, number, gpus, started_at, ended_at FROM attempts AS a "
+        "WHERE started_at NOTNULL AND iif(json_valid(gpus), json_array_length(gpus), 0) > ("
+        "SELECT count(*) FROM attempt_energy AS e "
         "WHERE e.run_id = a.run_id AND e.attempt = a.number AND e.settled = 1)"
     ).fetchall()
     for run_id, number, gpus, began, ended in attempts:
