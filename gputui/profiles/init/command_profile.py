@@ -26,7 +26,11 @@ _EVERY_PROJECTS = ("train", "main", "run", "__main__", "make", "just", "accelera
 
 
 def command_profile(
-    words: Sequence[str], folder: Path, *, verbs_options: Collection[str] = (), programs_options: Collection[str] = ()
+    command_line: Sequence[str],
+    folder: Path,
+    *,
+    verbs_options: Collection[str] = (),
+    programs_options: Collection[str] = (),
 ) -> Profile:
     """The profile that runs a command as it was typed in ``folder``.
 
@@ -36,8 +40,8 @@ def command_profile(
     Raises DraftError, also for an option of gputui, of its verb or before that, behind a script that has no such
     option.
     """
-    command = split_command(words, folder)
-    if words[0] == command.script and command.launcher is FOR_RANKS:
+    command = split_command(command_line, folder)
+    if command_line[0] == command.script and command.launcher is FOR_RANKS:
         command.launcher = FOR_SCRIPT
     subject = DraftSubject(command, Survey(), None, {})
     with suppress(SurveyError):  # what is wrong with it, Python says better
@@ -46,7 +50,7 @@ def command_profile(
     survey = subject.survey
     if survey.has_all_options:
         for flag in arguments.undeclared:
-            refusal = f"{command.script or words[0]} has no option {flag}; gputui's own"
+            refusal = f"{command.script or command_line[0]} has no option {flag}; gputui's own"
             meant = meant_option(flag, verbs_options)
             if meant is not None:
                 raise DraftError(f"{refusal}, {meant}, comes before the script")
@@ -57,7 +61,7 @@ def command_profile(
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
-    profile = Profile.of_form(form, run_name(command, folder), None, folder, words)
+    profile = Profile.of_form(form, run_name(command, folder), None, folder, command_line)
     return replace(profile, spellings=arguments.spellings)
 
 

@@ -58,7 +58,7 @@ class Draft:
     """A drafted profile: its keys, and comments by key.
 
     Attributes:
-        seen: a line for each thing that was seen, for the person.
+        findings: a line for each thing that was recognised, for the person.
         open_points: a line for each that a person has to decide or the first run to show.
         undeclared: typed options that are hardly the script's, as far as it could be read.
         options: all options that the script takes; none if there may be others.
@@ -67,7 +67,7 @@ class Draft:
     name: str
     keys: dict[str, Any] = field(default_factory=dict)
     remarks: dict[str, list[str]] = field(default_factory=dict)
-    seen: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     open_points: list[str] = field(default_factory=list)
     undeclared: Sequence[str] = ()
     options: Sequence[str] = ()
@@ -80,12 +80,17 @@ class Draft:
 
 
 def draft(
-    words: Sequence[str], folder: Path, *, preset: Preset | None = None, gpus: int = 0, trial: Trial | None = None
+    command_line: Sequence[str],
+    folder: Path,
+    *,
+    preset: Preset | None = None,
+    gpus: int = 0,
+    trial: Trial | None = None,
 ) -> Draft:
     """Draft a profile.
 
     Args:
-        words: a script's path alone, or the command that trains.
+        command_line: a script's path alone, or the command that trains.
         folder: where the profile will lie, and where relative paths of the command begin.
         preset: the script's framework, if it cannot be recognised.
         gpus: the number of GPUs of the machine.
@@ -93,21 +98,21 @@ def draft(
 
     Raises DraftError, and SurveyError if the script cannot be read.
     """
-    command = split_command(words, folder)
+    command = split_command(command_line, folder)
     subject = examine(command, folder, preset)
-    if words[0] == command.script and not subject.is_distributed:
+    if command_line[0] == command.script and not subject.is_distributed:
         command.launcher = FOR_SCRIPT
-    if subject.survey.style == "lightning" and len(words) == 1:
-        command.words.append("fit")
+    if subject.survey.style == "lightning" and len(command_line) == 1:
+        command.arguments.append("fit")
     beside = (name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists())
     command.python = command.python or next(beside, None)
     profile = Draft(run_name(command, folder))
     if preset is not None:
-        profile.seen.append(f"built on {preset.title}, as given")
+        profile.findings.append(f"built on {preset.title}, as given")
     elif subject.preset is not None:
-        profile.seen.append(f"built on {subject.preset.title}")
+        profile.findings.append(f"built on {subject.preset.title}")
     if subject.survey.style is not None and subject.survey.options:
-        profile.seen.append(f"{count_of(len(subject.survey.options), 'option')} ({subject.survey.style})")
+        profile.findings.append(f"{count_of(len(subject.survey.options), 'option')} ({subject.survey.style})")
     arguments = DraftArguments(subject)
     if subject.survey.is_certain or subject.survey.style is None:
         profile.undeclared = arguments.undeclared
@@ -195,7 +200,7 @@ def _add_remarks(profile: Draft, arguments: DraftArguments) -> None:
 def _add_metrics(profile: Draft, subject: DraftSubject, trial: Trial | None) -> None:
     """Add ``metrics``, and what was learned of an old log."""
     if "GPUTUI_METRICS" in subject.survey.text:
-        profile.seen.append("metrics lines written to $GPUTUI_METRICS")
+        profile.findings.append("metrics lines written to $GPUTUI_METRICS")
         profile.keys["metrics"] = {"source": "jsonl"}
         return
     profile.keys["metrics"] = "auto"
@@ -207,7 +212,7 @@ def _add_metrics(profile: Draft, subject: DraftSubject, trial: Trial | None) -> 
     else:
         names = [name for name in trial.points if name not in ("epoch", "total_steps")]
         lines = f"{trial.accepted} of {count_of(trial.lines, 'line')} of the log"
-        profile.seen.append(f"{lines} are metrics: {', '.join(names)}")
+        profile.findings.append(f"{lines} are metrics: {', '.join(names)}")
         remarks += [remark for form in learned_forms(trial.learned) for remark in form_remarks(form)]
     profile.remarks["metrics"] = remarks
 

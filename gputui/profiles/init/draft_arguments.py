@@ -120,18 +120,18 @@ class DraftArguments:
 
     def _add_typed(self) -> set[str]:
         """Take the typed words; returns the names of the options among them."""
-        words = deque(self.subject.command.words)
+        typed_words = deque(self.subject.command.arguments)
         typed: set[str] = set()
         positional = deque(option for option in self.subject.options.values() if not option.flag)
-        while words:
-            word = _next_typed(words, self.subject)
+        while typed_words:
+            word = _next_typed(typed_words, self.subject)
             if isinstance(word, _TypedOption):
                 typed |= self._add_typed_option(word)
                 if word.option is not None and word.option.takes_many:
-                    while words and not words[0].startswith("-"):
-                        self.args.append(self._literal(words.popleft()))
+                    while typed_words and not typed_words[0].startswith("-"):
+                        self.args.append(self._literal(typed_words.popleft()))
             elif word == "--":
-                self.args += [word, *map(self._literal, words)]
+                self.args += [word, *map(self._literal, typed_words)]
                 break
             elif word.startswith("-") and number_or_text(word) == word:
                 self.args.append(self._literal(word))
@@ -237,7 +237,7 @@ class DraftArguments:
     def _options_with_default(self) -> Iterator[Option]:
         """Untyped options with their default: the script's own, or that of a typed configuration file where the option
         has none."""
-        has_configuration = any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.words)
+        has_configuration = any(_CONFIGURATION.fullmatch(word) for word in self.subject.command.arguments)
         configured = self.subject.configured
         for option in self.untyped:
             if option.exclusive_group is not None or not option.is_known or not option.flag:
@@ -278,9 +278,9 @@ def _meaning(name: str, option: Option | None) -> Meaning | None:
     return meaning_of(name, option.help, option.default)
 
 
-def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
-    """Take from the front of ``words`` an option with its value, or else one word."""
-    word = words.popleft()
+def _next_typed(typed_words: deque[str], subject: DraftSubject) -> _TypedOption | str:
+    """Take from the front of ``typed_words`` an option with its value, or else one word."""
+    word = typed_words.popleft()
     flag, equals, value = word.partition("=")
     is_dashed = re.match(r"--?[A-Za-z]", word) is not None
     if not is_dashed and _ASSIGNED.fullmatch(word) is None:
@@ -298,8 +298,12 @@ def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
         name = option.name
     if equals:
         return _TypedOption(flag, name, value, "=", option)
-    if words and words[0] != "--" and (not words[0].startswith("-") or number_or_text(words[0]) != words[0]):
-        return _TypedOption(flag, name, words.popleft(), option=option)
+    if (
+        typed_words
+        and typed_words[0] != "--"
+        and (not typed_words[0].startswith("-") or number_or_text(typed_words[0]) != typed_words[0])
+    ):
+        return _TypedOption(flag, name, typed_words.popleft(), option=option)
     return _TypedOption(flag, name, None, option=option)
 
 
@@ -331,9 +335,9 @@ def option_words(flag: str, separator: str, value: str) -> tuple[str, ...]:
     return (f"{flag}{separator}{value}",)
 
 
-def _optional(words: tuple[str, ...]) -> tuple[str, ...]:
+def _optional(arguments: tuple[str, ...]) -> tuple[str, ...]:
     """Words as an optional piece, which is there only with its parameter."""
-    piece = list(words)
+    piece = list(arguments)
     piece[0] = f"[{piece[0]}"
     piece[-1] += "]"
     return tuple(piece)

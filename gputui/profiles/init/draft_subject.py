@@ -78,7 +78,7 @@ def examine(command: TypedCommand, folder: Path, preset: Preset | None = None) -
 def _configured(command: TypedCommand, folder: Path) -> Mapping[str, int | float]:
     """The numbers at the top of the YAML or JSON files that a command names."""
     numbers: dict[str, int | float] = {}
-    for word in command.words:
+    for word in command.arguments:
         file = folder / word.rpartition("=")[2]
         if file.suffix in (".yaml", ".yml", ".json"):
             with suppress(OSError, ValueError, yaml.YAMLError):

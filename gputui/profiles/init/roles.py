@@ -97,10 +97,10 @@ def _takes_checkpoint(default: Scalar) -> bool:
 
 def _role_by_name(name: str) -> tuple[str | None, int]:
     """The role of a name in lower case, and its doubt."""
-    words = name.rpartition(".")[2].split("_")
-    while len(words) > 1 and words[0] in _QUALIFIERS.split():
-        words.pop(0)
-    short = "_".join(words)
+    parts = name.rpartition(".")[2].split("_")
+    while len(parts) > 1 and parts[0] in _QUALIFIERS.split():
+        parts.pop(0)
+    short = "_".join(parts)
     if short in _RESUME_NAMES.split():
         return RESUME, 0
     for role in (*ROLE_NAMES, RESUME):

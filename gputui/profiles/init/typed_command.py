@@ -38,31 +38,31 @@ class TypedCommand:
     script: str | None = None
     module: str | None = None
     program: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
     nproc: int | None = None
 
 
-def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
+def split_command(command_line: Sequence[str], folder: Path) -> TypedCommand:
     """Split a command that was typed in ``folder``. Raises DraftError."""
-    if not words or not words[0]:
+    if not command_line or not command_line[0]:
         raise DraftError("name a script (train.py) or a command (-- torchrun train.py --lr 0.1)")
-    _check_first_word(words, folder)
-    first = Path(words[0]).name
+    _check_first_word(command_line, folder)
+    first = Path(command_line[0]).name
     if first.endswith(".py"):
-        return TypedCommand(script=words[0], words=list(words[1:]))
-    launcher = _typed_launcher([first, *words[1:]])
+        return TypedCommand(script=command_line[0], arguments=list(command_line[1:]))
+    launcher = _typed_launcher([first, *command_line[1:]])
     if launcher is not None:
-        return _after_launcher(words, words[1:], TypedCommand(launcher=launcher))
+        return _after_launcher(command_line, command_line[1:], TypedCommand(launcher=launcher))
     if _PYTHON.fullmatch(first):
-        return _python_command(words)
+        return _python_command(command_line)
     if first.endswith(".ipynb"):
-        return _notebook(words, folder)
-    return _other_command(words, folder)
+        return _notebook(command_line, folder)
+    return _other_command(command_line, folder)
 
 
-def _check_first_word(words: Sequence[str], folder: Path) -> None:
+def _check_first_word(command_line: Sequence[str], folder: Path) -> None:
     """Raise DraftError if a command cannot begin so."""
-    first, path = words[0], folder / words[0]
+    first, path = command_line[0], folder / command_line[0]
     if first.startswith("-"):
         raise DraftError(
             f"{first} is no option of gputui here, and a command begins with its script or program: train.py {first}"
@@ -70,7 +70,7 @@ def _check_first_word(words: Sequence[str], folder: Path) -> None:
     if path.is_dir():
         raise DraftError(f"{first} is a folder; name a script in it, or type: -- python -m PACKAGE")
     if re.search(r"\s", first) and shutil.which(first) is None and not path.exists():
-        line = shlex.join(["bash", "-c", *words])
+        line = shlex.join(["bash", "-c", *command_line])
         raise DraftError(f"{first!r} is one word; for a line of the shell type: -- {line}")
     if _ASSIGNMENT.match(first):
         raise DraftError(f"{first}: set variables before gputui, and name here only the command behind them")
@@ -83,45 +83,47 @@ def _check_first_word(words: Sequence[str], folder: Path) -> None:
         raise DraftError(f"{first}: no such file; did you mean {meant}?")
 
 
-def _python_command(words: Sequence[str]) -> TypedCommand:
+def _python_command(command_line: Sequence[str]) -> TypedCommand:
     """``python -u train.py --lr 0.1``, or ``python -m`` with a module or a launcher's module. With
     other options of the interpreter the line stays as it was typed."""
     command = TypedCommand(launcher=FOR_SCRIPT)
-    if words[0] != "python":
-        command.python = words[0]
-    rest = list(words[1:])
+    if command_line[0] != "python":
+        command.python = command_line[0]
+    rest = list(command_line[1:])
     while rest[:1] == ["-u"]:  # gputui sets PYTHONUNBUFFERED
         rest.pop(0)
     if rest[:1] == ["-m"] and len(rest) > 1:
         launcher = _typed_launcher(rest[1:])
         if launcher is not None:
             command.launcher = launcher
-            return _after_launcher(words, rest[2:], command)
-        command.module, command.words = rest[1], rest[2:]
+            return _after_launcher(command_line, rest[2:], command)
+        command.module, command.arguments = rest[1], rest[2:]
         return command
     if not rest:
-        raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
+        raise DraftError(f"{' '.join(command_line)}: no script is named; put it first, its options behind it")
     if rest[0].startswith("-"):
-        return _unchanged(words)
-    command.script, command.words = rest[0], rest[1:]
+        return _unchanged(command_line)
+    command.script, command.arguments = rest[0], rest[1:]
     return command
 
 
-def _notebook(words: Sequence[str], folder: Path) -> TypedCommand:
+def _notebook(command_line: Sequence[str], folder: Path) -> TypedCommand:
     """A notebook, executed into the run's folder by papermill, which prints what its cells do, or by
     nbconvert."""
     if shutil.which("papermill") is not None:
-        program = ["papermill", "--log-output", words[0], f"{{run_dir}}/{Path(words[0]).name}"]
+        program = ["papermill", "--log-output", command_line[0], f"{{run_dir}}/{Path(command_line[0]).name}"]
     elif shutil.which("jupyter-nbconvert") is not None:
-        program = ["jupyter-nbconvert", "--to", "notebook", "--execute", words[0], "--output-dir", "{run_dir}"]
+        program = ["jupyter-nbconvert", "--to", "notebook", "--execute", command_line[0], "--output-dir", "{run_dir}"]
     else:
-        raise DraftError(f"{words[0]}: a notebook runs by papermill or jupyter nbconvert, and neither is on PATH")
-    return TypedCommand(launcher=FOR_COMMAND, program=program, words=list(words[1:]))
+        raise DraftError(
+            f"{command_line[0]}: a notebook runs by papermill or jupyter nbconvert, and neither is on PATH"
+        )
+    return TypedCommand(launcher=FOR_COMMAND, program=program, arguments=list(command_line[1:]))
 
 
-def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
+def _other_command(command_line: Sequence[str], folder: Path) -> TypedCommand:
     """A command that is no script of Python; a file of this folder is named as the shell needs it."""
-    first, program = words[0], list(words[:1])
+    first, program = command_line[0], list(command_line[:1])
     file = folder / first
     if file.is_file() and ("/" in first or shutil.which(first) is None):
         if first.endswith(".sh") and not os.access(file, os.X_OK):
@@ -130,47 +132,49 @@ def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
             raise DraftError(f"{first} is neither a Python script nor a program; chmod +x makes it one")
         elif "/" not in first:
             program = [f"./{first}"]
-    return _unchanged([*program, *words[1:]])
+    return _unchanged([*program, *command_line[1:]])
 
 
-def _unchanged(words: Sequence[str]) -> TypedCommand:
+def _unchanged(command_line: Sequence[str]) -> TypedCommand:
     """A command that stays as it was typed, apart from its options. These begin behind the script of
     Python or of the shell, or with the first option or ``NAME=VALUE``."""
     script = None
-    if Path(words[0]).name not in (*SHELLS, *_MAKERS):
-        script = next((word for word in words if word.endswith(".py")), None)
-    end = _program_length(words, script)
-    return TypedCommand(launcher=FOR_COMMAND, script=script, program=list(words[:end]), words=list(words[end:]))
+    if Path(command_line[0]).name not in (*SHELLS, *_MAKERS):
+        script = next((word for word in command_line if word.endswith(".py")), None)
+    end = _program_length(command_line, script)
+    return TypedCommand(
+        launcher=FOR_COMMAND, script=script, program=list(command_line[:end]), arguments=list(command_line[end:])
+    )
 
 
-def _program_length(words: Sequence[str], script: str | None) -> int:
+def _program_length(command_line: Sequence[str], script: str | None) -> int:
     """The number of words before a command's options."""
-    first = Path(words[0]).name
+    first = Path(command_line[0]).name
     if script is not None:
-        return words.index(script) + 1
+        return command_line.index(script) + 1
     if first.endswith(".sh"):
         return 1
-    places = range(1, len(words))
+    places = range(1, len(command_line))
     if first in SHELLS:
-        ends = [place + 1 for place in places if not words[place].startswith("-")]
+        ends = [place + 1 for place in places if not command_line[place].startswith("-")]
     elif first in _MAKERS:
-        ends = [place for place in places if _ASSIGNMENT.match(words[place])]
+        ends = [place for place in places if _ASSIGNMENT.match(command_line[place])]
     else:
         # python -m package.train, or python -c CODE
         ends = [
             place + 2
             for place in places
-            if words[place] in ("-m", "-c") and _PYTHON.fullmatch(Path(words[place - 1]).name)
+            if command_line[place] in ("-m", "-c") and _PYTHON.fullmatch(Path(command_line[place - 1]).name)
         ]
-        ends += [place for place in places if words[place][:1] == "-" or _ASSIGNMENT.match(words[place])]
-    return min([*ends[:1], len(words)])
+        ends += [place for place in places if command_line[place][:1] == "-" or _ASSIGNMENT.match(command_line[place])]
+    return min([*ends[:1], len(command_line)])
 
 
-def _typed_launcher(words: Sequence[str]) -> Launcher | None:
+def _typed_launcher(command_line: Sequence[str]) -> Launcher | None:
     """The launcher that a command begins with: its program, or its module behind ``python -m``."""
     for launcher in LAUNCHERS.values():
         typed = launcher.typed
-        if typed is not None and words[0] in typed.programs and typed.subcommand in (None, *words[1:2]):
+        if typed is not None and command_line[0] in typed.programs and typed.subcommand in (None, *command_line[1:2]):
             return launcher
     return None
 
@@ -178,38 +182,38 @@ def _typed_launcher(words: Sequence[str]) -> Launcher | None:
 def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand) -> TypedCommand:
     """Read the launcher's options and the script from ``rest``. A line with an option that a
     profile cannot express stays as it was ``typed``."""
-    form, words = command.launcher.typed, list(rest)
+    form, arguments = command.launcher.typed, list(rest)
     assert form is not None
     command.nproc = _typed_count(rest, form.count)
     if form.subcommand is not None:
-        words.pop(0)
-    while words:
-        word = words.pop(0)
+        arguments.pop(0)
+    while arguments:
+        word = arguments.pop(0)
         option, equals, _ = word.partition("=")
         if option in ("-m", "--module"):
-            command.module, command.words = next(iter(words), None), words[1:]
+            command.module, command.arguments = next(iter(arguments), None), arguments[1:]
             break
         if not word.startswith("-"):
-            command.script, command.words = word, words
+            command.script, command.arguments = word, arguments
             break
         if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
             return replace(_unchanged(typed), nproc=command.nproc)
-        is_value_next = bool(words) and not words[0].startswith("-") and not words[0].endswith(".py")
+        is_value_next = bool(arguments) and not arguments[0].startswith("-") and not arguments[0].endswith(".py")
         if not equals and option not in form.flags and is_value_next:
-            words.pop(0)
+            arguments.pop(0)
     if command.script is None and command.module is None:
         raise DraftError(f"no script is named behind {command.launcher.name}")
     return command
 
 
-def _typed_count(words: Sequence[str], names: Sequence[str]) -> int | None:
+def _typed_count(arguments: Sequence[str], names: Sequence[str]) -> int | None:
     """The number of processes that a launcher's options ask for; None without one, or for a word
     such as ``gpu``."""
-    for index, word in enumerate(words):
+    for index, word in enumerate(arguments):
         option, equals, value = word.partition("=")
         if option in names:
             if not equals:
-                value = "".join(words[index + 1 : index + 2])
+                value = "".join(arguments[index + 1 : index + 2])
             if value.isdigit():
                 return int(value)
             return None

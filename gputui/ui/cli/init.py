@@ -84,7 +84,7 @@ def command(_session: Session, words: tuple[str, ...], preset: str | None, out: 
         fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", Exit.REFUSED)
     except OSError as error:
         fail(f"{shown_path(path)} cannot be written: {error.strerror}", Exit.REFUSED)
-    for mark, lines in (("✓", profile.seen), ("▲", profile.open_points)):
+    for mark, lines in (("✓", profile.findings), ("▲", profile.open_points)):
         for line in lines:
             say(f"{mark} {line}")
     named = f"./{shown_path(path)}"

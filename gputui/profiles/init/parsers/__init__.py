@@ -53,8 +53,8 @@ def declared_options(module: Module) -> DeclaredOptions | None:
     # argparse and click may spell an option twice, as for a flag that turns another off.
     is_unique = style in ("argparse", "click") or len({option.name for option in options}) == len(options)
     is_certain = len(readings) == 1 and is_unique and _has_one_parser(module)
-    named = [option for group in readings.values() for option in group if _NAME.fullmatch(option.name)]
-    return DeclaredOptions(style, tuple(named), is_certain)
+    usable = [option for group in readings.values() for option in group if _NAME.fullmatch(option.name)]
+    return DeclaredOptions(style, tuple(usable), is_certain)
 
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
