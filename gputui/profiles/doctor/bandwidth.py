@@ -106,15 +106,15 @@ class Bandwidth(Struct, frozen=True):
     latency_seconds: float | None = None
 
 
-def free_gpus(reading: GpuReading, held: Sequence[str]) -> tuple[int, ...] | None:
-    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs. ``held`` are
+def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
+    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs. ``leased`` are
     the UUIDs of those that runs of any home or user have."""
     if reading.source != "nvml" or not reading.facts:
         return None
     free = []
     for number, gpu in enumerate(reading.facts):
         sample = reading.samples.get(gpu.uuid)
-        if gpu.mig_mode or gpu.uuid in held or sample is None or sample.state != "ok":
+        if gpu.mig_mode or gpu.uuid in leased or sample is None or sample.state != "ok":
             continue
         used, busy = sample.memory_used_bytes, sample.utilization_percent
         if used is not None and used < FREE_MEMORY_BYTES and (busy is None or busy < FREE_PERCENT):
@@ -151,7 +151,7 @@ def measure(
 
 def decode(data: Mapping[str, Any]) -> Bandwidth:
     """Parse the output of the script."""
-    copies = ((each["to_gpu_bytes_per_second"], each["from_gpu_bytes_per_second"]) for each in data["copies"])
+    copies = ((copy["to_gpu_bytes_per_second"], copy["from_gpu_bytes_per_second"]) for copy in data["copies"])
     return Bandwidth(
         data["backend"], data["world"], tuple(copies), data["bus_bytes_per_second"], data["latency_seconds"]
     )
@@ -168,14 +168,14 @@ def check_bandwidth(measured: Bandwidth | str, reading: GpuReading, gpus: Sequen
 def _copies(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
     if not measured.copies or gpus is None:
         return CheckResult("copy bandwidth", "skip", "no GPU to copy to")
-    words, slow = [], []
+    rates, slow = [], []
     for number, (to_gpu, from_gpu) in zip(gpus, measured.copies, strict=True):
         gpu = reading.facts[number]
-        words.append(f"GPU {gpu.index} {to_gpu / 1e9:.1f} GB/s to it, {from_gpu / 1e9:.1f} from it")
+        rates.append(f"GPU {gpu.index} {to_gpu / 1e9:.1f} GB/s to it, {from_gpu / 1e9:.1f} from it")
         link = pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max)
         if link is not None and min(to_gpu, from_gpu) < link * SLOW_COPY_FRACTION:
             slow.append(f"GPU {gpu.index} of {link / 1e9:.0f} GB/s")
-    detail = "; ".join(words)
+    detail = "; ".join(rates)
     if slow:
         remedy = "see the pcie check while a run works, and numactl --hardware: the far socket's memory is slower"
         return CheckResult("copy bandwidth", "warn", f"{detail}; less than half of the link: {', '.join(slow)}", remedy)

@@ -81,25 +81,25 @@ def write_bundle(
 
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
     """Secret values of the environment and of the newest runs, whose files hold them as text."""
-    found = secrets_in(environ, {})
+    secrets = secrets_in(environ, {})
     specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in specs[:_SPECS]:
         try:
-            found |= secrets_of(read_spec(path))
+            secrets |= secrets_of(read_spec(path))
         except SpecError:
             continue
-    return found
+    return secrets
 
 
 def _members(
     workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], scrubber: Scrubber
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The texts of the bundle, and why others are left out, by name."""
-    shown = {name: value for name, value in environ.items() if name.startswith(_SHOWN_ENVIRONMENT)}
+    environment = {name: value for name, value in environ.items() if name.startswith(_SHOWN_ENVIRONMENT)}
     texts = {
         "versions.json": _dump(_versions(workspace), scrubber),
         "doctor.json": _dump([result.to_json() for result in results], scrubber),
-        "environment.json": _dump(dict(sorted(shown.items())), scrubber),
+        "environment.json": _dump(dict(sorted(environment.items())), scrubber),
         "incidents.json": _dump(_incidents(workspace), scrubber),
     }
     left_out = {}
@@ -126,7 +126,7 @@ def _dump(value: Any, scrubber: Scrubber) -> str:
 
 
 def _versions(workspace: Workspace) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    versions: dict[str, Any] = {
         "gputui": VERSION,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -137,15 +137,15 @@ def _versions(workspace: Workspace) -> dict[str, Any]:
     }
     for name in _PACKAGES:
         try:
-            found["packages"][name] = metadata.version(name)
+            versions["packages"][name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found["packages"][name] = None
+            versions["packages"][name] = None
     try:
         with closing(open_reader(workspace.database)) as connection:
-            found["schema"] = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            versions["schema"] = int(connection.execute("PRAGMA user_version").fetchone()[0])
     except (StoreError, sqlite3.Error) as error:
-        found["schema_problem"] = str(error)
-    return found
+        versions["schema_problem"] = str(error)
+    return versions
 
 
 def _incidents(workspace: Workspace) -> Any:
@@ -171,15 +171,15 @@ def _settings(path: Path, scrubber: Scrubber) -> str:
 
 
 class Scrubber(Redactor):
-    """Removes secrets from the texts of a bundle. ``known`` are values that must not appear;
+    """Removes secrets from the texts of a bundle. ``secrets`` are values that must not appear;
     ``home`` is shown as ~.
 
     It is stricter than `gputui.core.redaction`: a name that would be a secret in an environment is
     one in every text, and addresses of webhooks are removed. Hiding too much does no harm here.
     """
 
-    def __init__(self, known: Iterable[str] = (), home: str | None = None) -> None:
-        super().__init__(known)
+    def __init__(self, secrets: Iterable[str] = (), home: str | None = None) -> None:
+        super().__init__(secrets)
         self._home = home if home and home != "/" else None
 
     def text(self, text: str) -> str:
@@ -193,18 +193,19 @@ class Scrubber(Redactor):
         """A JSON value with its name."""
         if isinstance(value, str | int) and is_secret(name, str(value)) and value != REDACTED:
             return REDACTED
-        shown = self.value(value)
-        is_address = isinstance(shown, str) and any(word in name.lower() for word in _ADDRESS_NAMES)
+        scrubbed = self.value(value)
+        is_address = isinstance(scrubbed, str) and any(word in name.lower() for word in _ADDRESS_NAMES)
         if is_address:
-            return _URL.sub(rf"\g<scheme>{REDACTED}", shown)
-        return shown
+            return _URL.sub(rf"\g<scheme>{REDACTED}", scrubbed)
+        return scrubbed
 
     def value(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {str(name): self.named(str(name), item) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            words = self.argv(value) if all(isinstance(item, str) for item in value) else value
-            return [self.value(item) for item in words]
+            if all(isinstance(item, str) for item in value):
+                value = self.argv(value)
+            return [self.value(item) for item in value]
         return super().value(value)
 
 

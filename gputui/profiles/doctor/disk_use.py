@@ -44,17 +44,17 @@ def check_disk_use(workspace: Workspace, seconds: float = SECONDS) -> list[Check
     """Tell what takes the disk, the largest part first, as far as it can be read within ``seconds``."""
     if not workspace.state.is_dir():
         return [CheckResult("disk use", "skip", f"there is no {workspace.state} yet")]
-    found = measure(workspace, seconds)
+    usage = measure(workspace, seconds)
     may_free = "" if os.access(workspace.state, os.W_OK) else "only its owner can free it: "
-    least = "" if found.is_whole else "at least "
-    results = [CheckResult("disk use", "pass", f"{least}{bytes_text(found.parts.total())} in {workspace.state}")]
-    for part, size_bytes in found.parts.most_common():
+    least = "" if usage.is_whole else "at least "
+    results = [CheckResult("disk use", "pass", f"{least}{bytes_text(usage.parts.total())} in {workspace.state}")]
+    for part, size_bytes in usage.parts.most_common():
         if size_bytes:
             results.append(
                 CheckResult(f"disk: {part}", "pass", f"{least}{bytes_text(size_bytes)}; {may_free}{_FREED_BY[part]}")
             )
-    if found.runs:
-        largest = ", ".join(f"{run_id} {bytes_text(size)}" for run_id, size in found.runs.most_common(LARGEST_RUNS))
+    if usage.runs:
+        largest = ", ".join(f"{run_id} {bytes_text(size)}" for run_id, size in usage.runs.most_common(LARGEST_RUNS))
         results.append(CheckResult("disk: largest runs", "pass", largest))
     return results
 

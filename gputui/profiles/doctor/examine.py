@@ -82,11 +82,11 @@ def held_gpus(workspace: Workspace, gpus: GpuReading, leased: Sequence[str]) -> 
 
 
 def _bandwidth(
-    interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading, held: list[str]
+    interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading, leased: list[str]
 ) -> list[CheckResult]:
     if answer is None or answer.torch is None or answer.missing:
         return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
-    free = free_gpus(gpus, held)
+    free = free_gpus(gpus, leased)
     if free is not None and not free:
         return [CheckResult("bandwidth", "skip", "no GPU is free; ask again when nothing runs")]
     uuids = None if free is None else [gpus.facts[number].uuid for number in free]
@@ -98,7 +98,7 @@ def _noted_gpus(workspace: Workspace) -> NotedGpus:
     reports."""
     try:
         with closing(open_reader(workspace.database)) as connection:
-            failed = {uuid: one.words for uuid, one in hardware.quarantined(connection).items()}
+            failed = {uuid: quarantined.words for uuid, quarantined in hardware.quarantined(connection).items()}
             leased = [gpu.uuid for gpu in hardware.read_gpus(connection, time.time()) if gpu.run_id is not None]
             return NotedGpus(failed, leased, hardware.excluded(connection))
     except (StoreError, sqlite3.Error):
@@ -143,7 +143,9 @@ def _nccl(answer: InterpreterAnswer, has_gpus: bool) -> CheckResult:
     if answer.nccl is None:
         return CheckResult("nccl", "skip", "its version is not written down (built into torch)")
     detail = f"NCCL {answer.nccl} for CUDA {answer.cuda.split('.')[0]}"
-    return CheckResult("nccl", "pass", detail if has_gpus else f"{detail}; no GPU to use it with")
+    if not has_gpus:
+        detail += "; no GPU to use it with"
+    return CheckResult("nccl", "pass", detail)
 
 
 def version_of(text: str) -> tuple[int, int] | None:

@@ -241,10 +241,12 @@ def check_persistence(reading: GpuReading) -> CheckResult:
     """
     reported = [gpu for gpu in reading.facts if gpu.persistence_mode is not None]
     if not reported:
-        return CheckResult("persistence mode", "skip", "the driver does not say" if reading.facts else "no GPUs")
+        return _unknown("persistence mode", reading)
     off = [str(gpu.index) for gpu in reported if not gpu.persistence_mode]
+    if not off:
+        return CheckResult("persistence mode", "pass", "on")
     remedy = "sudo nvidia-smi -pm 1, or enable the nvidia-persistenced service"
-    return graded("persistence mode", f"off on GPU {', '.join(off)}" if off else "on", remedy, warns=bool(off))
+    return CheckResult("persistence mode", "warn", f"off on GPU {', '.join(off)}", remedy)
 
 
 def check_pcie(reading: GpuReading) -> CheckResult:
@@ -262,17 +264,29 @@ def check_pcie(reading: GpuReading) -> CheckResult:
         if current == maximum:
             full += 1
             continue
-        words = f"GPU {gpu.index} at generation {current[0]} ×{current[1]} of {maximum[0]} ×{maximum[1]}"
+        link = f"GPU {gpu.index} at generation {current[0]} ×{current[1]} of {maximum[0]} ×{maximum[1]}"
         busy = sample is not None and (sample.utilization_percent or 0.0) >= LOADED_PERCENT
-        (slower if busy else idle).append(words)
+        if busy:
+            slower.append(link)
+        else:
+            idle.append(link)
     if slower:
         remedy = "reseat the card or its riser, and look for a shared or limited slot in the BIOS"
         return CheckResult("pcie", "warn", "; ".join(slower) + " under load", remedy)
     if idle:
         return CheckResult("pcie", "skip", "; ".join(idle) + ", but idle: ask again while a run works on it")
     if not full:
-        return CheckResult("pcie", "skip", "the driver does not say" if reading.facts else "no GPUs")
-    return CheckResult("pcie", "pass", f"all {full} at full width and generation" if full > 1 else "at full width")
+        return _unknown("pcie", reading)
+    if full == 1:
+        return CheckResult("pcie", "pass", "at full width")
+    return CheckResult("pcie", "pass", f"all {full} at full width and generation")
+
+
+def _unknown(name: str, reading: GpuReading) -> CheckResult:
+    """The result of a check for which no GPU said what it needs."""
+    if reading.facts:
+        return CheckResult(name, "skip", "the driver does not say")
+    return CheckResult(name, "skip", "no GPUs")
 
 
 def check_topology(reading: GpuReading) -> CheckResult:
@@ -291,9 +305,12 @@ def check_topology(reading: GpuReading) -> CheckResult:
         uneven = ", ".join(f"GPU {index}: {count}" for index, count in reading.nvlinks.items())
         return CheckResult("topology", "warn", f"{detail}; active links differ ({uneven})", "see nvidia-smi nvlink -s")
     if apart:
-        named = ", ".join(f"{pair.first}-{pair.second}" + (f" over {pair.path}" if pair.path else "") for pair in apart)
+        pairs = []
+        for pair in apart:
+            path = f" over {pair.path}" if pair.path else ""
+            pairs.append(f"{pair.first}-{pair.second}{path}")
         remedy = "training works through host memory, slower; IOMMU or ACS in the BIOS often forbids it"
-        return CheckResult("topology", "warn", f"{detail}; no direct access between {named}", remedy)
+        return CheckResult("topology", "warn", f"{detail}; no direct access between {', '.join(pairs)}", remedy)
     return CheckResult("topology", "pass", f"{detail}, all pairs reach each other directly")
 
 

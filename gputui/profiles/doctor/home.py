@@ -116,29 +116,29 @@ def check_file_system(state: str, kind: str | None) -> CheckResult:
     return CheckResult("file system", "pass", f"local ({kind})")
 
 
-def check_database(state: str, found: str, size_bytes: int | None, schema: int | None) -> CheckResult:
+def check_database(state: str, condition: str, size_bytes: int | None, schema: int | None) -> CheckResult:
     """Check that the database is intact; arguments behind ``state`` are of `read_database`."""
     size = "" if size_bytes is None else f", {bytes_text(size_bytes)}"
-    if found == "missing":
+    if condition == "missing":
         return CheckResult("database", "skip", f"nothing has been recorded in {state} yet")
-    if found == "slow":
+    if condition == "slow":
         return CheckResult("database", "skip", f"too large to be read to its end here{size}")
-    if found == "ok":
+    if condition == "ok":
         return CheckResult("database", "pass", f"whole, schema {schema}{size}")
     remedy = "gputui agent stop, then start: the agent rebuilds what it can and keeps the old file beside it"
-    if "another version" in found:
+    if "another version" in condition:
         remedy = f"move {state} away, or choose another --home"
-    return CheckResult("database", "fail", f"{found}{size}", remedy)
+    return CheckResult("database", "fail", f"{condition}{size}", remedy)
 
 
-def check_settings(found: Sequence[str]) -> CheckResult:
+def check_settings(mistakes: Sequence[str]) -> CheckResult:
     """Check that the settings files of the home have no mistakes, by the first one of each."""
-    if not found:
+    if not mistakes:
         return CheckResult(
             "settings", "pass", "no mistake in alerts, notify, gpus, record and targets.yaml as far as readable"
         )
     remedy = "correct it: until then what the file said before counts, or nothing"
-    return CheckResult("settings", "fail", "; ".join(found), remedy)
+    return CheckResult("settings", "fail", "; ".join(mistakes), remedy)
 
 
 def check_messages(recipients: Sequence[tuple[str, str | None]] | str) -> CheckResult:
@@ -194,8 +194,8 @@ def check_other_agents(agents: list[tuple[int, str]]) -> CheckResult:
     files keep their runs apart."""
     if not agents:
         return CheckResult("other agents", "pass", "none of this user")
-    named = ", ".join(f"pid {pid} ({state})" for pid, state in agents)
-    return CheckResult("other agents", "pass", f"{len(agents)} of other homes: {named}")
+    processes = ", ".join(f"pid {pid} ({state})" for pid, state in agents)
+    return CheckResult("other agents", "pass", f"{len(agents)} of other homes: {processes}")
 
 
 def measure_write(
@@ -234,13 +234,13 @@ def read_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[str
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             deadline = time.monotonic() + seconds
             connection.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS_BETWEEN_CHECKS)
-            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            condition = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except StoreMissingError:
         return "missing", size, version
     except (StoreError, sqlite3.Error) as error:
         is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
         return "slow" if is_late else str(error), size, version
-    return found, size, version
+    return condition, size, version
 
 
 def _agent(workspace: Workspace, now: float) -> AgentReading | None:
@@ -259,16 +259,16 @@ def _agent(workspace: Workspace, now: float) -> AgentReading | None:
 
 def _other_agents(workspace: Workspace) -> list[tuple[int, str]]:
     """This user's agents of other state directories, by their command lines."""
-    found, me = [], os.getuid()
+    agents, me = [], os.getuid()
     for process in psutil.process_iter(["uids", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if process.info["uids"] is None or process.info["uids"].real != me or "gputui.agent" not in words:
+        arguments = process.info["cmdline"] or []
+        if process.info["uids"] is None or process.info["uids"].real != me or "gputui.agent" not in arguments:
             continue
-        if "--state" in words[:-1]:
-            state = words[words.index("--state") + 1]
+        if "--state" in arguments[:-1]:
+            state = arguments[arguments.index("--state") + 1]
             if os.path.realpath(state) != str(workspace.state):
-                found.append((process.pid, state))
-    return found
+                agents.append((process.pid, state))
+    return agents
 
 
 def main(path: str, size_bytes: int) -> int:
@@ -279,9 +279,9 @@ def main(path: str, size_bytes: int) -> int:
         # Unlinked at once, so that nothing is left if this process is killed.
         os.unlink(path)  # noqa: PTH108
         began = time.monotonic()
-        left = size_bytes
-        while left > 0:
-            left -= os.write(descriptor, chunk[:left])
+        bytes_left = size_bytes
+        while bytes_left > 0:
+            bytes_left -= os.write(descriptor, chunk[:bytes_left])
         os.fsync(descriptor)
     except OSError as error:
         sys.stderr.write(f"{error.strerror or error}\n")

@@ -76,9 +76,9 @@ def check_open_files(soft: int, hard: int) -> CheckResult:
     """Check the soft limit of open files; a process may raise it up to the hard limit."""
     if soft == resource.RLIM_INFINITY:
         return CheckResult("open files", "pass", "no limit")
-    shown = "none" if hard == resource.RLIM_INFINITY else str(hard)
+    hard_limit = "none" if hard == resource.RLIM_INFINITY else str(hard)
     remedy = "ulimit -n 65536, or nofile in /etc/security/limits.conf; then gputui agent stop, so that the next has it"
-    detail = f"at most {soft} open files (hard limit {shown})"
+    detail = f"at most {soft} open files (hard limit {hard_limit})"
     return graded("open files", detail, remedy, fails=soft < FILES_TOO_FEW, warns=soft < FILES_FEW)
 
 
@@ -92,9 +92,11 @@ def check_file_size(limit_bytes: int | None) -> CheckResult:
 
 def check_pidfds(*, works: bool) -> CheckResult:
     """Check that a signal can be bound to a process."""
+    if works:
+        return CheckResult("signals", "pass", "processes are held by pidfds")
     by_pid = "pidfd_open does not work here: signals go by PID, right after a check of the process"
     remedy = "use Linux 5.3 or newer, or allow pidfd_open and pidfd_send_signal in the sandbox"
-    return graded("signals", "processes are held by pidfds" if works else by_pid, remedy, warns=not works)
+    return CheckResult("signals", "warn", by_pid, remedy)
 
 
 def check_clock(is_synchronised: bool | None) -> CheckResult:
@@ -116,8 +118,10 @@ def check_linger(lingers: bool | None) -> CheckResult:
     """Check lingering, which user services such as gputui's need. None without systemd."""
     if lingers is None:
         return CheckResult("linger", "skip", "no systemd here")
+    if lingers:
+        return CheckResult("linger", "pass", "on for this user")
     remedy = "loginctl enable-linger lets user services start at boot and outlive the last logout"
-    return graded("linger", f"{'on' if lingers else 'off'} for this user", remedy, warns=not lingers)
+    return CheckResult("linger", "warn", "off for this user", remedy)
 
 
 def check_oom_kills(since_boot: int | None, in_cgroup: int | None) -> CheckResult:
@@ -135,10 +139,10 @@ def check_oom_kills(since_boot: int | None, in_cgroup: int | None) -> CheckResul
 def disk_room(path: Path) -> tuple[int, int] | None:
     """Free and total bytes of a file system; None if it cannot be read."""
     try:
-        found = psutil.disk_usage(str(path))
+        usage = psutil.disk_usage(str(path))
     except OSError:
         return None
-    return found.free, found.total
+    return usage.free, usage.total
 
 
 def _file_size_limit_bytes() -> int | None:
@@ -179,8 +183,8 @@ def _lingers() -> bool | None:
 def _oom_kills(path: Path) -> int | None:
     """The number behind ``oom_kill`` in a file of the kernel."""
     try:
-        words = dict(line.split(maxsplit=1) for line in path.read_text("ascii", "replace").splitlines())
-        return int(words["oom_kill"])
+        counters = dict(line.split(maxsplit=1) for line in path.read_text("ascii", "replace").splitlines())
+        return int(counters["oom_kill"])
     except (OSError, KeyError, ValueError):
         return None
 
