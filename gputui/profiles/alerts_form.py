@@ -23,10 +23,10 @@ OF_MACHINE = "machine"
 """The validation context of ``alerts.yaml``; a profile has none."""
 
 
-def _duration(given: object) -> object:
-    if parse_seconds(given) is None:
+def _duration(seconds: object) -> object:
+    if parse_seconds(seconds) is None:
         raise expected("seconds, or a time such as 90 s, 5 min or 2 h, of at most 30 days")
-    return given
+    return seconds
 
 
 Duration = Annotated[Any, BeforeValidator(_duration)]
@@ -54,13 +54,13 @@ class _Rules(Model):
     called = "rule"
 
 
-def _schedule(given: object, info: ValidationInfo) -> object:
+def _schedule(schedule: object, info: ValidationInfo) -> object:
     """Expand ``schedule: cosine``."""
     if info.context == OF_MACHINE:
         raise problem("is a matter of a profile, not of the machine")
-    if isinstance(given, str):
-        return {"shape": given}
-    return given
+    if isinstance(schedule, str):
+        return {"shape": schedule}
+    return schedule
 
 
 def _rule(rule: Rule) -> Any:
@@ -72,14 +72,14 @@ def _rule(rule: Rule) -> Any:
     if rule.id == "lr_off_schedule":
         keys["schedule"] = (Annotated[ScheduleForm, BeforeValidator(_schedule)] | None, None)
 
-    def check(given: object, info: ValidationInfo) -> object:
+    def check(thresholds: object, info: ValidationInfo) -> object:
         if rule.subject == "host" and info.context != OF_MACHINE:
             raise problem("is about the whole machine; change it in alerts.yaml")
-        if given in ("off", "on") or isinstance(given, bool):
+        if thresholds in ("off", "on") or isinstance(thresholds, bool):
             return {}
-        if not isinstance(given, dict):
+        if not isinstance(thresholds, dict):
             raise expected("off, or a mapping of what is changed")
-        return given
+        return thresholds
 
     return Annotated[create_model(rule.id, __base__=_RuleForm, **keys), BeforeValidator(check)]
 

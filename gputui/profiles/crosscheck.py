@@ -128,13 +128,13 @@ def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     params = _mapping(data, "params")
     before = 0
     for number, phase in enumerate(phases):
-        until = phase.get("until")
-        if until is None and number < len(phases) - 1:
+        end = phase.get("until")
+        if end is None and number < len(phases) - 1:
             yield CrossFinding(("phases", number), "only the last phase may leave out until")
-        elif isinstance(until, int) and until <= before:
+        elif isinstance(end, int) and end <= before:
             yield CrossFinding(("phases", number, "until"), f"is not behind the phase before, which ends at {before}")
-        if isinstance(until, int):
-            before = until
+        if isinstance(end, int):
+            before = end
         changed = _mapping(phase, "params")
         for name in changed:
             if redact_params({name: changed[name]}) != {name: changed[name]}:

@@ -33,14 +33,17 @@ def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) 
     """The first attempt's command if it got ``gpus`` now; port 0 stands for a free one."""
     uuids = tuple(gpu.uuid for gpu in gpus) or spec.gpus.uuids
     visible = uuids if spec.visible == "uuid" else tuple(str(gpu.index) for gpu in gpus)
-    here = Placement.here(visible, spec.nproc, port=0)
+    if spec.target is None:
+        placement = Placement.here(visible, spec.nproc, port=0)
+    else:
+        placement = Executors().of(spec.target).placement(spec)
     return build_launch(
         spec,
         run_id=RUN_ID,
         run_dir=str(runs / RUN_ID),
         attempt=1,
         params=spec.params,
-        placement=here if spec.target is None else Executors().of(spec.target).placement(spec),
+        placement=placement,
         checkpoint=None,
     )
 
@@ -57,9 +60,15 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
     run_dir = launch.env["GPUTUI_RUN_DIR"]
     values = values_for(spec.params, run_dir, None)
     count = spec.gpus.count
-    shown = {name: shlex.quote(value) if value else "" for name, value in sorted(launch.env.items())}
-    if not shown.get("CUDA_VISIBLE_DEVICES", "?"):
-        shown["CUDA_VISIBLE_DEVICES"] = f"<the {count_of(count, 'GPU')} it gets>" if count else "<no GPU>"
+    environment = dict(sorted(launch.env.items()))
+    for name, value in environment.items():
+        if value:
+            environment[name] = shlex.quote(value)
+        elif name == "CUDA_VISIBLE_DEVICES":
+            environment[name] = f"<the {count_of(count, 'GPU')} it gets>" if count else "<no GPU>"
+    time_limit = []
+    if spec.time_limit_seconds is not None:
+        time_limit.append(duration(spec.time_limit_seconds))
     lines = [
         f"typed        {shlex.join(spec.typed)}" if spec.typed else f"profile      {spec.profile_path or spec.name}",
         f"command      {shlex.join(launch.argv)}",
@@ -70,15 +79,19 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
         f"checkpoints  {_checkpoints(spec, values)}",
         *_labelled("sinks", shown_sinks(spec, run_id=RUN_ID, run_dir=run_dir)),
         f"recovery     {spec.recovery.get('policy', 'standard')}",
-        *_labelled("time limit", [] if spec.time_limit_seconds is None else [duration(spec.time_limit_seconds)]),
+        *_labelled("time limit", time_limit),
         f"stop         SIGTERM, then SIGKILL after {launch.grace_seconds:g} s",
-        *_labelled("environment", [f"{name}={value}" for name, value in shown.items()]),
+        *_labelled("environment", [f"{name}={value}" for name, value in environment.items()]),
     ]
     return [clean(line) for line in lines]
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[str]:
-    return [f"{label if index == 0 else '':13}{text}" for index, text in enumerate(texts)]
+    lines = []
+    for text in texts:
+        lines.append(f"{label:13}{text}")
+        label = ""  # only the first line has it
+    return lines
 
 
 def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:

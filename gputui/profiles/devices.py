@@ -53,33 +53,36 @@ class Selection:
         return not (self.count or self.devices or self.is_all)
 
 
-def parse_selection(given: object) -> Selection:
+def parse_selection(selection: object) -> Selection:
     """Read ``2``, ``0.5``, ``"all"``, ``[0, 1]``, ``"0,1"``, ``"0,"`` (index 0 alone), a UUID or a list of UUIDs.
 
     Raises SelectionError.
     """
-    if isinstance(given, bool) or given is None:
-        raise _malformed(given)
-    if isinstance(given, int):
-        if not 0 <= given <= MAX_GPUS:
-            raise _malformed(given)
-        return Selection(count=given)
-    if isinstance(given, float):
-        if not 0 < given < 1:
-            raise _malformed(given)
-        return Selection(count=1, share=given)
-    if isinstance(given, str):
-        text = given.strip()
+    if isinstance(selection, bool) or selection is None:
+        raise _malformed(selection)
+    if isinstance(selection, int):
+        if not 0 <= selection <= MAX_GPUS:
+            raise _malformed(selection)
+        return Selection(count=selection)
+    if isinstance(selection, float):
+        if not 0 < selection < 1:
+            raise _malformed(selection)
+        return Selection(count=1, share=selection)
+    if isinstance(selection, str):
+        text = selection.strip()
         if re.fullmatch(r"0?\.\d{1,6}", text):
             return parse_selection(float(text))
         if text.lower() == "all":
             return Selection(is_all=True)
         if text.isascii() and text.isdigit():
-            return parse_selection(int(text) if len(text) < 10 else MAX_GPUS + 1)
-        given = [part.strip() for part in text.removesuffix(",").split(",")]
-    if not isinstance(given, (list, tuple)) or not given:
-        raise _malformed(given)
-    devices = tuple(_device(item) for item in given)
+            count = MAX_GPUS + 1
+            if len(text) < 10:
+                count = int(text)
+            return parse_selection(count)
+        selection = [part.strip() for part in text.removesuffix(",").split(",")]
+    if not isinstance(selection, (list, tuple)) or not selection:
+        raise _malformed(selection)
+    devices = tuple(_device(item) for item in selection)
     if len(set(devices)) < len(devices):
         raise SelectionError("a GPU is named twice", is_refusal=False)
     return Selection(devices=devices)
@@ -137,8 +140,8 @@ def request_gpus(
     if not selection.devices:
         if selection.count > len(whole):
             fewer = "to run on the CPU" if not whole else "instead"
-            asked = f"{count_of(selection.count, 'GPU')} asked for"
-            raise SelectionError(f"{asked}, {machine_has(inventory, excluded)}; use --gpus {len(whole)} {fewer}")
+            request = f"{count_of(selection.count, 'GPU')} asked for"
+            raise SelectionError(f"{request}, {machine_has(inventory, excluded)}; use --gpus {len(whole)} {fewer}")
         return GpuRequest(selection.count, (), memory_bytes, share=selection.share)
     chosen = [_find(device, inventory) for device in selection.devices]
     for gpu in chosen:
@@ -156,9 +159,12 @@ def machine_has(inventory: Sequence[GpuFacts], excluded: Collection[str] = ()) -
     """The number of GPUs that a run may have, and those that MIG or ``gpus.yaml`` keeps from it."""
     others = [gpu for gpu in inventory if gpu.uuid in excluded]
     split = [gpu for gpu in inventory if gpu.mig_mode and gpu not in others]
-    words = [f"without GPU {_indices(split)}, in MIG mode"] if split else []
-    words += [f"without GPU {_indices(others)}, not used here (gpus.yaml)"] if others else []
-    return " ".join([f"this machine has {len(inventory) - len(split) - len(others)}", *words])
+    parts = [f"this machine has {len(inventory) - len(split) - len(others)}"]
+    if split:
+        parts.append(f"without GPU {_indices(split)}, in MIG mode")
+    if others:
+        parts.append(f"without GPU {_indices(others)}, not used here (gpus.yaml)")
+    return " ".join(parts)
 
 
 def _device(item: object) -> int | str:
@@ -199,13 +205,13 @@ def _others(whole: Sequence[GpuFacts]) -> str:
     return f"use --gpus {listed.replace(' ', '')}"
 
 
-def _malformed(given: object) -> NoSelectionError:
-    return NoSelectionError(f"expected {EXPECTED}, found {shorten(repr(given))}", is_refusal=False)
+def _malformed(selection: object) -> NoSelectionError:
+    return NoSelectionError(f"expected {EXPECTED}, found {shorten(repr(selection))}", is_refusal=False)
 
 
-def _used(given: object) -> frozenset[int | str]:
+def _used(content: object) -> frozenset[int | str]:
     try:
-        devices = parse_selection(given).devices if isinstance(given, list) else ()
+        devices = parse_selection(content).devices if isinstance(content, list) else ()
     except SelectionError:
         devices = ()
     if not devices:

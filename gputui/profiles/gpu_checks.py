@@ -79,9 +79,9 @@ class GpuSituation(Struct, frozen=True):
         """The scheduler's decision if a run joined the queue now."""
         stored = json.dumps(spec.to_json())
         run = Run("", sys.maxsize, spec.name, spec.name, RunState.QUEUED, 0, spec.params, stored, math.inf)
-        ahead = sum(each.priority >= spec.priority for each in self.waiting.runs)
+        ahead = sum(earlier.priority >= spec.priority for earlier in self.waiting.runs)
         outcomes = self.schedule([*self.waiting.runs[:ahead], run, *self.waiting.runs[ahead:]])
-        return next(each for each in outcomes if each.run is run)
+        return next(outcome for outcome in outcomes if outcome.run is run)
 
     def schedule(self, queue: Sequence[Run]) -> list[Start | Wait]:
         """The scheduler's decisions for a queue on these GPUs."""
@@ -103,12 +103,12 @@ class GpuSituation(Struct, frozen=True):
         return promised
 
 
-def _sizes(one: int, other: int) -> tuple[str, str]:
+def _sizes(first_bytes: int, second_bytes: int) -> tuple[str, str]:
     """Two sizes, with more digits if they look the same: a GPU of 24 GB has 23.99 GiB."""
-    words = bytes_text(one), bytes_text(other)
-    if words[0] != words[1]:
-        return words
-    return (f"{one / 2**30:.2f} GiB", f"{other / 2**30:.2f} GiB")
+    sizes = bytes_text(first_bytes), bytes_text(second_bytes)
+    if sizes[0] != sizes[1]:
+        return sizes
+    return (f"{first_bytes / 2**30:.2f} GiB", f"{second_bytes / 2**30:.2f} GiB")
 
 
 def likely_gpus(spec: RunSpec, situation: GpuSituation) -> tuple[GpuFacts, ...]:
@@ -177,8 +177,11 @@ def _sentence(first: str, by_index: Mapping[int, str]) -> str:
     parts = [first]
     for why, alike in indices.items():
         verb, _, rest = why.partition(" ")
-        several = f"GPUs {index_ranges(sorted(alike))} {_PLURALS.get(verb, verb)} {rest}"
-        parts.append(several if len(alike) > 1 else f"GPU {alike[0]} {why}")
+
+        if len(alike) > 1:
+            parts.append(f"GPUs {index_ranges(sorted(alike))} {_PLURALS.get(verb, verb)} {rest}")
+        else:
+            parts.append(f"GPU {alike[0]} {why}")
     return "; ".join(parts)
 
 
@@ -196,10 +199,10 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituatio
     if not spec.gpus.count:
         return CheckResult("memory", "skip", "a CPU run takes no GPU memory")
     batch_name, batch = _batch_of(spec)
-    for each in past:
-        size = _batch(each.params.get(batch_name))
-        if each.ran_out and batch and size and size <= batch and _is_like(each, spec, batch_name):
-            message = f"{each.run_id} ran out of GPU memory with {batch_name} {size}"
+    for peak in past:
+        size = _batch(peak.params.get(batch_name))
+        if peak.ran_out and batch and size and size <= batch and _is_like(peak, spec, batch_name):
+            message = f"{peak.run_id} ran out of GPU memory with {batch_name} {size}"
             return CheckResult("memory", "warn", message, f"lower {batch_name}, or leave it to recovery")
     expected = expect(past, spec)
     if expected is None:
@@ -224,19 +227,19 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
     """
     batch_name, batch = _batch_of(spec)
     alike = [
-        (each, each.peak_bytes)
-        for each in past
-        if each.peak_bytes is not None and not each.ran_out and _is_like(each, spec, batch_name)
+        (attempt, attempt.peak_bytes)
+        for attempt in past
+        if attempt.peak_bytes is not None and not attempt.ran_out and _is_like(attempt, spec, batch_name)
     ]
-    runs = len({each.run_id for each, _ in alike})
+    runs = len({attempt.run_id for attempt, _ in alike})
     if batch is None:
         peak = max((peak_bytes for _, peak_bytes in alike), default=None)
         if peak is None:
             return None
         return Expectation(peak, runs, is_scaled=False)
     peaks: dict[int, int] = {}
-    for each, peak_bytes in alike:
-        size = _batch(each.params.get(batch_name))
+    for attempt, peak_bytes in alike:
+        size = _batch(attempt.params.get(batch_name))
         if size is not None:
             peaks[size] = max(peaks.get(size, 0), peak_bytes)
     if batch in peaks:
@@ -266,8 +269,8 @@ def _is_like(past: PastPeak, spec: RunSpec, batch_name: str) -> bool:
     for name, value in spec.params.items():
         if name in changed_by_recovery or isinstance(value, float) or name not in past.params:
             continue
-        words = set(name.lower().replace("-", "_").split("_"))
-        if isinstance(value, int) and not isinstance(value, bool) and words & _LENGTH_WORDS:
+        name_parts = set(name.lower().replace("-", "_").split("_"))
+        if isinstance(value, int) and not isinstance(value, bool) and name_parts & _LENGTH_WORDS:
             continue
         if past.params[name] != value:
             return False

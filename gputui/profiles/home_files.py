@@ -61,15 +61,15 @@ def mistakes(workspace: Workspace, *, is_anothers: bool = False) -> list[str]:
         workspace.record: load_retention,
         workspace.targets: load_targets,
     }
-    found = []
+    problems = []
     for path, load in loaders.items():
         if is_anothers and path.exists() and not os.access(path, os.R_OK):
             continue
         try:
             load(path)
         except ProfileError as error:
-            found.append(str(error.problems[0]))
-    return found
+            problems.append(str(error.problems[0]))
+    return problems
 
 
 def load_retention(path: Path) -> Retention:

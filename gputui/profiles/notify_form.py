@@ -23,26 +23,26 @@ from gputui.store.events import Severity
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
-def _to(given: object) -> object:
+def _to(recipient: object) -> object:
     # Both forms may contain secrets, so neither is shown.
-    words = given
-    if isinstance(given, str):
+    command = recipient
+    if isinstance(recipient, str):
         try:
-            words = shlex.split(given)
+            command = shlex.split(recipient)
         except ValueError:
             raise problem("the command has an open quote") from None
-    if isinstance(words, list) and words and isinstance(words[0], str) and _SCHEME.match(words[0]):
+    if isinstance(command, list) and command and isinstance(command[0], str) and _SCHEME.match(command[0]):
         # apprise takes several addresses in one text, but each is a recipient with messages of its own.
-        if not isinstance(given, str) or len(given.split()) > 1:
+        if not isinstance(recipient, str) or len(recipient.split()) > 1:
             raise problem("an address has no spaces: write %20 for one, and an entry for each address")
-        return given.strip()
+        return recipient.strip()
     if (
-        not isinstance(words, list)
-        or not words
-        or not all(isinstance(word, str) and "\0" not in word for word in words)
+        not isinstance(command, list)
+        or not command
+        or not all(isinstance(word, str) and "\0" not in word for word in command)
     ):
         raise problem("expected an address such as ntfy://my-topic, or a command such as mail -s gputui me@example.org")
-    return tuple(words)
+    return tuple(command)
 
 
 class RecipientForm(Model):

@@ -75,7 +75,7 @@ class Parameter(Struct, frozen=True):
         """The accepted values in words, such as "a whole number of at least 1"."""
         if self.choices:
             return one_of(format_value(choice) or "none" for choice in self.choices)
-        words = {
+        noun = {
             "bool": "true or false",
             "int": "a whole number",
             "float": "a number",
@@ -83,29 +83,29 @@ class Parameter(Struct, frozen=True):
             "any": "a number" if self.is_bounded else "text, a number or none",
         }[self.kind]
         if self.multiple_of is not None:
-            words = f"a multiple of {self.multiple_of}"
+            noun = f"a multiple of {self.multiple_of}"
         if self.minimum is not None and self.maximum is not None:
-            return f"{words} from {format_value(self.minimum)} to {format_value(self.maximum)}"
+            return f"{noun} from {format_value(self.minimum)} to {format_value(self.maximum)}"
         if self.minimum is not None:
-            return f"{words} of at least {format_value(self.minimum)}"
+            return f"{noun} of at least {format_value(self.minimum)}"
         if self.maximum is not None:
-            return f"{words} of at most {format_value(self.maximum)}"
-        return words
+            return f"{noun} of at most {format_value(self.maximum)}"
+        return noun
 
-    def parse(self, given: Scalar) -> Scalar:
+    def parse(self, argument: Scalar) -> Scalar:
         """Convert typed text, or check a value of the right type.
 
         A text parameter takes its text unchanged, ``=`` and ``@`` included. Raises ParameterError.
         """
-        value = self._convert(given)
+        value = self._convert(argument)
         if isinstance(value, str) and "\0" in value:
-            raise self._error(given, "text without NUL characters")
+            raise self._error(argument, "text without NUL characters")
         if isinstance(value, float) and not math.isfinite(value):
-            raise self._error(given, "a finite number")
+            raise self._error(argument, "a finite number")
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
-            raise self._error(given, "a whole number of at most 63 bits")
+            raise self._error(argument, "a whole number of at most 63 bits")
         if value is not None and not self._accepts(value):
-            raise self._error(given)
+            raise self._error(argument)
         return value
 
     def _accepts(self, value: bool | int | float | str) -> bool:
@@ -113,7 +113,8 @@ class Parameter(Struct, frozen=True):
             return False
         if self.choices:
             # True == 1, but it is another choice.
-            return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.choices)
+            choices = [choice for choice in self.choices if isinstance(choice, bool) == isinstance(value, bool)]
+            return value in choices
         if not self.is_bounded:
             return True
         least = -math.inf if self.minimum is None else self.minimum
@@ -128,23 +129,23 @@ class Parameter(Struct, frozen=True):
     def _takes_none(self) -> bool:
         return self.default is None or None in self.choices
 
-    def _convert(self, given: Scalar) -> Scalar:
+    def _convert(self, argument: Scalar) -> Scalar:
         """The value of typed text; another value as it is, if it is of the parameter's kind."""
         kind = self.kind
-        if isinstance(given, str):
-            return self._from_text(given, kind)
-        if given is None:
+        if isinstance(argument, str):
+            return self._from_text(argument, kind)
+        if argument is None:
             if self._takes_none:
                 return None
-            raise self._error(given)
-        if kind == "float" and _kind_of(given) == "int":
+            raise self._error(argument)
+        if kind == "float" and _kind_of(argument) == "int":
             try:
-                return float(given)
+                return float(argument)
             except OverflowError:
-                raise self._error(given, "a finite number") from None
-        if kind not in ("any", _kind_of(given)):
-            raise self._error(given)
-        return given
+                raise self._error(argument, "a finite number") from None
+        if kind not in ("any", _kind_of(argument)):
+            raise self._error(argument)
+        return argument
 
     def _from_text(self, text: str, kind: Kind) -> Scalar:
         for choice in self.choices:
@@ -169,9 +170,9 @@ class Parameter(Struct, frozen=True):
             raise self._error(text)
         return float(word)
 
-    def _error(self, given: Scalar, expected: str | None = None) -> UnfitValueError:
-        what = f"expected {expected or self.expected}, found {shown_value(given)}"
-        if expected is None and self.is_whole_by_default and _FLOAT.fullmatch(str(given).strip()):
+    def _error(self, argument: Scalar, expected: str | None = None) -> UnfitValueError:
+        what = f"expected {expected or self.expected}, found {shown_value(argument)}"
+        if expected is None and self.is_whole_by_default and _FLOAT.fullmatch(str(argument).strip()):
             what += f"; {self.by_example}"
         return UnfitValueError(self.name, what)
 
@@ -211,13 +212,13 @@ def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) 
     """
     values = {name: parameter.default for name, parameter in parameters.items()}
     problems: list[str] = []
-    for name, given in overrides.items():
+    for name, override in overrides.items():
         parameter = parameters.get(name)
         if parameter is None:
             problems.append(f"{name}: {unknown_parameter(name, parameters)}")
             continue
         try:
-            values[name] = parameter.parse(given)
+            values[name] = parameter.parse(override)
         except ParameterError as error:
             problems += error.problems
     if problems:
@@ -227,10 +228,10 @@ def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) 
 
 def unknown_parameter(name: str, names: Iterable[str]) -> str:
     """The message for an unknown parameter, without its name."""
-    known = list(names)
-    if not known:
+    parameters = list(names)
+    if not parameters:
         return "unknown parameter; this profile has none"
-    sentence, meant = not_one_of("parameter", name, known)
+    sentence, meant = not_one_of("parameter", name, parameters)
     if meant:
         return f"{sentence}; did you mean {meant}?"
     return sentence

@@ -147,11 +147,13 @@ def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     if LAUNCHERS[spec.launcher].takes_command:
         base = spec.workdir if not spec.workdir.startswith(RUN_DIR) else "/"
         path = spec.env.get("PATH") or environ.get("PATH")
-        found = shutil.which(str(Path(base) / first) if "/" in first else first, path=path)
-        if found is None:
+        if "/" in first:
+            first = str(Path(base) / first)
+        executable = shutil.which(first, path=path)
+        if executable is None:
             remedy = "install it, or give its path"
-            return CheckResult("program", "fail", f"no program {first} that can be run", remedy)
-        return CheckResult("program", "pass", found)
+            return CheckResult("program", "fail", f"no program {spec.program[0]} that can be run", remedy)
+        return CheckResult("program", "pass", executable)
     if first == "-m":
         return CheckResult("program", "pass", f"module {spec.program[1]}")
     script = Path(first)
@@ -160,11 +162,10 @@ def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
         meant = nearest_file(script.name, beside)
         remedy = f"did you mean {meant}?" if meant else "script: is relative to the profile's folder"
         return CheckResult("program", "fail", f"{script} does not exist", remedy)
-    readable = script.is_file() and os.access(script, os.R_OK)
+    if script.is_file() and os.access(script, os.R_OK):
+        return CheckResult("program", "pass", str(script))
     remedy = "script: names a Python file that you may read"
-    return graded(
-        "program", f"{script}{'' if readable else ' is no file that can be read'}", remedy, fails=not readable
-    )
+    return CheckResult("program", "fail", f"{script} is no file that can be read", remedy)
 
 
 def _interpreter(spec: RunSpec) -> CheckResult:
@@ -196,13 +197,13 @@ def _placeholders(spec: RunSpec) -> CheckResult:
     unclosed: dict[str, str | None] = {}
     for key, text in [*_templates(spec), *of_sinks]:
         reserved = ("run_dir", RUN_ID) if key.startswith("sinks.") else RESERVED_NAMES
-        known = [*spec.params, *reserved]
+        names = [*spec.params, *reserved]
         for name in PLACEHOLDER.findall(text):
-            if name not in known:
-                unknown[f"{{{name}}} in {key}"] = nearest(name, known)
+            if name not in names:
+                unknown[f"{{{name}}} in {key}"] = nearest(name, names)
         match = _UNCLOSED.search(text)
-        if match is not None and nearest(match[1], known) is not None:
-            unclosed[f"{match[0]} in {key}"] = nearest(match[1], known)
+        if match is not None and nearest(match[1], names) is not None:
+            unclosed[f"{match[0]} in {key}"] = nearest(match[1], names)
     if not unknown and not unclosed:
         return CheckResult("placeholders", "pass", "every placeholder is known")
     hints = dict.fromkeys([*unknown.values(), *unclosed.values()])
@@ -254,13 +255,13 @@ def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     missing = dict(missing_data(spec.params, spec.workdir, environ))
     if not missing:
         return CheckResult("data", "pass", "every folder that the parameters name is there")
-    shown = redact_params({name: spec.params[name] for name in missing})
-    details = [
-        f"{name}: {path} is not there"
-        if path.is_absolute() or not spec.workdir.startswith(RUN_DIR)
-        else f"{name}: {shown[name]}, relative to the run's own folder, is not there"
-        for name, path in missing.items()
-    ]
+    values = redact_params({name: spec.params[name] for name in missing})
+    details = []
+    for name, path in missing.items():
+        if path.is_absolute() or not spec.workdir.startswith(RUN_DIR):
+            details.append(f"{name}: {path} is not there")
+        else:
+            details.append(f"{name}: {values[name]}, relative to the run's own folder, is not there")
     names = " ".join(f"--set {name}=PATH" for name in missing)
     return CheckResult("data", "warn", ", ".join(details), f"name another one ({names}), unless the script fetches it")
 
@@ -280,8 +281,8 @@ def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[st
 def _roles(spec: RunSpec) -> CheckResult:
     if spec.recovery.get("policy") == "off":
         return CheckResult("recovery", "skip", "recovery is off")
-    found = {role: name for role in ROLE_NAMES if (name := spec.role(role, spec.params)) is not None}
-    batch = found.get("batch_size")
+    parameters = {role: name for role in ROLE_NAMES if (name := spec.role(role, spec.params)) is not None}
+    batch = parameters.get("batch_size")
     if batch is None:
         detail = "no parameter is the batch size, so that recovery cannot lower it when memory runs out"
         return CheckResult("recovery", "warn", detail, "name it batch_size, or write roles: {batch_size: its_name}")
@@ -289,8 +290,13 @@ def _roles(spec: RunSpec) -> CheckResult:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         detail = f"{batch} is {value!r}; recovery can lower only a whole number above 0"
         return CheckResult("recovery", "warn", detail, f"set {batch} to a whole number of at least 1")
-    listed = ", ".join(role if role == name else f"{role} ({name})" for role, name in found.items())
-    return CheckResult("recovery", "pass", f"may change {listed}")
+    changeable = []
+    for role, name in parameters.items():
+        if role == name:
+            changeable.append(role)
+        else:
+            changeable.append(f"{role} ({name})")
+    return CheckResult("recovery", "pass", f"may change {', '.join(changeable)}")
 
 
 def _metrics(spec: RunSpec) -> CheckResult:
@@ -334,8 +340,8 @@ def _resume(spec: RunSpec) -> CheckResult:
     if any("{checkpoint}" in text or "{checkpoint_step}" in text for _, text in _templates(spec)):
         return CheckResult("resume", "pass", "the script is given the checkpoint")
     if spec.checkpoints.resume:
-        words = " ".join(spec.checkpoints.resume)
-        detail = f"the script is given {words} and finds its checkpoint itself: after a NaN it may load a bad one"
+        arguments = " ".join(spec.checkpoints.resume)
+        detail = f"the script is given {arguments} and finds its checkpoint itself: after a NaN it may load a bad one"
         return CheckResult("resume", "pass", detail)
     detail = (
         "checkpoints has no resume: unless the script itself looks at $GPUTUI_CHECKPOINT, or for its own checkpoints, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -87,11 +88,11 @@ def read_profile(text: str, path: Path) -> Profile:
         raise ProfileError(
             [problem_at(path, document, (), problem=f"a profile is a mapping (key: value), this is a {kind}")]
         )
-    crossed = list(cross_check(data))
+    conflicts = list(cross_check(data))
     empty = list(_drop_empty(data))
-    found: list[tuple[KeyPath, dict[str, Any]]] = [
+    mistakes: list[tuple[KeyPath, dict[str, Any]]] = [
         *((place, {"problem": "has no value; give one or remove the line"}) for place in empty),
-        *((one.place, {"problem": one.problem, "nearest": one.nearest}) for one in crossed),
+        *((conflict.place, {"problem": conflict.problem, "nearest": conflict.nearest}) for conflict in conflicts),
         *target_findings(data.get("targets", {}), ("targets",)),
     ]
     form = None
@@ -99,8 +100,8 @@ def read_profile(text: str, path: Path) -> Profile:
         form = ProfileForm.model_validate(_with_launcher(data))
     except ValidationError as error:
         place_in_file = partial(metrics_place, data.get("metrics"))
-        found += findings(error, ProfileForm, empty=empty, place_in_file=place_in_file)
-    problems = given_twice(path, document) + [problem_at(path, document, place, **what) for place, what in found]
+        mistakes += findings(error, ProfileForm, empty=empty, place_in_file=place_in_file)
+    problems = given_twice(path, document) + [problem_at(path, document, place, **what) for place, what in mistakes]
     if problems or form is None:
         raise ProfileError(problems)
     return Profile.of_form(form, form.name or _run_name(path), path, path.resolve().parent)
@@ -221,8 +222,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _run_name(path: Path) -> str:
     """The file's name without the characters that a run's name may not have."""
-    kept = "".join(char if (char.isascii() and char.isalnum()) or char in "_.-" else "-" for char in path.stem)
-    return kept.lstrip("_.-")[:64] or "profile"
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)
+    return name.lstrip("_.-")[:64] or "profile"
 
 
 def _drop_empty(data: dict[str, Any]) -> Iterator[KeyPath]:
@@ -245,6 +246,7 @@ def _sections(key: str, content: Any) -> Iterator[tuple[KeyPath, dict[str, Any]]
     if isinstance(content, dict):
         yield place, content
         place, content = (key, "sources"), content.get("sources")
-    for position, source in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(source, dict):
-            yield (*place, position), source
+    if isinstance(content, list):
+        for position, source in enumerate(content):
+            if isinstance(source, dict):
+                yield (*place, position), source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,10 @@ _DEFAULT = Retention()
 
 
 def _age(least_seconds: float) -> Callable[[object], float | None]:
-    def read(given: object) -> float | None:
-        if given is False or given in ("off", "forever"):
+    def read(age: object) -> float | None:
+        if age is False or age in ("off", "forever"):
             return None
-        seconds = parse_duration(given) if isinstance(given, str) else None
+        seconds = parse_duration(age) if isinstance(age, str) else None
         if seconds is None:
             raise expected("a time such as 36h, 7d, 8w or 5y, or forever")
         if seconds < least_seconds:
@@ -32,10 +33,10 @@ def _age(least_seconds: float) -> Callable[[object], float | None]:
     return read
 
 
-def _bytes(given: object) -> int | None:
-    if given is False or given in ("off", "unlimited"):
+def _bytes(limit: object) -> int | None:
+    if limit is False or limit in ("off", "unlimited"):
         return None
-    size = parse_size(given) if isinstance(given, str) else None
+    size = parse_size(limit) if isinstance(limit, str) else None
     if size is None:
         raise expected("a size such as 500MB or 4GiB, or unlimited")
     if size < LEAST_BYTES:
@@ -43,11 +44,11 @@ def _bytes(given: object) -> int | None:
     return size
 
 
-def _group(given: object) -> int:
-    try:
-        return grp.getgrnam(given if isinstance(given, str) else "").gr_gid
-    except KeyError:
-        raise expected("the name of a group of this machine") from None
+def _group(name: object) -> int:
+    if isinstance(name, str):
+        with suppress(KeyError):
+            return grp.getgrnam(name).gr_gid
+    raise expected("the name of a group of this machine")
 
 
 _Age = Annotated[float | None, PlainValidator(_age(3600.0))]
@@ -66,7 +67,7 @@ class RecordForm(Model):
 
     @model_validator(mode="after")
     def _is_ascending(self) -> RecordForm:
-        ages = [math.inf if age is None else age for age in (self.raw, self.minutes, self.hours)]
+        ages = [age or math.inf for age in (self.raw, self.minutes, self.hours)]
         if ages != sorted(ages):
             raise problem("minutes are kept at least as long as raw samples, and hours at least as long as minutes")
         return self

@@ -37,13 +37,13 @@ def _number(action: ActionKind) -> Any:
     return Annotated[float, within(action.least, MAX_ARGUMENT, whole=action.whole, what=what)] | None
 
 
-def _action(given: object) -> object:
+def _action(action: object) -> object:
     """Expand ``restart`` to ``{restart: null}``."""
-    if not isinstance(given, str | dict):
+    if not isinstance(action, str | dict):
         raise expected("an action such as restart or {rollback: 2}")
-    if isinstance(given, str):
-        return {given: None}
-    return given
+    if isinstance(action, str):
+        return {action: None}
+    return action
 
 
 def _stop_alone(rung: list[_Actions]) -> list[_Actions]:
@@ -53,12 +53,13 @@ def _stop_alone(rung: list[_Actions]) -> list[_Actions]:
     return rung
 
 
-def _ladder(given: object) -> object:
+def _ladder(ladder: object) -> object:
     """Expand one action to a ladder of it."""
-    given = [given] if isinstance(given, str) else given
-    if not isinstance(given, list) or len(given) > MAX_RUNGS:
+    if isinstance(ladder, str):
+        return [ladder]
+    if not isinstance(ladder, list) or len(ladder) > MAX_RUNGS:
         raise expected(f"a list of at most {MAX_RUNGS} actions such as [restart, stop]")
-    return given
+    return ladder
 
 
 def _stop_last(ladder: list[list[_Actions]]) -> list[list[_Actions]]:
@@ -68,10 +69,24 @@ def _stop_last(ladder: list[list[_Actions]]) -> list[list[_Actions]]:
     return ladder
 
 
-def _retried_kind(given: object) -> object:
-    if isinstance(given, str) and given in KINDS and KINDS[given].retry == "never":
-        raise problem(f"{given} is never retried, because another attempt would fail in the same way")
-    return given
+def _rung(actions: object) -> object:
+    """Expand one action to a list of it."""
+    if isinstance(actions, list) and actions:
+        return actions
+    return [actions]
+
+
+def _policy_name(name: object) -> object:
+    """Read the ``off`` of YAML, which is false."""
+    if name is False:
+        return "off"
+    return name
+
+
+def _retried_kind(kind: object) -> object:
+    if isinstance(kind, str) and kind in KINDS and KINDS[kind].retry == "never":
+        raise problem(f"{kind} is never retried, because another attempt would fail in the same way")
+    return kind
 
 
 if TYPE_CHECKING:
@@ -80,7 +95,7 @@ if TYPE_CHECKING:
     KindName = str
     Action = _Actions
 else:  # which mypy cannot read: the names that are known at run time
-    PolicyName = Annotated[Literal[tuple(POLICIES)], BeforeValidator(lambda given: "off" if given is False else given)]
+    PolicyName = Annotated[Literal[tuple(POLICIES)], BeforeValidator(_policy_name)]
     EndsOn = Literal[tuple(ENDS_ON)]
     KindName = Literal[tuple(kinds_with_ladders())]
     numbers = {name: (_number(action), None) for name, action in ACTIONS.items()}
@@ -88,7 +103,7 @@ else:  # which mypy cannot read: the names that are known at run time
 
 Rung = Annotated[
     list[Action],
-    BeforeValidator(lambda given: given if isinstance(given, list) and given else [given]),
+    BeforeValidator(_rung),
     AfterValidator(_stop_alone),
 ]
 Ladder = Annotated[list[Rung], BeforeValidator(_ladder), AfterValidator(_stop_last)]

@@ -104,6 +104,9 @@ def resolve(
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
     workdir = working_directory(profile, env)
+    time_limit_seconds = form.time
+    if target is not None:
+        time_limit_seconds = None
     spec = RunSpec(
         name=profile.name,
         launcher=form.launcher,
@@ -127,7 +130,7 @@ def resolve(
         alerts=form.alerts,
         grace_seconds=float(form.grace),
         priority=form.priority,
-        time_limit_seconds=form.time if target is None else None,
+        time_limit_seconds=time_limit_seconds,
         notify=form.notify,
         gates=dict(form.gates),
         sinks=_sinks(form, workdir, params, env),

@@ -110,10 +110,10 @@ class _CommandLines:
         self.params = dict(params)
         self.params |= {name: UNDECIDED for name, value in params.items() if REDACTED in str(value)}
 
-    def words(self, words: Sequence[str]) -> list[str]:
+    def with_parameters(self, command_line: Sequence[str]) -> list[str]:
         """The words of a command line as a profile has them."""
         filled: list[str] = []
-        for word in words:
+        for word in command_line:
             head, *rest = word.split(REDACTED)
             for text in rest:
                 before = head
@@ -156,7 +156,7 @@ def _keys(spec: RunSpec, params: Mapping[str, Scalar], name: str) -> dict[str, A
     keys["requires"] = _requires(spec)
     args = None
     if spec.args is not None:
-        args = lines.words(spec.args)
+        args = lines.with_parameters(spec.args)
     keys["params"] = {key: _parameter(spec, key, value) for key, value in lines.params.items()}
     if args or params:
         keys["args"] = args
@@ -191,7 +191,7 @@ def _checkpoints(checkpoints: CheckpointSpec | None) -> dict[str, Any] | None:
 
 def _program(spec: RunSpec, lines: _CommandLines) -> Mapping[str, Any]:
     if LAUNCHERS[spec.launcher].takes_command:
-        return {"command": lines.words(spec.program)}
+        return {"command": lines.with_parameters(spec.program)}
     if spec.program[0] == "-m":
         return {"module": spec.program[1]}
     return {"script": spec.program[0]}

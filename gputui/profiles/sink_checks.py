@@ -31,8 +31,8 @@ def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            words = "cannot be written" if folder.is_dir() else "is not a folder"
-            return CheckResult("sinks", "fail", f"{name}: {folder} {words}", "choose another place in sinks")
+            mistake = "cannot be written" if folder.is_dir() else "is not a folder"
+            return CheckResult("sinks", "fail", f"{name}: {folder} {mistake}", "choose another place in sinks")
     return CheckResult("sinks", "pass", ", ".join(spec.sinks))
 
 

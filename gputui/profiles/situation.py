@@ -29,9 +29,8 @@ def situation_of(
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
     titles = titles_by_subject(lasting)
-    conditions = [
-        condition_of(gpu, failed[gpu.uuid].words if gpu.uuid in failed else None, titles.get(gpu.uuid)) for gpu in gpus
-    ]
+    quarantines = {uuid: quarantined.words for uuid, quarantined in failed.items()}
+    conditions = [condition_of(gpu, quarantines.get(gpu.uuid), titles.get(gpu.uuid)) for gpu in gpus]
     situation = GpuSituation(conditions, waiting)
     if waiting.runs:
         return replace(situation, promised=situation.promises())

@@ -38,37 +38,39 @@ def load_targets(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     document = parse_file(read_text(path, "file of targets"), path)
-    given = {} if document.data is None else document.data
+    targets = {} if document.data is None else document.data
     problems = given_twice(path, document)
-    problems += [problem_at(path, document, place, **what) for place, what in target_findings(given)]
+    problems += [problem_at(path, document, place, **what) for place, what in target_findings(targets)]
     if problems:
         raise ProfileError(problems)
-    return {name: {"name": name, **stored_target(target)} for name, target in given.items()}
+    return {name: {"name": name, **stored_target(target)} for name, target in targets.items()}
 
 
-def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Workspace) -> dict[str, Any]:
-    """The target that ``--on`` names. The profile's ``own`` targets override those of the
-    workspace. Raises TargetNotFoundError and ProfileError."""
-    known = load_targets(workspace.targets)
-    known |= {name: {"name": name, **stored_target(target)} for name, target in own.items()}
-    if name in known:
-        return known[name]
-    if known:
-        others = f"there are {', '.join(known)}"
+def find_target(name: str, of_profile: Mapping[str, Mapping[str, Any]], workspace: Workspace) -> dict[str, Any]:
+    """The target that ``--on`` names. Targets ``of_profile`` override those of the workspace.
+
+    Raises TargetNotFoundError and ProfileError.
+    """
+    targets = load_targets(workspace.targets)
+    targets |= {name: {"name": name, **stored_target(target)} for name, target in of_profile.items()}
+    if name in targets:
+        return targets[name]
+    if targets:
+        others = f"there are {', '.join(targets)}"
     else:
         others = f"{workspace.targets} names none; gputui help targets says how"
-    raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, known) or others}")
+    raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, targets) or others}")
 
 
-def with_job_options(target: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+def with_job_options(target: Mapping[str, Any], changes: Mapping[str, str]) -> dict[str, Any]:
     """The target with other options for one run. Raises TargetOptionError."""
     model = OPTIONS[str(target["kind"])]
-    for key in given:
+    for key in changes:
         if key not in model.model_fields:
             raise TargetOptionError(f"--{key}: {target['name']} is of kind {target['kind']}, which has no {key}")
     options = {key: value for key, value in target.items() if key != "name"}
     try:
-        return {"name": target["name"], **stored_target({**options, **given})}
+        return {"name": target["name"], **stored_target({**options, **changes})}
     except ValidationError as error:
         place, what = next(findings(error, model))
         problem = what.get("problem") or f"expected {what['expected']}, found {what['actual']}"
@@ -87,12 +89,12 @@ def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterato
     return Executors().of(target).survey({**target, "python": python})
 
 
-def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+def target_findings(targets: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """Check targets at ``place``. Yields the place of each problem and the fields of a Problem."""
-    if not isinstance(given, Mapping):
+    if not isinstance(targets, Mapping):
         yield place, {"problem": "targets are a mapping (name: {kind: …})"}
         return
-    for name, target in given.items():
+    for name, target in targets.items():
         at = (*place, name)
         if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or name == LOCAL:
             yield at, {"problem": "a target's name has letters, digits, '_', '.' and '-', and is not local"}
@@ -106,10 +108,10 @@ def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPat
             try:
                 stored_target(target)
             except ValidationError as error:
-                for found, what in findings(error, OPTIONS[str(target["kind"])]):
-                    yield (*at, *found), what
+                for key, what in findings(error, OPTIONS[str(target["kind"])]):
+                    yield (*at, *key), what
 
 
-def stored_target(given: Mapping[str, Any]) -> dict[str, Any]:
+def stored_target(target: Mapping[str, Any]) -> dict[str, Any]:
     """A target as it is stored with a run, without its name. Raises ValidationError."""
-    return OPTIONS[str(given["kind"])].model_validate(dict(given)).to_json()
+    return OPTIONS[str(target["kind"])].model_validate(dict(target)).to_json()

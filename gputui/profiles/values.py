@@ -41,90 +41,90 @@ def _no_nul(text: str) -> str:
     return text
 
 
-def _words(given: object) -> list[str]:
+def _words(command_line: object) -> list[str]:
     """The words of a command line: a list as it is, or text split like a shell does."""
-    if isinstance(given, str):
-        text = _no_nul(given)
+    if isinstance(command_line, str):
+        text = _no_nul(command_line)
         try:
             return shlex.split(text)
         except ValueError as error:
             raise problem(f"cannot be split into words: {str(error).lower()}") from error
-    if isinstance(given, list) and all(isinstance(word, str) for word in given):
-        return [_no_nul(word) for word in given]
-    if isinstance(given, dict):
+    if isinstance(command_line, list) and all(isinstance(word, str) for word in command_line):
+        return [_no_nul(word) for word in command_line]
+    if isinstance(command_line, dict):
         raise expected(f"text, or a list of words ({IN_QUOTES})")
     raise expected("text, or a list of words")
 
 
-def _pieces(words: list[str]) -> list[str]:
+def _pieces(arguments: list[str]) -> list[str]:
     try:
-        find_pieces(words)
+        find_pieces(arguments)
     except PieceError as error:
         raise problem(str(error)) from error
-    return words
+    return arguments
 
 
-def _size(given: object) -> int:
-    size = parse_size(given) if isinstance(given, str) else None
+def _size(size_text: object) -> int:
+    size = parse_size(size_text) if isinstance(size_text, str) else None
     if size is None:
         raise expected("a size with its unit such as 10GiB or 500MB")
     return size
 
 
-def _time_limit(given: object) -> float:
-    seconds = parse_duration(given) if isinstance(given, str) else None
+def _time_limit(limit: object) -> float:
+    seconds = parse_duration(limit) if isinstance(limit, str) else None
     if not seconds:
         raise expected("a time such as 30min, 1h30m or 2d")
     return seconds
 
 
-def _metric_name(given: object) -> str:
+def _metric_name(name: object) -> str:
     # SQLite cannot name a key with a quote.
-    if not isinstance(given, str) or not given.strip() or '"' in given or not given.isprintable():
+    if not isinstance(name, str) or not name.strip() or '"' in name or not name.isprintable():
         raise expected("the name of a metric, such as train/loss")
-    return given
+    return name
 
 
-def _gpus(given: object) -> Selection:
+def _gpus(selection: object) -> Selection:
     try:
-        return parse_selection(given)
+        return parse_selection(selection)
     except NoSelectionError as error:
         raise expected(EXPECTED_GPUS) from error
     except SelectionError as error:
         raise problem(str(error)) from error
 
 
-def _nproc(given: object) -> int | Literal["gpus"]:
-    if given == "gpus":
+def _nproc(nproc: object) -> int | Literal["gpus"]:
+    if nproc == "gpus":
         return "gpus"
-    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 1024:
-        return given
+    if isinstance(nproc, int) and not isinstance(nproc, bool) and 1 <= nproc <= 1024:
+        return nproc
     raise expected('a number of processes from 1 to 1024, or "gpus" for one per GPU')
 
 
-def _scalar(given: object) -> Scalar:
-    if isinstance(given, float) and not math.isfinite(given):
+def _scalar(scalar: object) -> Scalar:
+    if isinstance(scalar, float) and not math.isfinite(scalar):
         raise expected("a finite number (put it in quotes to pass it as text)")
-    if isinstance(given, int) and abs(given) > MAX_INTEGER:
+    if isinstance(scalar, int) and abs(scalar) > MAX_INTEGER:
         raise expected("a whole number of at most 63 bits (put it in quotes to pass it as text)")
-    if given is None or isinstance(given, (bool, int, float)):
-        return given
-    if isinstance(given, str):
-        return _no_nul(given)
+    if scalar is None or isinstance(scalar, (bool, int, float)):
+        return scalar
+    if isinstance(scalar, str):
+        return _no_nul(scalar)
     raise expected("a single value: text, a number, true, false or null")
 
 
-def _bound(given: object) -> int | float:
-    if not is_number(given):
+def _bound(bound: object) -> int | float:
+    if not is_number(bound):
         raise expected("a number")
-    return given
+    return bound
 
 
-def _parameter(given: object) -> object:
+def _parameter(parameter: object) -> object:
     """Expand the short form ``lr: 0.1``."""
-    if isinstance(given, dict):
-        return given
-    return {"default": given}
+    if isinstance(parameter, dict):
+        return parameter
+    return {"default": parameter}
 
 
 def _parameter_name(name: str) -> str:
@@ -161,47 +161,49 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _unit(given: object) -> float:
+def _unit(unit: object) -> float:
     """The factor that converts a unit to seconds, bytes or a plain count."""
-    if isinstance(given, str) and given in UNITS:
-        return UNITS[given]
-    if is_number(given) and given != 0:
-        return float(given)
+    if isinstance(unit, str) and unit in UNITS:
+        return UNITS[unit]
+    if is_number(unit) and unit != 0:
+        return float(unit)
     raise expected(f"a unit ({', '.join(UNITS)}) or the number to multiply with")
 
 
 # Alerts and recovery are checked as forms, but kept as written: a form is full of defaults, and
 # only what a person changed is stored with a run.
-def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[str, Any] | None:
-    if isinstance(given, dict):
-        check(given)
-        return given
-    if given not in ("standard", "off") and given is not False:
+def _alerts(alerts: object, check: ValidatorFunctionWrapHandler) -> str | dict[str, Any] | None:
+    if isinstance(alerts, dict):
+        check(alerts)
+        return alerts
+    if alerts not in ("standard", "off") and alerts is not False:
         raise expected("standard, off, or a mapping of what is changed")
-    if given == "standard":
+    if alerts == "standard":
         return "standard"
     return None
 
 
-def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, Any]:
+def _recovery(recovery: object, check: ValidatorFunctionWrapHandler) -> dict[str, Any]:
     """``off`` and ``standard`` become ``{"policy": …}``."""
-    if given is False:
+    if recovery is False:
         return {"policy": "off"}
-    if isinstance(given, str):
-        given = {"policy": given}
-    if not isinstance(given, dict):
+    if isinstance(recovery, str):
+        recovery = {"policy": recovery}
+    if not isinstance(recovery, dict):
         raise expected("a policy's name, off, or a mapping")
-    return {**given, "policy": check(given).policy}
+    return {**recovery, "policy": check(recovery).policy}
 
 
-def _sinks(given: object) -> dict[str, str | None]:
+def _sinks(sinks: object) -> dict[str, str | None]:
     """Expand one name or a list of names. `gputui.profiles.crosscheck` checks them."""
-    if isinstance(given, str):
-        return {given: None}
-    if isinstance(given, list) and all(isinstance(name, str) for name in given):
-        return dict.fromkeys(given)
-    if isinstance(given, dict):
-        return {name: target if isinstance(target, str) else None for name, target in given.items()}
+    if isinstance(sinks, str):
+        return {sinks: None}
+    if isinstance(sinks, list) and all(isinstance(name, str) for name in sinks):
+        return dict.fromkeys(sinks)
+    if isinstance(sinks, dict):
+        targets: dict[str, str | None] = dict.fromkeys(sinks)
+        targets.update({name: target for name, target in sinks.items() if isinstance(target, str)})
+        return targets
     raise expected(f"{one_of(FORMATS)}, a list of them, or a mapping of them to their places")
 
 
