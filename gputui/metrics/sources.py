@@ -30,7 +30,8 @@ from gputui.metrics.source_state import SourceState
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource
-from gputui.runs.spec import SpecError, parse_spec
+from gputui.runs.spec import SpecError
+from gputui.runs.stored_spec import parse_spec
 from gputui.store.metrics.stored_lines import END, START, rows_between
 
 # The format of an attempt's output, which is a source of its own. The run's source of format

@@ -18,7 +18,8 @@ from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
 from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.scheduler import Start, Wait, schedule
-from gputui.runs.spec import GpuRequest, RunSpec, spec_of
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
 from gputui.store.run_states import RunState

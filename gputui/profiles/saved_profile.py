@@ -18,7 +18,8 @@ from gputui.profiles.profile_text import form_remarks, profile_text
 from gputui.runs.command import shown_param
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar, spec_of
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar
+from gputui.runs.stored_spec import spec_of
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.run_history import DecisionView, read_decisions
 from gputui.store.runs import Run

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gputui.recovery.costs import Cost, costs
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.executors import chooses_start
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.checkpoints import CheckpointRow

@@ -14,7 +14,7 @@ from gputui.recovery.history import queued_by_person
 from gputui.recovery.resumptions import Resumption
 from gputui.recovery.run_history import RunHistory
 from gputui.runs.checkpoint_names import step_words
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView

@@ -18,7 +18,8 @@ from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.logs import NODES
-from gputui.runs.spec import METRICS_FILE, RunSpec, Scalar, known_spec
+from gputui.runs.spec import METRICS_FILE, RunSpec, Scalar
+from gputui.runs.stored_spec import known_spec
 from gputui.store.runs import Run
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")

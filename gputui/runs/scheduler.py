@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gputui.core.units import count_of, index_ranges
-from gputui.runs.spec import spec_of
+from gputui.runs.stored_spec import spec_of
 from gputui.store.runs import Run
 
 PAUSED = "waits for the queue, which is paused"

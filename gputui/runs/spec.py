@@ -3,22 +3,16 @@ only, which are stored per attempt; a person may name its loss and, starting it 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from gputui.core.errors import ExplainedError
-from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
-from gputui.runs.launchers import LAUNCHERS
 from gputui.store.metrics.roles import Mode
-from gputui.store.rows import UNREADABLE
-from gputui.store.runs import Run
 
 Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
@@ -258,39 +252,6 @@ class RunSpec(Struct, frozen=True):
     def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
         """Read a stored specification. Raises SpecError naming the invalid part."""
         try:
-            spec = msgspec.convert(data, cls)
+            return msgspec.convert(data, cls)
         except (TypeError, ValueError) as error:
             raise SpecError(f"not a run specification: {error}") from error
-        launcher, target = LAUNCHERS.get(spec.launcher), spec.target
-        if launcher is None or not spec.program or not (launcher.takes_command or spec.python):
-            raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
-        if target is not None and (target.get("kind") not in EXECUTORS or "name" not in target):
-            raise SpecError(f"not a run specification: target {target!r}")
-        return spec
-
-
-# A specification never changes, and those of all waiting runs are needed twice a second.
-@lru_cache(maxsize=4096)
-def parse_spec(text: str) -> RunSpec:
-    """Parse a stored specification. Raises SpecError."""
-    try:
-        return RunSpec.from_json(json.loads(text))
-    except SpecError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"not a run specification: {error}") from error
-
-
-def spec_of(run: Run) -> RunSpec:
-    """The specification of a run. Raises SpecError, also for damaged parameters."""
-    if run.params is UNREADABLE:
-        raise SpecError("its parameters are damaged")
-    return parse_spec(run.spec_json)
-
-
-def known_spec(run: Run) -> RunSpec | None:
-    """The specification of a run, None if it is invalid."""
-    try:
-        return spec_of(run)
-    except SpecError:
-        return None

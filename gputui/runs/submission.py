@@ -21,6 +21,7 @@ from gputui.runs.executors.commands import client_environment
 from gputui.runs.identity import asker
 from gputui.runs.launch_shell import LaunchShell, capture
 from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.stored_spec import read_shape
 from gputui.store import commands
 
 SPEC_FILE = "spec.json"
@@ -106,7 +107,7 @@ def write_spec(path: Path, spec: RunSpec) -> None:
 def read_spec(path: Path) -> RunSpec:
     """Read a specification back. Raises SpecError."""
     try:
-        return RunSpec.from_json(json.loads(read_regular(path, MAX_SPEC_BYTES)))
+        return read_shape(json.loads(read_regular(path, MAX_SPEC_BYTES)))
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"cannot read {path}: {error}") from error
 

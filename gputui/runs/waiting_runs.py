@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gputui.runs.spec import known_spec, spec_of
+from gputui.runs.stored_spec import known_spec, spec_of
 from gputui.store import queue
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs

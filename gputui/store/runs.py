@@ -55,7 +55,7 @@ class Run(Struct, frozen=True):
 
     Attributes:
         params: parameters of the current or next attempt; the specification has the launch's.
-        spec_json: the stored specification as text (`runs.spec.spec_of`): a run with a bad one can
+        spec_json: the stored specification as text (`runs.stored_spec.spec_of`): a run with a bad one can
             still be stopped, removed and shown.
         last_step: the newest step of its attempt; without a live one, of the last attempt that made any.
         gpus: the leased GPUs if ``holds_gpus``, else those of its newest attempt.

@@ -16,7 +16,8 @@ from typing import Any
 
 from gputui.core.config import Workspace
 from gputui.runs.repository import fitting_name, transaction
-from gputui.runs.spec import RunSpec, SpecError, spec_of
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import read_spec, write_ticket
 from gputui.store import commands
 from gputui.store.run_states import RunState

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
-from gputui.runs.spec import GpuRequest, RunSpec, spec_of
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.stored_spec import spec_of
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.tables import table

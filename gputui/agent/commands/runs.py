@@ -35,7 +35,8 @@ from gputui.runs.labels import (
     write_labels,
 )
 from gputui.runs.redaction import redact_spec
-from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
+from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_spec
 from gputui.store import commands
 from gputui.store.events import EventKind, Severity

@@ -26,7 +26,7 @@ from gputui.recovery.watch.metric_history import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.overrides import Overrides, of_profile, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
-from gputui.runs.spec import spec_of
+from gputui.runs.stored_spec import spec_of
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt

@@ -24,7 +24,7 @@ from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
 from gputui.runs.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule, shares_by_fraction
-from gputui.runs.spec import spec_of
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE
 from gputui.runs.waiting_runs import read_waiting_runs
 from gputui.store.attempts import Attempt

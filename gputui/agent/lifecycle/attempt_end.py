@@ -33,7 +33,8 @@ from gputui.runs.checkpoint_names import step_words
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.scheduler import GpuAvailability
-from gputui.runs.spec import Scalar, spec_of
+from gputui.runs.spec import Scalar
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.database import StoreError

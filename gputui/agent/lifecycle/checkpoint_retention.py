@@ -18,7 +18,8 @@ from gputui.core.units import count_of
 from gputui.metrics.curves.names import is_more_better
 from gputui.recovery.checkpoints.removal import Keep, PruneResult, prune
 from gputui.runs.repository import forget_size, transaction
-from gputui.runs.spec import CheckpointSpec, known_spec
+from gputui.runs.spec import CheckpointSpec
+from gputui.runs.stored_spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import EventKind, Severity, has_event

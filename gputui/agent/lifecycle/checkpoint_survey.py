@@ -38,7 +38,7 @@ from gputui.runs.command import watched_checkpoints
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.repository import transaction
 from gputui.runs.shim import read_record
-from gputui.runs.spec import spec_of
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts

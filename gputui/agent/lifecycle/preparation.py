@@ -27,7 +27,8 @@ from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.scheduler import Start
-from gputui.runs.spec import RunSpec, spec_of
+from gputui.runs.spec import RunSpec
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState

@@ -26,7 +26,8 @@ from gputui.runs.identity import is_held
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import METRICS_FILE, MetricsSpec, Phase, RunSpec, SpecError, spec_of
+from gputui.runs.spec import METRICS_FILE, MetricsSpec, Phase, RunSpec, SpecError
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt

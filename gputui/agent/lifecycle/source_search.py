@@ -26,7 +26,8 @@ from gputui.metrics.written_sources import FoundSource, may_be_source, recognise
 from gputui.runs.command import in_run, sink_target
 from gputui.runs.processes import processes_of
 from gputui.runs.repository import transaction
-from gputui.runs.spec import RunSpec, spec_of
+from gputui.runs.spec import RunSpec
+from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.runs.written_files import files_below, held_files
 from gputui.store.attempts import Attempt

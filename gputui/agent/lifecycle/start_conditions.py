@@ -29,7 +29,7 @@ from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.recovery.effects import Precondition
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.spec import spec_of
+from gputui.runs.stored_spec import spec_of
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 

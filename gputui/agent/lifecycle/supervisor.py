@@ -39,7 +39,7 @@ from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.shim import PASSING
-from gputui.runs.spec import spec_of
+from gputui.runs.stored_spec import spec_of
 from gputui.store.attempts import Attempt, get_attempt, seconds_since_asked
 from gputui.store.database import is_locked
 from gputui.store.gpu_use import peak_bytes

@@ -27,7 +27,7 @@ from gputui.recovery.run_history import RunHistory
 from gputui.runs import notices
 from gputui.runs.notices import NOT_INSTALLED, Cursor, Message, Recipient
 from gputui.runs.repository import transaction
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store import alerts
 from gputui.store.metrics import queries
 from gputui.store.metrics.roles import LOSS

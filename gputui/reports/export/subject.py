@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gputui.core.redaction import redact_params
 from gputui.reports.export.formats import Format
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.metrics import queries
 from gputui.store.metrics.stored_lines import StoredLine
 from gputui.store.runs import Run, find_run, has_live_trials

@@ -18,7 +18,8 @@ from gputui.recovery.watch.overrides import of_profile
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, RunFacts, spread
 from gputui.reports.summary.story import recoveries
 from gputui.reports.summary.tally import ExpectedRate, measure
-from gputui.runs.spec import RunSpec, known_spec
+from gputui.runs.spec import RunSpec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.attempts import Attempt, run_cost
 from gputui.store.gpu_use import Stay, gpu_counts
 from gputui.store.metrics import queries

@@ -17,7 +17,7 @@ from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.curves.plot import drawing
 from gputui.metrics.draw import export as files
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.metrics import intake, queries
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run

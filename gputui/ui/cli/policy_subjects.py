@@ -17,7 +17,8 @@ from gputui.recovery.effects import Result
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
 from gputui.recovery.policy_simulation import Situation
 from gputui.recovery.policy_words import actions_in
-from gputui.runs.spec import RunSpec, SpecError, spec_of
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.stored_spec import spec_of
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import RunLookupError, find_run
 from gputui.ui.cli import launch_spec

@@ -67,7 +67,8 @@ def save(session: Session, run: str, name: str | None, out: Path | None) -> None
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.profile_file import read_profile
     from gputui.profiles.saved_profile import SavedHistory, saved_profile
-    from gputui.runs.spec import SpecError, spec_of
+    from gputui.runs.spec import SpecError
+    from gputui.runs.stored_spec import spec_of
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)

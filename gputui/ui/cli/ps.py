@@ -12,7 +12,7 @@ from gputui.core import units
 from gputui.core.text import clean
 from gputui.metrics.progress import progress_now
 from gputui.runs.selection import RunFilter
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.runs import Run, read_runs

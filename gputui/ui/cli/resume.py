@@ -12,7 +12,8 @@ import click
 from gputui.core.redaction import redact_params
 from gputui.runs.executors import Executors
 from gputui.runs.selection import resume_variant
-from gputui.runs.spec import Scalar, known_spec
+from gputui.runs.spec import Scalar
+from gputui.runs.stored_spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState

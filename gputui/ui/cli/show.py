@@ -27,7 +27,7 @@ from gputui.recovery.run_history import RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import json_shapes
 from gputui.store.attempts import Attempt, RunCost, run_cost

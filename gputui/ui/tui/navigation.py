@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from gputui.core.text import clean
 from gputui.core.units import count, duration
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.checks import is_resumable_study

@@ -9,7 +9,7 @@ from gputui.core.text import clean
 from gputui.core.units import age, ago, bytes_text, count, count_of, duration
 from gputui.metrics.draw.parts import Span
 from gputui.metrics.progress import Progress
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.runs import Run, StopRequest, is_renamed
 from gputui.ui.views.snapshot import RunRow
 from gputui.ui.views.words import Sign, dated_clock, run_state_text, sign_of

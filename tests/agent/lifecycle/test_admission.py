@@ -20,7 +20,8 @@ from gputui.runs import repository
 from gputui.runs.gpu_locks import UNKNOWN_HOLDER, GpuLocks
 from gputui.runs.repository import transaction
 from gputui.runs.shim import note_holder
-from gputui.runs.spec import GpuRequest, RunSpec, spec_of
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.stored_spec import spec_of
 from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus

@@ -16,7 +16,8 @@ from gputui.agent.lifecycle.checkpoint_retention import CheckpointRetention
 from gputui.core.config import Workspace, locate
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.choices import choose
-from gputui.runs.spec import RunSpec, spec_of
+from gputui.runs.spec import RunSpec
+from gputui.runs.stored_spec import spec_of
 from gputui.store import checkpoints
 from gputui.store.events import read_events
 from gputui.store.rows import update

@@ -19,7 +19,7 @@ from gputui.recovery.run_history import RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
 from gputui.runs.executors import Executors, hides_checkpoints
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.events import read_data_events
 from gputui.store.metrics import intake

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.runs.checks import CheckResult
-from gputui.runs.spec import RunSpec, SpecError, known_spec
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.stored_spec import known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.gpu_use import known_peaks
 from gputui.store.runs import Run

@@ -8,7 +8,7 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line, Span
 from gputui.recovery.story import causes_of
-from gputui.runs.spec import known_spec
+from gputui.runs.stored_spec import known_spec
 from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
