@@ -50,6 +50,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.budget
+	$(BIN)/python -m tools.style
 	$(BIN)/python -m docs.tables --check
 
 format: $(VENV)/.installed-dev

@@ -92,7 +92,7 @@ def note_predecessor(context: AgentContext) -> None:
 @dataclass(slots=True)
 class OrphanWatch:
     """Reports each orphan once, when two scans in a row find it: a process may outlive its attempt
-    for a moment. ``seen`` are the orphans of the last scan."""
+    for a moment. ``unclaimed`` are the orphans of the last scan."""
 
     context: AgentContext
     next_at: float = 0.0

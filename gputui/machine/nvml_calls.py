@@ -90,7 +90,7 @@ class Calls:
 
     def fields(self, gpu: str, handle: Any, requested: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
         """Several field values in one call: ID → (value, timestamp of the driver in microseconds),
-        without unknown ones. ``wanted`` holds (field ID, scope) pairs; unsupported ones are removed
+        without unknown ones. ``requested`` holds (field ID, scope) pairs; unsupported ones are removed
         from it. Raises GpuGoneError, DriverGoneError."""
         if not requested:
             return {}

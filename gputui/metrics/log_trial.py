@@ -21,7 +21,7 @@ _NEAR_LINES = 2000
 
 class NearMatch(NamedTuple):
     """A line that matches the beginning of a pattern: ``fits`` is that part, ``expected`` the rest
-    of the pattern, ``found`` the rest of the line."""
+    of the pattern, ``actual`` the rest of the line."""
 
     number: int
     text: str

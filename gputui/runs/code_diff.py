@@ -30,14 +30,14 @@ class _Code(NamedTuple):
     diff: str
 
 
-def run_code_diff(runs: Path, of_run: str, former_id: str) -> list[str]:
-    """The lines of the diff from the code of the run ``one`` to that of ``other``, after a head
-    line for each, with the secrets of both redacted. ``runs`` is the folder of all runs. Runs git,
+def run_code_diff(runs: Path, first_id: str, second_id: str) -> list[str]:
+    """The lines of the diff from the code of the run ``first_id`` to that of ``second_id``, after a
+    head line for each, with the secrets of both redacted. ``runs`` is the folder of all runs. Runs git,
     which may take seconds. Raises CodeUnknownError or SpecError."""
     codes: list[_Code] = []
     secrets: list[str] = []
     heads: list[str] = []
-    for run_id, sign in ((of_run, "---"), (former_id, "+++")):
+    for run_id, sign in ((first_id, "---"), (second_id, "+++")):
         spec = read_spec(runs / run_id / SPEC_FILE)
         version = code_words(spec.code)
         if spec.code is None or version is None:

@@ -63,7 +63,7 @@ def run_git(
     input_text: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
-    """The output of git in a checkout, with ``given`` as its input; None if it fails or is late."""
+    """The output of git in a checkout, with ``input_text`` as its input; None if it fails or is late."""
     # Programs that a checkout configures to run along with git must not run.
     argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *arguments]
     try:

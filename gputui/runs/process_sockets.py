@@ -163,8 +163,8 @@ def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
 
 
 def outside(sockets: Sequence[Socket], run_sockets: Iterable[Socket]) -> list[Socket]:
-    """The sockets ``held`` by a process that are connected to another machine, or to a program of
-    this machine that holds none of its attempt's ``own`` sockets; without those that others have
+    """The ``sockets`` of a process that are connected to another machine, or to a program of this
+    machine that holds none of ``run_sockets``, those of its attempt; without those that others have
     opened to it, as to read its metrics: nothing waits for them."""
     run_sockets = tuple(run_sockets)
     own_ports = {connection.local.port for connection in run_sockets}

@@ -225,7 +225,7 @@ class ProcessTable:
         self._read_at: float | None = None
 
     def read(self, pids: Iterable[int]) -> dict[int, HostProcess]:
-        """The processes of this home's runs and the visible ones of the ``wanted`` PIDs, by PID."""
+        """The processes of this home's runs and the visible ones of ``pids``, by PID."""
         now = self._clock()
         elapsed = None if self._read_at is None else now - self._read_at
         self._read_at = now

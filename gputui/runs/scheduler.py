@@ -194,7 +194,7 @@ class _GpuPool(NamedTuple):
 
 
 def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -> Start | Wait:
-    """Decide for one run that needs GPUs. ``taken`` are those that earlier runs get or wait for."""
+    """Decide for one run that needs GPUs. ``promised_gpus`` are those that earlier runs get or wait for."""
     gpu_count, held_gpus, listed_uuids = gpus_wanted(run), pool.held_by(run), spec_of(run).gpus.uuids
     others = [gpu for gpu in pool.gpus if gpu not in held_gpus and (not listed_uuids or gpu.uuid in listed_uuids)]
     candidates = held_gpus + others

@@ -171,7 +171,7 @@ def schema() -> str:
 
 
 def is_same_file(path: Path, status: os.stat_result) -> bool:
-    """Return whether a path still names the file with the status ``own``, and was not replaced or
+    """Return whether a path still names the file with a status, and was not replaced or
     removed."""
     return path.exists() and os.path.samestat(path.stat(), status)
 

@@ -59,7 +59,7 @@ WINDOW_COLUMNS = (
 def samples_between(
     connection: sqlite3.Connection, uuids: Sequence[str], since: float, end: float, limit: int
 ) -> list[tuple[object, ...]]:
-    """Rows of WINDOW_COLUMNS from ``since`` to ``until`` (UTC unix seconds), oldest first; of more
+    """Rows of WINDOW_COLUMNS from ``since`` to ``end`` (UTC unix seconds), oldest first; of more
     than ``limit`` the newest. ``gpu`` is the GPU's index."""
     merged: list[tuple[object, ...]] = []
     after = math.nextafter(end, math.inf)

@@ -22,7 +22,7 @@ _SHOWN_CHARACTERS = 60
 
 class Problem(Struct, frozen=True):
     """A problem at a place. ``line`` and ``column`` count from 1 and are None for the file as a
-    whole; ``key`` is dotted (``params.lr``), "" for the whole file. ``expected`` and ``found``
+    whole; ``key`` is dotted (``params.lr``), "" for the whole file. ``expected`` and ``actual``
     describe a value of a wrong type; ``nearest`` is a suggestion."""
 
     file: str

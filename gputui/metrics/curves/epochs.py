@@ -20,7 +20,7 @@ class EpochPoint(NamedTuple):
 
 
 def epoch_points(connection: sqlite3.Connection, stretches: Sequence[Stretch], least: int) -> Iterator[EpochPoint]:
-    """The first and the last epoch of each entry, of at least ``wanted`` entries if there are so
+    """The first and the last epoch of each entry, of at least ``least`` entries if there are so
     many. An entry in which the epoch changes is replaced by those of level 0, so that the step of
     the change is exact to a few lines."""
     for part in parts(stretches, {}):

@@ -45,7 +45,7 @@ class LineRange(NamedTuple):
 
 
 class Layout(Struct, frozen=True):
-    """The stored lines of a run at one moment. ``until`` is the end of the last line of each
+    """The stored lines of a run at one moment. ``ends`` are the ends of the last line of each
     source, ``line_count`` counts the lines of all ranks."""
 
     ends: Mapping[int, FilePosition]

@@ -18,7 +18,7 @@ class Running(Struct):
     ``positions`` and ``counts`` those of each `Position` and `EpochCount`. ``part`` is that of the data which the last
     metric line names, ``recent`` the names that are stored at the newest places, ``ranks`` the lowest of each shape. A
     rank may repeat ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line
-    overwrote a bar with blanks; ``held`` is the shape, text and rank of a line written above the bar that is drawn
+    overwrote a bar with blanks; ``held_line`` is the shape, text and rank of a line written above the bar that is drawn
     next. ``nested`` is the place of a bar with fewer steps than the last one, since that was drawn.
     """
 

@@ -26,7 +26,7 @@ REMOTE_KINDS = tuple(kind for kind in EXECUTORS if kind != LOCAL)
 
 
 class Executors:
-    """The executors of one process, each made once. ``made`` has ready ones, by kind."""
+    """The executors of one process, each made once. ``ready`` has some, by kind."""
 
     def __init__(self, ready: Mapping[str, Executor] | None = None) -> None:
         self._made = dict(ready or {})

@@ -452,7 +452,7 @@ class RemoteRunner(ABC):
 
 class JobClock(Struct):
     """How long a job has waited and run by the states that its target reported, up to the contact at
-    ``until`` (UTC unix seconds); None after a failed one: what happened until the next is unknown."""
+    ``counted_at`` (UTC unix seconds); None after a failed one: what happened until the next is unknown."""
 
     queued_seconds: float = 0.0
     ran_seconds: float = 0.0

@@ -80,7 +80,7 @@ class JobsApi:
     def call(
         self, method: str, path: str, body: Any = None, seconds: float = CALL_SECONDS, **query: str | int
     ) -> HttpAnswer:
-        """One request; ``given`` is JSON, or bytes as they are. Raises UnreachableError without an
+        """One request; ``body`` is JSON, or bytes as they are. Raises UnreachableError without an
         answer, or where the token is refused."""
         is_raw = isinstance(body, bytes)
         if is_raw or body is None:
