@@ -8,23 +8,31 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TextIO
 
 import click
+from msgspec.structs import replace
 
 from gputui.core.units import age
-from gputui.metrics.draw.glyphs import characters_for
+from gputui.metrics.draw.glyphs import Characters, ascii_line, characters_for, translator
+from gputui.metrics.draw.parts import Line
 from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, ensure_agent, read_identity
 from gputui.store.agent import read_agent
 from gputui.store.hardware import read_gpus, read_host
 from gputui.ui.cli.context import Exit, Session, fail, print_json, report_progress, typed_moment
 from gputui.ui.cli.gpus import FIRST_SAMPLE_SECONDS, has_samples
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.pages.overview.frame import overview_frame
-from gputui.ui.tui.theme.sgr import as_text
-from gputui.ui.views.snapshot import Interest, Moment, Snapshot
+from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.moments import time_line
+from gputui.ui.tui.layout.strips import alert_strip, head_line, notice_lines
+from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
+from gputui.ui.tui.pages.overview.events import event_rows, events_panel
+from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
+from gputui.ui.tui.pages.overview.run_order import with_studies
+from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
+from gputui.ui.views.snapshot import Interest, Moment, RunRow, Snapshot
 from gputui.ui.views.snapshot_json import snapshot_shape
 
 SECOND_SAMPLE_SECONDS = 2.0
@@ -123,3 +131,83 @@ def _age_notice(snapshot: Snapshot) -> str | None:
         return "No agent runs, and nothing was sampled yet."
     seconds = snapshot.at - newest
     return f"No agent runs; the values are {'of just now' if seconds < 1 else age(seconds) + ' old'}."
+
+
+OVER_SHOWN = 10
+"""Ended runs and studies in a frame without a height, the newest."""
+
+EVENTS_SHOWN = 12
+
+LINES_BESIDE_GPUS = 5
+
+
+def overview_frame(
+    snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
+) -> list[Line]:
+    """Head, notices, GPUs, host, runs and events, in ``height`` lines or, for None, in as many as they need."""
+    head = [head_line(snapshot, width, host_name, demo=False, readonly=False)]
+    if snapshot.past is not None:
+        head.append(time_line(snapshot.past, snapshot.at, width))
+    head += notice_lines(snapshot, notice, width)
+    alerts = alert_strip(snapshot, width)
+    if alerts is not None:
+        head.append(alerts)
+    entries, events = with_studies(snapshot.runs, snapshot.studies), snapshot.events
+    notes: list[Line] = []
+    if height is None:
+        over = [entry for entry in entries if isinstance(entry, RunRow) and entry.run.state.is_over]
+        dropped = {id(entry) for entry in over[OVER_SHOWN:]}
+        entries = [entry for entry in entries if id(entry) not in dropped]
+        if dropped:
+            notes = [fit_line([(f"  … {len(dropped)} older ones; gputui ps lists all", "dim")], width)]
+        events = events[-EVENTS_SHOWN:]
+        gpus = gpu_height(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS)
+        rows = Rows(
+            gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(replace(snapshot, events=events), width)))
+        )
+    else:
+        needs = AreaNeeds(
+            lambda most: gpu_height(snapshot, width, most), len(entries), 0, 0, 0,
+            len(event_rows(snapshot, width)), has_charts=False,
+        )  # fmt: skip
+        rows = share_rows(width, max(0, height - len(head)), needs, is_framed=False)
+    lines = [
+        *head,
+        *gpu_panel(snapshot, width, rows.gpus),
+        *runs_panel(entries, RunsState(), snapshot, width, rows.runs, has_keys=False),
+        *notes,
+        *events_panel(snapshot, width, rows.events),
+    ]
+    if height is None:
+        return lines
+    return lines[:height]
+
+
+def as_text(lines: Sequence[Line], *, characters: Characters = "braille", is_coloured: bool = False) -> str:
+    """The lines, each with a line feed and without trailing blanks."""
+    return "".join(_line(line, characters, is_coloured) + "\n" for line in lines)
+
+
+def _line(line: Line, characters: Characters, is_coloured: bool) -> str:
+    parts: list[tuple[str, str]] = [(_shown(text, characters), key) for text, key in line]
+    while parts and not parts[-1][0].rstrip():
+        parts.pop()
+    if parts:
+        parts[-1] = (parts[-1][0].rstrip(), parts[-1][1])
+    if not is_coloured:
+        return "".join(text for text, _ in parts)
+    # Rich is not needed for text without colours.
+    from rich.color import ColorSystem
+
+    from gputui.ui.tui.theme.colors import ANSI
+
+    return "".join(ANSI.style(key).render(text, color_system=ColorSystem.STANDARD) for text, key in parts)
+
+
+def _shown(text: str, characters: Characters) -> str:
+    if characters == "ascii":
+        return ascii_line(text)
+    turn = translator(characters)
+    if turn is None:
+        return text
+    return "".join(turn(list(text)))

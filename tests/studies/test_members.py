@@ -14,8 +14,7 @@ from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialState, read_rungs
-from gputui.studies.export import StudyExportError, phased_profile
-from gputui.studies.lineage import LineageError, lineage
+from gputui.studies.export import LineageError, StudyExportError, lineage, phased_profile
 from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
 from gputui.studies.process import WITHOUT_DONOR_SECONDS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gputui.metrics.draw.parts import Line
+from gputui.ui.once import as_text
 from gputui.ui.tui.theme.colors import ANSI
 from gputui.ui.tui.theme.looks import LOOKS
-from gputui.ui.tui.theme.sgr import as_text
 
 LINE: Line = [(" gputui", "title"), (" ● fine", "good"), (" plain ", "text"), ("   ", "bad")]
 
