@@ -32,7 +32,7 @@ _ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError
 
 @dataclass(slots=True)
 class RecentError:
-    """An unexpected error: the run or step is skipped until ``until`` (monotonic). ``reported`` is
+    """An unexpected error: the run or step is skipped until ``rests_until`` (monotonic). ``reported`` is
     the reported text, None after a success."""
 
     rests_until: float = float("-inf")

@@ -347,11 +347,12 @@ def _counters(evidence: ShapeEvidence) -> dict[PrintedNumber, tuple[LearnedColum
 
 
 def _counter_roles(column: PrintedNumber, role: Role) -> tuple[LearnedColumn, ...]:
-    total: Mapping[Role, Role] = {"step": "step_total", "epoch": "epoch_total"}
+    # The second number of a pair of ranks is the number of processes, which has no role.
+    totals: Mapping[Role, Role] = {"step": "step_total", "epoch": "epoch_total"}
     counter = LearnedColumn(column.token, role)
-    if not column.is_pair:
+    if not column.is_pair or role not in totals:
         return (counter,)
-    return (counter, LearnedColumn(column.token, total[role]))
+    return (counter, LearnedColumn(column.token, totals[role]))
 
 
 def _shape(

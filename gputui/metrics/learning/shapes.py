@@ -179,8 +179,9 @@ def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
     if token.kind in ("word", "mark"):
         return re.escape(token.text)
     if token.kind == "pair":
-        number = f"({_WHOLE})" if columns else _WHOLE
-        return number + PAIR_SEPARATOR + number
+        # A pair with one column is a number out of a total that nobody asks for, as of ranks.
+        first, second = (f"({_WHOLE})" if index < len(columns) else _WHOLE for index in range(2))
+        return first + PAIR_SEPARATOR + second
     if token.kind == "tensor":
         if columns:
             return f"((?>{PATTERNS['tensor']}))"

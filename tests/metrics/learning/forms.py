@@ -280,6 +280,14 @@ def torchtitan(ranks: int = 2) -> Iterator[Printed]:
             )
 
 
+def rank_of_ranks(ranks: int = 2) -> Iterator[Printed]:
+    """The number of processes behind each rank is nothing of the training."""
+    for step in range(10, 1000, 10):
+        for rank in range(ranks):
+            record = {"step": step, "loss": falling(step)} if rank == 0 else None
+            yield Printed(f"[rank {rank}/{ranks}] step {step} loss {falling(step):.4f}", record)
+
+
 def deepspeed() -> Iterator[Printed]:
     for step in range(10, 500, 10):
         yield Printed(
@@ -622,4 +630,5 @@ FORMS: dict[str, Callable[[], Iterator[Printed]]] = {
     "cifar bar": cifar_bar,
     "under a header": under_a_header,
     "of phases": of_phases,
+    "rank of ranks": rank_of_ranks,
 }
