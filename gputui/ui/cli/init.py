@@ -21,19 +21,21 @@ from gputui.ui.cli.context import Exit, Session, Verb, fail, say, verb
 from gputui.ui.cli.log_trial import read_log
 
 
-def _refuse_options(ctx: click.Context, words: Sequence[str], profile: Draft) -> None:
+def _refuse_options(ctx: click.Context, argv: Sequence[str], profile: Draft) -> None:
     """End the command for an option that is hardly the script's: one of gputui, or one that it does not declare."""
-    typed = ["python", *words] if words[0].endswith(".py") else [*words]
-    remedy = f"for a command with its arguments: gputui init -- {shlex.join(typed)}"
+    line = shlex.join(argv)
+    if argv[0].endswith(".py"):
+        line = f"python {line}"
+    remedy = f"for a command with its arguments: gputui init -- {line}"
     for flag in profile.undeclared:
         meant = meant_option(flag, options_of(ctx.command))
         if meant is not None:
             fail(f"{flag}: did you mean {meant}? Or {remedy}", Exit.USAGE)
         if not profile.options:
             continue
-        refusal = f"{flag} is not an option of {profile.keys.get('script', words[0])}"
+        refusal = f"{flag} is not an option of {profile.keys.get('script', argv[0])}"
         if flag in options_of(ctx.find_root().command):
-            fail(f"{refusal}; gputui's own comes directly behind gputui: gputui {flag} … init {words[0]}", Exit.USAGE)
+            fail(f"{refusal}; gputui's own comes directly behind gputui: gputui {flag} … init {argv[0]}", Exit.USAGE)
         spellings = {option.lstrip("-"): option for option in profile.options}
         alike = nearest(flag.lstrip("-"), spellings)
         if alike is not None:
@@ -48,7 +50,7 @@ class _InitVerb(Verb):
 
 
 @verb("init", changes=True, cls=_InitVerb, context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
 @click.option("--preset", type=click.Choice([*PRESETS]), help="What the script is built on, where that cannot be seen.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it.")
 @click.option(
@@ -57,7 +59,7 @@ class _InitVerb(Verb):
     metavar="FILE",
     help="An old log of it, to learn its metrics from.",
 )
-def command(_session: Session, words: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
+def command(_session: Session, argv: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
     here, ctx = Path.cwd(), click.get_current_context()
     if out is not None and (here / out).parent.resolve() != here.resolve():
@@ -67,9 +69,9 @@ def command(_session: Session, words: tuple[str, ...], preset: str | None, out: 
     trial = None
     if log is not None:
         trial = try_log(read_log(log), LearnedLines())
-    profile = draft(words, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
+    profile = draft(argv, here, preset=PRESETS.get(preset or ""), gpus=gpus, trial=trial)
     if not ctx.meta[IS_COMMAND]:
-        _refuse_options(ctx, words, profile)
+        _refuse_options(ctx, argv, profile)
     path = here / (out or f"{profile.name}.yaml")
     try:
         read_profile(profile.text, path)
@@ -87,5 +89,5 @@ def command(_session: Session, words: tuple[str, ...], preset: str | None, out: 
     for mark, lines in (("✓", profile.findings), ("▲", profile.open_points)):
         for line in lines:
             say(f"{mark} {line}")
-    named = f"./{shown_path(path)}"
-    say(f"wrote {named}; look through it, then: gputui check {named}, gputui run {named}")
+    file = f"./{shown_path(path)}"
+    say(f"wrote {file}; look through it, then: gputui check {file}, gputui run {file}")

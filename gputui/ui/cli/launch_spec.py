@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import split_assignments
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
@@ -24,17 +25,17 @@ from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES, options_of
 from gputui.ui.cli.context import Exit, Session, refuse
 
 
-def load_profile(session: Session, wanted: str) -> Profile:
+def load_profile(session: Session, name: str) -> Profile:
     """The profile of a path or name. Raises ProfileNotFoundError, ProfileError."""
-    return load(find(wanted, session.workspace, Path.cwd()))
+    return load(find(name, session.workspace, Path.cwd()))
 
 
-def is_command(session: Session, words: Sequence[str]) -> bool:
+def is_command(session: Session, argv: Sequence[str]) -> bool:
     """Return whether typed words begin with a script or program, or with what only a command could be meant by: a
     folder, a line of the shell. A profile's name, and a path that ends with .yaml, is a profile."""
-    if not words or words[0].endswith(SUFFIXES):
+    if not argv or argv[0].endswith(SUFFIXES):
         return False
-    first = words[0]
+    first = argv[0]
     if not first or "/" in first or "=" in first or first.endswith(SCRIPT_SUFFIXES) or re.search(r"\s", first):
         return True
     try:
@@ -44,13 +45,13 @@ def is_command(session: Session, words: Sequence[str]) -> bool:
     return False
 
 
-def typed_profile(words: Sequence[str], command: click.Command) -> Profile:
+def typed_profile(argv: Sequence[str], command: click.Command) -> Profile:
     """The profile of what was typed in this folder behind the options of a ``command``, which ends if
     there is none."""
     from gputui.profiles.init.command_profile import command_profile
 
     program = click.get_current_context().find_root().command
-    return command_profile(words, Path.cwd(), verbs_options=options_of(command), programs_options=options_of(program))
+    return command_profile(argv, Path.cwd(), verbs_options=options_of(command), programs_options=options_of(program))
 
 
 def resolve_spec(
@@ -63,12 +64,16 @@ def resolve_spec(
     heeds_shell_gpus: bool = True,
 ) -> RunSpec:
     """The specification of a run. Raises ParameterError, ResolveError."""
+    inventory: Sequence[GpuFacts] | None = None
+    excluded: Collection[str] = ()
+    if situation is not None:
+        inventory, excluded = situation.facts, situation.excluded
     return resolve(
         profile,
         overrides=split_assignments(changes),
         gpus_override=gpus,
-        inventory=None if situation is None else situation.facts,
-        excluded=() if situation is None else situation.excluded,
+        inventory=inventory,
+        excluded=excluded,
         target=target,
         heeds_shell_gpus=heeds_shell_gpus,
     )

@@ -34,7 +34,7 @@ DECISION_SECONDS = 1.0
 
 @verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb, has_json=True)
 @click.argument(
-    "words",
+    "argv",
     nargs=-1,
     required=True,
     type=click.UNPROCESSED,
@@ -78,7 +78,7 @@ DECISION_SECONDS = 1.0
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
 def command(
     session: Session,
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     changes: tuple[str, ...],
     gpus: str | None,
     target: str | None,
@@ -105,15 +105,15 @@ def command(
 
     ctx = click.get_current_context()
     if ctx.meta[IS_COMMAND]:
-        chosen = launch_spec.typed_profile(words, ctx.command)
-    elif len(words) > 1:
-        fail(f"{words[0]} is a profile, and {words[1]} none of its options; --set changes a parameter", Exit.USAGE)
+        profile = launch_spec.typed_profile(argv, ctx.command)
+    elif len(argv) > 1:
+        fail(f"{argv[0]} is a profile, and {argv[1]} none of its options; --set changes a parameter", Exit.USAGE)
     else:
         after = "; no file or program has that name either"
         with exit_on(ProfileNotFoundError, code=Exit.USAGE, after=after):
-            chosen = launch_spec.load_profile(session, words[0])
-    asked = {"partition": partition, "account": account}
-    job = {key: value for key, value in asked.items() if value is not None}
+            profile = launch_spec.load_profile(session, argv[0])
+    job_options = {"partition": partition, "account": account}
+    job = {key: value for key, value in job_options.items() if value is not None}
     limit: dict[str, float] = {}
     if time_limit is not None and target is not None:
         job["time"] = time_limit
@@ -130,9 +130,9 @@ def command(
         from gputui.profiles.preflight import check_elsewhere
         from gputui.profiles.targets import find_target, with_job_options
 
-        place = with_job_options(find_target(target, chosen.form.targets, session.workspace), job)
+        place = with_job_options(find_target(target, profile.form.targets, session.workspace), job)
         # The target itself is not asked, so that nothing waits for a network.
-        spec = launch_spec.resolve_spec(chosen, changes, gpus, None, place)
+        spec = launch_spec.resolve_spec(profile, changes, gpus, None, place)
         launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))
         if dry_run:
             print_preview(session, spec)
@@ -141,11 +141,11 @@ def command(
         fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
     elif dry_run:
         situation = launch_spec.gpu_situation(session)
-        spec = replace(launch_spec.resolve_spec(chosen, changes, gpus, situation), **limit)
+        spec = replace(launch_spec.resolve_spec(profile, changes, gpus, situation), **limit)
         check.print_plan(session, spec, situation, as_json)
         return
     else:
-        spec = _resolve_here(session, chosen, changes, gpus)
+        spec = _resolve_here(session, profile, changes, gpus)
     if notify:
         from gputui.ui.cli.notify import recipients_of
 
@@ -164,7 +164,9 @@ def command(
         spec = replace(spec, after=tuple(ids[False]), after_any=tuple(ids[True]))
     run_id = submit(session, spec, name)
     if spec.gpus.shell is not None and not as_json:
-        count = units.count_of(spec.gpus.count, "GPU") if spec.gpus.count else "no GPU"
+        count = "no GPU"
+        if spec.gpus.count:
+            count = units.count_of(spec.gpus.count, "GPU")
         say(f"{run_id} asks for {count}{spec.gpus.origin_words}; --gpus beats it")
     if wait:
         from gputui.ui.cli.wait import wait_until_over
@@ -208,7 +210,8 @@ def first_state(session: Session, run_id: str) -> str:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-    return str(RunState.QUEUED if run is None else run.state)
+    state = RunState.QUEUED if run is None else run.state
+    return str(state)
 
 
 def print_preview(session: Session, spec: RunSpec) -> None:

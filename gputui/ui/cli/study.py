@@ -42,7 +42,7 @@ def command() -> None:
 
 @command.verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb, has_json=True)
 @click.argument(
-    "words",
+    "argv",
     nargs=-1,
     required=True,
     type=click.UNPROCESSED,
@@ -72,7 +72,7 @@ def command() -> None:
 def run(
     session: Session,
     /,
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     target: str | None,
     wait: bool,
     dry_run: bool,
@@ -90,24 +90,22 @@ def run(
     from gputui.ui.cli.study_launch import launch, load_file, load_grid, note_ignored_gpus, planned_study, print_plan
 
     is_command = ctx.meta[IS_COMMAND]
-    if is_command and not options["grid"] and (len(words) > 1 or words[0].endswith(SCRIPT_SUFFIXES)):
-        line = shlex.join(words[:1])
-        if words[0].endswith(".py"):
+    if is_command and not options["grid"] and (len(argv) > 1 or argv[0].endswith(SCRIPT_SUFFIXES)):
+        line = shlex.join(argv[:1])
+        if argv[0].endswith(".py"):
             line = f"python {line}"
         grid = f"gputui study run --grid KEY=A,B -- {line} --KEY A"
-        fail(f"{words[0]} is no study's file; for a grid of a command type: {grid}", Exit.USAGE)
-    if len(words) > 1 and not is_command:
-        fail(f"{words[1]} is no option of a study", Exit.USAGE)
+        fail(f"{argv[0]} is no study's file; for a grid of a command type: {grid}", Exit.USAGE)
+    if len(argv) > 1 and not is_command:
+        fail(f"{argv[1]} is no option of a study", Exit.USAGE)
     if options["grid"]:
-        command_of_words = None
-        if is_command:
-            command_of_words = ctx.command
-        study = load_grid(session, words, target, command_of_words, **options)
+        grid_command = ctx.command if is_command else None
+        study = load_grid(session, argv, target, grid_command, **options)
     elif any(options.values()):
         option = next(name for name, value in options.items() if value).replace("changes", "set")
         fail(f"--{option} goes with --grid; a study's file has it as a key", Exit.USAGE)
     else:
-        study = load_file(session, words[0], target)
+        study = load_file(session, argv[0], target)
     note_ignored_gpus(study)
     if dry_run:
         print_plan(session, planned_study(session, study), as_json=as_json)
@@ -122,9 +120,9 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
     from gputui.ui.cli.study_launch import load_file, note_ignored_gpus, print_plan, resolve_study
 
-    found = load_file(session, file)
-    note_ignored_gpus(found)
-    spec, _ = resolve_study(session, found.spec, found.profile)
+    study = load_file(session, file)
+    note_ignored_gpus(study)
+    spec, _ = resolve_study(session, study.spec, study.profile)
     if (missing := missing_library(spec)) is not None:
         fail(missing, Exit.REFUSED)
     if dry_run:
@@ -232,8 +230,8 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     from gputui.core.yaml_forms.document import plain_value
     from gputui.profiles.params import split_assignments
 
-    given = {name: plain_value(text) for name, text in split_assignments(values).items()}
-    _act(session, "study_enqueue", study, as_json, set=given)
+    point = {name: plain_value(text) for name, text in split_assignments(values).items()}
+    _act(session, "study_enqueue", study, as_json, set=point)
 
 
 @command.verb("prune", changes=True, has_json=True)
@@ -265,15 +263,15 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
     if trial is not None and not lineage:
         fail("--trial goes with --lineage", Exit.USAGE)
     with closing(session.reader()) as connection:
-        found = find_study(connection, study)
-        study_id, folder = found.study_id, session.workspace.studies / found.study_id
+        record = find_study(connection, study)
+        study_id, folder = record.study_id, session.workspace.studies / record.study_id
         if lineage:
-            number, phases = export_lineage(connection, folder, found, file, trial)
+            number, phases = export_lineage(connection, folder, record, file, trial)
             shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}
             title = f"the lineage of trial {number} of {study_id}, in {units.count_of(phases, 'phase')}"
             text = f"{file}: {title}; {shlex.join(['gputui', 'run', str(file)])}"
         else:
-            count = export_storage(connection, folder, found, file)
+            count = export_storage(connection, folder, record, file)
             shape = {"id": study_id, "file": str(file), "trials": count}
             text = f"{units.count_of(count, 'trial')} of {study_id} written; optuna-dashboard sqlite:///{file}"
     print_result(shape, text, as_json)
@@ -293,22 +291,22 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
 
     moment = typed_moment(at)
     with closing(session.reader()) as connection:
-        found = find_study(connection, study, moment)
-        findings = read_findings(connection, session.workspace, found, time.time(), moment)
+        record = find_study(connection, study, moment)
+        findings = read_findings(connection, session.workspace, record, time.time(), moment)
     if out is not None:
         write_files(out, contents(findings))
     if as_json:
         print_json(report_shape(findings))
     elif out is not None:
-        say(f"{found.study_id} in {out / 'report.html'} and {out / 'report.md'}")
+        say(f"{record.study_id} in {out / 'report.html'} and {out / 'report.md'}")
     else:
         for line in markdown(findings).splitlines():
             say(line)
 
 
-def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
+def _act(session: Session, verb: str, study: str, as_json: bool, **args: Any) -> None:
     """Send a command about a study and print the answer."""
     with closing(session.reader()) as connection:
-        study_id = find_study(connection, wanted, only=True).study_id
+        study_id = find_study(connection, study, only=True).study_id
     result = session.ask(verb, None, study=study_id, **args)
     print_result(result, str(result.get("text") or f"{study_id} {result.get('state')}"), as_json)

@@ -44,22 +44,22 @@ POLL_SECONDS = 0.2
 AGENT_SECONDS = 5.0
 
 
-def load_file(session: Session, wanted: str, target: str | None = None) -> StudyFile:
+def load_file(session: Session, name: str, target: str | None = None) -> StudyFile:
     """The study of a path or name, on a target; ends the command with one line per problem."""
-    path = find_study_file(wanted, session.workspace, Path.cwd())
+    path = find_study_file(name, session.workspace, Path.cwd())
     return load_study(path, session.workspace, Path.cwd(), target)
 
 
 def load_grid(
-    session: Session, words: Sequence[str], target: str | None, command: click.Command | None = None, **options: Any
+    session: Session, argv: Sequence[str], target: str | None, command: click.Command | None = None, **options: Any
 ) -> StudyFile:
     """A grid over values of the parameters of a profile or command as a study; ends the command with
-    one line per problem. ``command`` is gputui's that has the ``options``, if the words are a command
+    one line per problem. ``command`` is gputui's that has the ``options``, if ``argv`` is a command
     and no profile."""
     if command is None:
-        profile = launch_spec.load_profile(session, words[0])
+        profile = launch_spec.load_profile(session, argv[0])
     else:
-        profile = launch_spec.typed_profile(words, command)
+        profile = launch_spec.typed_profile(argv, command)
     metrics, maximizes = profile.form.metrics, options["maximize"]
     metric = options["metric"] or metrics.loss or LOSS
     if options["metric"] is None and metrics.best is not None:
@@ -86,9 +86,9 @@ def _parameter(key: str) -> str:
     return key.removeprefix("space.").removeprefix("params.")
 
 
-def note_ignored_gpus(found: StudyFile) -> None:
+def note_ignored_gpus(study: StudyFile) -> None:
     """Say on standard error that the shell's choice of GPUs does not reach the trials."""
-    remark = plans.ignored_shell_gpus(found.spec, found.profile, os.environ)
+    remark = plans.ignored_shell_gpus(study.spec, study.profile, os.environ)
     if remark is not None:
         click.echo(f"gputui: {clean(remark)}", err=True)
 
@@ -121,9 +121,9 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     situation = launch_spec.gpu_situation(session)
     launch_spec.refuse_failed(plans.check_first_trial(session.workspace, base, spec, situation))
     with closing(session.commander()) as connection, session.writing():
-        words = {"spec": spec.to_json(), "source": source}
+        arguments = {"spec": spec.to_json(), "source": source}
         command_id = submit_ticket(
-            session.workspace, connection, "study", replace(base, shell=capture()), words, actor(), now=time.time()
+            session.workspace, connection, "study", replace(base, shell=capture()), arguments, actor(), now=time.time()
         )
         study_id = str(session.wait(connection, command_id)["id"])
     if not wait:
@@ -158,7 +158,7 @@ def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
 
 
 def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, is_shown: bool) -> None:
-    shown: set[int] = set()
+    printed: set[int] = set()
     version, agent_at = -1, time.monotonic()
     while True:
         if (changed := data_version(connection)) != version:
@@ -167,8 +167,8 @@ def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, 
             if study is None:
                 fail(f"{study_id} was removed", Exit.REFUSED)
             for trial in read_trials(connection, study_id):
-                if is_shown and trial.state.is_over and trial.number not in shown:
-                    shown.add(trial.number)
+                if is_shown and trial.state.is_over and trial.number not in printed:
+                    printed.add(trial.number)
                     say(trial_line(trial))
             if study.state.is_over or study.state is StudyState.PAUSED:
                 return
