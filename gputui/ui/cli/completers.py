@@ -43,7 +43,7 @@ def runs_to_act_on(ctx: click.Context, _: click.Parameter, incomplete: str) -> I
     options, verb = ctx.params, str(ctx.command.name)
     if verb == "resume":
         is_forced = bool(options.get("changes") or options.get("force"))
-        verb = resume_variant(names_checkpoint=options.get("named") is not None, is_forced=is_forced)
+        verb = resume_variant(names_checkpoint=options.get("checkpoint") is not None, is_forced=is_forced)
     refusal = REFUSALS.get(f"{verb} by name", REFUSALS[verb])
     typed = options.get("names") or ()
     with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
@@ -73,8 +73,8 @@ def metrics_of_profile(ctx: click.Context, _: click.Parameter, incomplete: str) 
     profile = Path(_first_argument(ctx)).stem
     with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
         row = connection.execute(newest, (profile,)).fetchone()
-        names = [] if row is None else metric_names(connection, row[0])
-        return _beginning([(name, None) for name in names], incomplete)
+        if row is not None:
+            return _beginning([(name, None) for name in metric_names(connection, row[0])], incomplete)
     return []
 
 
@@ -82,8 +82,8 @@ def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     """Complete indices of GPUs, also behind a comma."""
     before, comma, last = incomplete.rpartition(",")
     items = _of_query(ctx, "SELECT position, name FROM gpus WHERE present ORDER BY position", last)
-    taken = before.split(",")
-    return [CompletionItem(f"{before}{comma}{item.value}", help=item.help) for item in items if item.value not in taken]
+    typed = before.split(",")
+    return [CompletionItem(f"{before}{comma}{item.value}", help=item.help) for item in items if item.value not in typed]
 
 
 def profiles(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:

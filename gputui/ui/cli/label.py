@@ -27,24 +27,31 @@ def command(
     choice: RunChoice,
 ) -> None:
     """Change the name, tags and note of runs. Without an option: print them."""
-    given: dict[str, Any] = {
-        "name": name,
-        "add": [checked_tag(tag) for tag in added] or None,
-        "remove": [checked_tag(tag) for tag in removed] or None,
-        "note": None if note is None else checked_note(note),
-    }
+    changes: dict[str, Any] = {}
+    if name is not None:
+        changes["name"] = name
+    if added:
+        changes["add"] = [checked_tag(tag) for tag in added]
+    if removed:
+        changes["remove"] = [checked_tag(tag) for tag in removed]
+    if note is not None:
+        changes["note"] = checked_note(note)
     if name is not None:
         choice.single(["--name"])
-    changes = {key: value for key, value in given.items() if value is not None}
 
     def label_one(run: Run) -> Answer:
-        labels = session.ask("label", run.run_id, **changes) if changes else _labels(run)
-        tags = "".join(f"  #{tag}" for tag in labels["tags"])
-        note = f"  {labels['note']}" if labels["note"] else ""
-        return Answer(labels, [f"{run.run_id}  {labels['name']}{tags}{note}"])
+        labels = _labels(run)
+        if changes:
+            labels = session.ask("label", run.run_id, **changes)
+        parts = [run.run_id, labels["name"], *(f"#{tag}" for tag in labels["tags"])]
+        if labels["note"]:
+            parts.append(labels["note"])
+        return Answer(labels, ["  ".join(parts)])
 
-    # Nobody needs to confirm what only prints.
-    for_each(session, choice if changes else choice._replace(is_sure=True), "label", label_one)
+    if not changes:
+        # Nobody needs to confirm what only prints.
+        choice = choice._replace(is_sure=True)
+    for_each(session, choice, "label", label_one)
 
 
 def _labels(run: Run) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _FORCE = "--force resumes it as it is"
 
 @verb("resume", changes=is_no_rehearsal, has_json=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
-@click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
+@click.option("--from", "checkpoint", metavar="PATH", help="The checkpoint to resume from, of any run.")
 @click.option("--time", "time_limit", metavar="TIME", help="Of a run on a target: the job's limit, such as 8h.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--force", is_flag=True, help="Also a complete run, or a trial that its study has ended.")
@@ -35,7 +35,7 @@ _FORCE = "--force resumes it as it is"
 def command(
     session: Session,
     changes: tuple[str, ...],
-    named: str | None,
+    checkpoint: str | None,
     time_limit: str | None,
     wait: bool,
     force: bool,
@@ -45,24 +45,25 @@ def command(
 
     --set, --from, --time and --wait are for one run.
     """
-    if named == "":
+    if checkpoint == "":
         fail("--from is empty; it takes the path of a checkpoint", Exit.USAGE)
-    of_one = {"--set": changes, "--from": named, "--time": time_limit, "--wait": wait}
+    of_one = {"--set": changes, "--from": checkpoint, "--time": time_limit, "--wait": wait}
     if used := [option for option, value in of_one.items() if value]:
         choice.single(used)
 
     def resume_one(run: Run) -> Answer:
-        if not (changes or named or force) and run.state is RunState.SUCCEEDED:
+        if not (changes or checkpoint or force) and run.state is RunState.SUCCEEDED:
             raise CommandRefusedError(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}")
-        if not (changes or named or force) and run.study_id is not None and run.state.is_over:
+        if not (changes or checkpoint or force) and run.study_id is not None and run.state.is_over:
             raise CommandRefusedError(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}")
         job = {} if time_limit is None else {"time": time_limit}
         args: dict[str, Any] = {"set": _changed_params(run, changes), **again_on_target(session, run, job)}
-        if named is not None:
+        if checkpoint is not None:
             spec = known_spec(run)
             with closing(session.reader()) as connection:
                 rows = checkpoints.of_run(connection, run.run_id)
-            args["from"] = named_path(named, rows, None if spec is None else spec.target)
+            target = None if spec is None else spec.target
+            args["from"] = checkpoint_path(checkpoint, rows, target)
         answer = answer_of(session, "resume", run, **args)
         if wait:
             from gputui.ui.cli.wait import wait_until_over
@@ -70,21 +71,21 @@ def command(
             raise SystemExit(wait_until_over(session, run.run_id, choice.as_json))
         return answer
 
-    variant = resume_variant(names_checkpoint=named is not None, is_forced=bool(changes) or force)
+    variant = resume_variant(names_checkpoint=checkpoint is not None, is_forced=bool(changes) or force)
     for_each(session, choice, variant, resume_one)
 
 
-def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:
+def checkpoint_path(checkpoint: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:
     """The path of a checkpoint given by path, or by its name among the run's own ``rows``. On some
     targets it cannot be looked for."""
     if not Executors().of(target).sees_checkpoints(target or {}):
-        if not named.startswith("/"):
+        if not checkpoint.startswith("/"):
             fail("--from takes an absolute path on the run's target, where its checkpoints are", Exit.USAGE)
-        return named
-    path = Path(named).expanduser().absolute()
-    own = [row.path for row in rows if row.name == named]
-    if len(own) == 1 and not path.exists():
-        return own[0]
+        return checkpoint
+    path = Path(checkpoint).expanduser().absolute()
+    paths = [row.path for row in rows if row.name == checkpoint]
+    if len(paths) == 1 and not path.exists():
+        return paths[0]
     return str(path)
 
 
@@ -93,8 +94,8 @@ def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:
 
     texts = split_assignments(changes)
     values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
-    wanted = {name: values[name] for name in texts}
+    changed = {name: values[name] for name in texts}
     # Commands are stored, and a secret must not be.
-    if redact_params(wanted) != wanted:
+    if redact_params(changed) != changed:
         fail("a secret is not stored, so that a resume cannot change it; launch the run again", Exit.USAGE)
-    return wanted
+    return changed

@@ -28,7 +28,9 @@ def answer_of(session: Session, verb: str, run: Run, **args: Any) -> Answer:
     """Send a command about a run to the agent. Raises CommandRefusedError."""
     result = session.ask(verb, run.run_id, **args)
     passed_over = result.get("passed_over")
-    lines = [_answer(verb, run.run_id, result), *([str(passed_over)] if passed_over else [])]
+    lines = [_answer(verb, run.run_id, result)]
+    if passed_over:
+        lines.append(str(passed_over))
     return Answer(result, lines)
 
 
@@ -42,8 +44,10 @@ def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
             start += f" ({step_words(name, step)})"
     elif verb == "restart" and state == RunState.QUEUED:
         start = ", to begin again at step 0"
-    follow = f"; gputui logs {run_id} -f follows it" if verb in ("resume", "restart") else ""
-    return f"{result.get('id', run_id)} {state}{start}{follow}"
+    line = f"{result.get('id', run_id)} {state}{start}"
+    if verb in ("resume", "restart"):
+        line += f"; gputui logs {run_id} -f follows it"
+    return line
 
 
 @verb("stop", changes=is_no_rehearsal, has_json=True)
@@ -59,8 +63,9 @@ def stop(session: Session, now: bool, choice: RunChoice) -> None:
         with closing(session.reader()) as connection:
             fresh = session.find_run(connection, run.run_id)
             row = RunRow(fresh, progress_now(connection, fresh))
-        waits = [] if row.run.stop is None else [stop_words(row, time.time())[0]]
-        return Answer(shape, [*lines, *waits])
+        if row.run.stop is not None:
+            lines = [*lines, stop_words(row, time.time())[0]]
+        return Answer(shape, lines)
 
     for_each(session, choice, "stop", stop_one)
 
@@ -71,7 +76,8 @@ def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
         return ""
     shim = ProcessIdentity(*attempt.executor)
     if is_alive(shim):
-        return f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run all the same"
+        signal = "USR2" if now else "TERM"
+        return f"kill -{signal} {shim.pid} stops the run all the same"
     return ""
 
 
@@ -103,7 +109,8 @@ def restart(session: Session, choice: RunChoice) -> None:
     def restart_one(run: Run) -> Answer:
         return answer_of(session, "restart", run, **again_on_target(session, run, {}))
 
-    for_each(session, choice, "restart" if choice.only else "restart by name", restart_one)
+    variant = "restart" if choice.only else "restart by name"
+    for_each(session, choice, variant, restart_one)
 
 
 @verb("rm", changes=is_no_rehearsal, has_json=True)

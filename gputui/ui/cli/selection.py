@@ -61,8 +61,8 @@ def filter_options(tag: str = "--tag") -> Decorator:
             "--state", "states", multiple=True, type=click.Choice(_STATES), metavar="STATE", help="Only runs in it."
         ),
         *(
-            click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete, help=words)
-            for flag, name, metavar, complete, words in (
+            click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete, help=text)
+            for flag, name, metavar, complete, text in (
                 (tag, "tags", "TAG", completers.tags, "Only runs with this tag."),
                 ("--profile", "profiles", "NAME", completers.profiles_of_runs, "Only runs of this profile."),
                 ("--study", "studies", "ID", completers.studies, "Only trials of this study."),
@@ -143,8 +143,8 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
     if not choice.names and not choice.only:
         fail(f"name the runs, or choose them by --state, --profile, --older …; gputui {word} --help", Exit.USAGE)
     with closing(session.reader()) as connection:
-        named, refusals = _named(connection, choice.names)
-        runs = list(named.values())
+        by_id, refusals = _named(connection, choice.names)
+        runs = list(by_id.values())
         if choice.only:
             now = time.time()
             candidates = runs if choice.names else reversed(read_runs(connection))
@@ -154,7 +154,9 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
         runs = _shown(session, choice, verb, runs)
     if choice.is_rehearsal:
         is_refused = not choice.only and len(runs) < chosen_count
-        raise SystemExit(Exit.REFUSED if refusals or is_refused or not runs else Exit.OK)
+        if refusals or is_refused or not runs:
+            raise SystemExit(Exit.REFUSED)
+        return
     if choice.only:
         _confirm(choice, word, len(runs))
     shapes = []
@@ -166,8 +168,9 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
             say_error(str(error))
             continue
         shapes.append(answer.shape)
-        for line in [] if choice.as_json else answer.lines:
-            say(line)
+        if not choice.as_json:
+            for line in answer.lines:
+                say(line)
     if choice.as_json:
         print_json([*shapes, *({"id": run_id, "refused": reason} for run_id, reason in refusals.items())])
     if refusals:
@@ -246,13 +249,14 @@ def _shape(run: Run, size_bytes: int | None) -> dict[str, Any]:
 
 
 def _list(runs: Sequence[Run], sizes: dict[str, int | None]) -> None:
-    now = time.time()
-    ages = (units.age(age_seconds(run, now)) for run in runs)
-    rows = [
-        (run.run_id, run.state, age, units.bytes_text(sizes[run.run_id]), run.name if run.is_renamed else "")
-        for run, age in zip(runs, ages, strict=True)
-    ]
+    now, rows = time.time(), []
+    for run in runs:
+        age, size = units.age(age_seconds(run, now)), units.bytes_text(sizes[run.run_id])
+        name = run.name if run.is_renamed else ""
+        rows.append((run.run_id, run.state, age, size, name))
     print_table(("RUN", "STATE", "AGE", "SIZE", ""), rows)
     measured = [size for size in sizes.values() if size is not None]
-    least = "" if len(measured) == len(runs) else "at least "
-    say(f"{units.count_of(len(runs), 'run')}, {least}{units.bytes_text(sum(measured))}")
+    total = units.bytes_text(sum(measured))
+    if len(measured) < len(runs):
+        total = f"at least {total}"
+    say(f"{units.count_of(len(runs), 'run')}, {total}")

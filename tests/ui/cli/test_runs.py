@@ -17,7 +17,7 @@ from gputui.runs.identity import actor
 from gputui.runs.labels import LABELS_FILE
 from gputui.store import commands
 from gputui.ui.cli.context import Session
-from gputui.ui.cli.resume import named_path
+from gputui.ui.cli.resume import checkpoint_path
 from tests.conftest import wait_until
 from tests.homes import Home, open_store
 from tests.ledgers import ledger_row
@@ -135,12 +135,12 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
 def test_a_path_or_the_name_of_one_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [ledger_row(name) for name in ("step_1.pt", "a/last.pt", "b/last.pt")]
-    assert named_path("step_1.pt", rows) == "/c/step_1.pt"
-    assert named_path("/c/step_2.pt", rows) == "/c/step_2.pt"
+    assert checkpoint_path("step_1.pt", rows) == "/c/step_1.pt"
+    assert checkpoint_path("/c/step_2.pt", rows) == "/c/step_2.pt"
     # Two of that name, and one that lies here.
-    assert named_path("last.pt", rows) == str(tmp_path / "last.pt")
+    assert checkpoint_path("last.pt", rows) == str(tmp_path / "last.pt")
     (tmp_path / "step_1.pt").touch()
-    assert named_path("step_1.pt", rows) == str(tmp_path / "step_1.pt")
+    assert checkpoint_path("step_1.pt", rows) == str(tmp_path / "step_1.pt")
 
 
 def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
