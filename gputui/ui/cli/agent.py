@@ -16,6 +16,7 @@ from gputui.core import units
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.runs import orphans, repository
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
+from gputui.runs.identity import ProcessIdentity
 from gputui.store import json_shapes
 from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
 from gputui.store.hardware import read_gpus
@@ -36,7 +37,10 @@ def start(session: Session) -> None:
     """Start the agent if none runs."""
     session.need_agent()
     identity = read_identity(session.workspace)
-    say(f"agent running, pid {identity.process.pid}" if identity else "agent started")
+    if identity is None:
+        say("agent started")
+    else:
+        say(f"agent running, pid {identity.process.pid}")
 
 
 @command.verb("stop", changes=True)
@@ -52,8 +56,11 @@ def stop(session: Session) -> None:
     ):
         if session.workspace.state.is_dir():
             session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
-        ended = stop_agent(session.workspace)
-    say("agent stopped; runs continue" if ended else "no agent runs")
+        has_ended = stop_agent(session.workspace)
+    if has_ended:
+        say("agent stopped; runs continue")
+    else:
+        say("no agent runs")
 
 
 @command.verb("status", changes=False, has_json=True)
@@ -95,41 +102,43 @@ def orphans_(session: Session, kill: bool, as_json: bool) -> None:
 
     Only processes of this user that carry the mark of a run of this home are listed, and none other is ever killed.
     """
-    found = orphans.without_ancestors(orphans.find_marked(session.workspace.runs), os.getpid())
-    if found and (kill or not session.workspace.database.exists()):
+    processes = orphans.without_ancestors(orphans.find_marked(session.workspace.runs), os.getpid())
+    if processes and (kill or not session.workspace.database.exists()):
         # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
         session.need_agent()
     memory_bytes: Counter[tuple[int, int | None]] = Counter()
-    if found:
+    if processes:
         with closing(session.reader()) as connection:
-            found = orphans.orphans(found, repository.run_statuses(connection))
+            processes = orphans.orphans(processes, repository.run_statuses(connection))
             for gpu in read_gpus(connection, time.time()):
-                for process in gpu.processes or ():
-                    memory_bytes[process.pid, process.start_ticks] += process.memory_bytes or 0
-    left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
-    if kill and found:
-        ended = [{**_shape(orphan), "killed": orphan.identity not in left} for orphan in found]
+                for user in gpu.processes or ():
+                    memory_bytes[user.pid, user.start_ticks] += user.memory_bytes or 0
+    survivors: set[ProcessIdentity] = set()
+    if kill and processes:
+        survivors = set(orphans.end([process.identity for process in processes]))
+        ended = [{**_shape(process), "killed": process.identity not in survivors} for process in processes]
         session.ask("orphans_ended", None, processes=ended)
-    shapes: list[dict[str, Any]] = [
-        {
-            **_shape(orphan),
-            "gpu_memory_bytes": memory_bytes.get((orphan.identity.pid, orphan.identity.start_ticks)),
-            "killed": orphan.identity not in left if kill else None,
-        }
-        for orphan in found
-    ]
+    shapes: list[dict[str, Any]] = []
+    for process in processes:
+        identity = process.identity
+        size_bytes = memory_bytes.get((identity.pid, identity.start_ticks))
+        shape = {**_shape(process), "gpu_memory_bytes": size_bytes, "killed": None}
+        if kill:
+            shape["killed"] = identity not in survivors
+        shapes.append(shape)
     if as_json:
         print_json(shapes)
-    elif not found:
+    elif not shapes:
         say("no orphans: every process of a run belongs to an attempt that is alive")
     else:
         print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), [_cells(shape) for shape in shapes])
         if not kill:
             say("gputui agent orphans --kill ends them")
-    if left and not as_json:
-        pids = ", ".join(str(identity.pid) for identity in left)
+    if survivors and not as_json:
+        pids = ", ".join(str(identity.pid) for identity in survivors)
         say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
-    raise SystemExit(Exit.REFUSED if left else Exit.OK)
+    if survivors:
+        raise SystemExit(Exit.REFUSED)
 
 
 def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:
@@ -137,13 +146,15 @@ def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:
 
 
 def _cells(shape: dict[str, Any]) -> tuple[str, ...]:
-    size_bytes, killed = shape["gpu_memory_bytes"], shape["killed"]
+    size = "–"
+    if shape["gpu_memory_bytes"] is not None:
+        size = units.bytes_text(shape["gpu_memory_bytes"])
     return (
         str(shape["pid"]),
         shape["run_id"],
         str(shape["attempt"] or "–"),
-        "–" if size_bytes is None else units.bytes_text(size_bytes),
-        {None: "", True: "ended", False: "cannot be killed"}[killed],
+        size,
+        {None: "", True: "ended", False: "cannot be killed"}[shape["killed"]],
         shape["command"],
     )
 

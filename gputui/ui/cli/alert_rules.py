@@ -25,9 +25,8 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     path = session.workspace.alerts
     machine = overrides.with_overrides(RULES, machine_overrides(session).rules, path.name)
     if profile is not None:
-        machine = overrides.with_overrides(
-            machine, overrides.of_profile(load_profile(session, profile).form.alerts).rules, "profile"
-        )
+        changes = overrides.of_profile(load_profile(session, profile).form.alerts)
+        machine = overrides.with_overrides(machine, changes.rules, "profile")
     if as_json:
         print_json([rule_shape(rule) for rule in machine.values()])
         return
@@ -35,8 +34,10 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     header = ("RULE", "OF", "SEVERITY", "FOR", "THRESHOLD", "OF WHAT", "FROM")
     print_table(header, rows, spare=("OF WHAT", "OF"))
     say("")
-    missing = "" if path.exists() else " (it is not there yet)"
-    print_paragraphs([f"{shown_path(path)} changes them for this machine{missing}, alerts: in a profile for its runs"])
+    here = f"{shown_path(path)} changes them for this machine"
+    if not path.exists():
+        here += " (it is not there yet)"
+    print_paragraphs([f"{here}, alerts: in a profile for its runs"])
 
 
 def _rows(rule: Rule) -> Iterator[tuple[str, ...]]:

@@ -35,30 +35,34 @@ def command(session: Session, with_cleared: bool, run: str | None, as_json: bool
     """List what is wrong now, the severest first."""
     connection, now = session.reader_or_empty(), time.time()
     if run is not None:
-        found = alerts.of_run(connection, session.find_run(connection, run).run_id)[::-1]
+        views = alerts.of_run(connection, session.find_run(connection, run).run_id)[::-1]
     else:
-        found = alerts.lasting(connection) + (alerts.cleared(connection, MOST) if with_cleared else [])
+        views = alerts.lasting(connection)
+        if with_cleared:
+            views += alerts.cleared(connection, MOST)
     if as_json:
-        print_json([alert_shape(one, now) for one in found])
+        print_json([alert_shape(alert, now) for alert in views])
         return
-    if not found:
-        say("no alert" if with_cleared or run is not None else "no active alerts")
-    else:
+    if views:
         rows = []
-        for one in found:
-            since = units.ago(max(0.0, now - one.raised_at))
-            rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
+        for alert in views:
+            since = units.ago(max(0.0, now - alert.raised_at))
+            rows.append((str(alert.alert_id), alert.severity, since, state_words(alert, now), alert.sentence))
         print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), rows)
-    for line in _remarks(session, connection, found, now):
+    elif with_cleared or run is not None:
+        say("no alert")
+    else:
+        say("no active alerts")
+    for line in _remarks(session, connection, views, now):
         say(line)
 
 
-def _remarks(session: Session, connection: sqlite3.Connection, found: list[AlertView], now: float) -> list[str]:
+def _remarks(session: Session, connection: sqlite3.Connection, views: list[AlertView], now: float) -> list[str]:
     """Remedies, rules that are silenced everywhere, and the age of the list if no agent runs."""
-    lines = list(dict.fromkeys(f"{each.rule}: {each.remedy}" for each in found if each.lasts))
-    for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
+    lines = list(dict.fromkeys(f"{alert.rule}: {alert.remedy}" for alert in views if alert.lasts))
+    for (rule, _, subject), (end_at, actor) in sorted(alerts.silences(connection, now).items()):
         if subject == alerts.ANY_SUBJECT:
-            lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(until - now)}")
+            lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(end_at - now)}")
     agent = read_agent(connection)
     if agent is not None and read_identity(session.workspace) is None:
         ago = units.duration(max(0.0, now - (agent.ended_at or agent.heartbeat_at)))
@@ -84,7 +88,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
     """Note that somebody has seen alerts, by their numbers."""
     if bool(ids) == everything:
         fail("name alerts by their numbers (gputui alerts lists them), or give --all", Exit.USAGE)
-    answer = session.ask("alert_ack", None, ids=None if everything else list(ids))
+    answer = session.ask("alert_ack", None, ids=list(ids) or None)
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
 

@@ -60,10 +60,14 @@ def report(results: list[CheckResult]) -> list[str]:
         lines.append(f"{WORDS[result.status]}  {result.name:<{width}}  {result.detail}")
         if result.remedy and result.status in ("warn", "fail"):
             lines.append(f"{'':<{width + 8}}  → {result.remedy}")
-    counted = Counter[str](result.status for result in results)
-    names = {"pass": "passed", "warn": "warnings" if counted["warn"] != 1 else "warning", "fail": "failed"}
-    summary = ", ".join(f"{counted[status]} {word}" for status, word in names.items() if counted[status])
-    return [*lines, "", f"{summary}; {counted['skip']} skipped" if counted["skip"] else summary]
+    counts = Counter[str](result.status for result in results)
+    names = {"pass": "passed", "warn": "warnings", "fail": "failed"}
+    if counts["warn"] == 1:
+        names["warn"] = "warning"
+    summary = ", ".join(f"{counts[status]} {word}" for status, word in names.items() if counts[status])
+    if counts["skip"]:
+        summary += f"; {counts['skip']} skipped"
+    return [*lines, "", summary]
 
 
 def _write(session: Session, path: Path, results: list[CheckResult]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 import click
@@ -84,21 +84,10 @@ def command(
         say(problem or "no GPUs have been reported yet")
         return
     situation = read_situation(connection, time.time())
-    promised = {} if situation is None else situation.promised
-    rows = [
-        (
-            str(gpu.index),
-            "quarantine" if gpu.uuid in failed else gpu.state,
-            units.percent(gpu.utilization_percent),
-            f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}"
-            + (" unified" if gpu.facts.get("memory_is_unified") else ""),
-            units.celsius(gpu.temperature_celsius),
-            units.watts(gpu.power_watts),
-            gpu.name,
-            failed[gpu.uuid].words if gpu.uuid in failed else gpu_user(gpu, promised.get(gpu.uuid)),
-        )
-        for gpu in gpus
-    ]
+    promised: Mapping[str, str] = {}
+    if situation is not None:
+        promised = situation.promised
+    rows = [_row(gpu, failed.get(gpu.uuid), promised.get(gpu.uuid)) for gpu in gpus]
     print_table(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows)
     if problem:
         say(problem)
@@ -106,6 +95,28 @@ def command(
         load_used_gpus(session.workspace.gpus)
     except ProfileError as error:
         say(f"{error.problems[0]}; the choice of GPUs stays as it was")
+
+
+def _row(gpu: GpuView, quarantine: Quarantined | None, promised: str | None) -> tuple[str, ...]:
+    """The cells of a GPU, which may be ``promised`` to a queued run."""
+    state: str = gpu.state
+    if quarantine is None:
+        user = gpu_user(gpu, promised)
+    else:
+        state, user = "quarantine", quarantine.words
+    memory = f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}"
+    if gpu.facts.get("memory_is_unified"):
+        memory += " unified"
+    return (
+        str(gpu.index),
+        state,
+        units.percent(gpu.utilization_percent),
+        memory,
+        units.celsius(gpu.temperature_celsius),
+        units.watts(gpu.power_watts),
+        gpu.name,
+        user,
+    )
 
 
 def shapes(connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]) -> list[Shape]:
@@ -124,7 +135,8 @@ def wait_for_gpus(session: Session) -> tuple[list[GpuView], str | None]:
         while True:
             agent, gpus = read_agent(connection), read_gpus(connection, time.time())
             if has_samples(agent, gpus) or time.monotonic() > deadline:
-                return gpus, agent.gpu_problem if agent else None
+                problem = None if agent is None else agent.gpu_problem
+                return gpus, problem
             time.sleep(0.02)
 
 
@@ -142,21 +154,28 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
     if gpu.shared_with:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
-        part = f", on {gpu.shares[gpu.run_id]:g} of the GPU" if gpu.shared_by == "" else ""
-        return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "") + part
-    condition = condition_of(gpu)
+        user = gpu.run_id
+        if gpu.rank is not None:
+            user += f" rank {gpu.rank}"
+        if gpu.shared_by == "":
+            user += f", on {gpu.shares[gpu.run_id]:g} of the GPU"
+        return user
     names = [process_words(process) for process in gpu.processes or ()]
-    shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    processes = ", ".join(names[:2])
+    if len(names) > 2:
+        processes += f" and {len(names) - 2} more"
     if gpu.state in ("lost", "error"):
-        return shown or "–"
-    if condition.is_free:
-        free = "free" if promised is None else f"promised to {promised}"
-        if shown:
-            return f"{free}, beside {shown}"
-        return free
+        return processes or "–"
+    if condition_of(gpu).is_free:
+        state = "free" if promised is None else f"promised to {promised}"
+        if processes:
+            return f"{state}, beside {processes}"
+        return state
     if gpu.facts.get("mig_mode"):
-        return shown or "MIG"
-    held = shown if gpu.locked_by is None else f"held by {gpu.locked_by}"
+        return processes or "MIG"
+    user = processes
+    if gpu.locked_by is not None:
+        user = f"held by {gpu.locked_by}"
     if gpu.is_excluded:
-        return "; ".join(filter(None, (held, EXCLUDED.removeprefix("is "))))
-    return held or "no visible process"
+        return "; ".join(filter(None, (user, EXCLUDED.removeprefix("is "))))
+    return user or "no visible process"

@@ -77,4 +77,5 @@ def _events(recipient: Recipient) -> str:
     """``run_failed, alert (error)``."""
     if recipient.events == notices.EVENTS and recipient.min_severity == "info":
         return "everything"
-    return ", ".join(f"{event} ({recipient.min_severity})" if event == "alert" else event for event in recipient.events)
+    phrases = {"alert": f"alert ({recipient.min_severity})"}
+    return ", ".join(phrases.get(event, event) for event in recipient.events)

@@ -64,14 +64,16 @@ def print_recommended(
 
 def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> str:
     """The number of free GPUs, and the reasons why the others are not."""
-    had = len(usable(situation, memory_bytes))
+    free_count = len(usable(situation, memory_bytes))
     reasons = []
     for gpu in sorted(situation.conditions, key=lambda gpu: gpu.facts.index):
         reason = situation.unusable_reason(gpu, memory_bytes) or situation.busy_reason(gpu, memory_bytes)
         if reason is not None:
             reasons.append(f"GPU {gpu.facts.index} {clean(reason)}")
-    shown = f": {'; '.join(reasons)}" if reasons else "; this machine shows no GPU"
-    return f"{had} of {count} requested GPUs are available{shown}"
+    summary = f"{free_count} of {count} requested GPUs are available"
+    if not reasons:
+        return f"{summary}; this machine shows no GPU"
+    return f"{summary}: {'; '.join(reasons)}"
 
 
 def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:

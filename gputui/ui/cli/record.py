@@ -83,6 +83,6 @@ def _expose(session: Session, address: Address) -> None:
     with exit_on(AddressError, code=Exit.REFUSED, before="--prometheus: ", after="; choose another port"):
         actual = serve(session.workspace.database, address)
     if not actual.is_loopback:
-        words = f"anyone who can reach {actual.host} can read the recorded data; 127.0.0.1 keeps it on this machine"
-        print(f"gputui: {words}", file=sys.stderr)  # noqa: T201
+        warning = f"anyone who can reach {actual.host} can read the recorded data; 127.0.0.1 keeps it on this machine"
+        print(f"gputui: {warning}", file=sys.stderr)  # noqa: T201
     print(f"gputui: metrics for Prometheus on http://{actual.host}:{actual.port}/metrics", file=sys.stderr)  # noqa: T201

@@ -54,7 +54,9 @@ def install(
         address_of(prometheus)
         options += ["--prometheus", prometheus]
     if output_file(output, rotate) is not None and output is not None:
-        options += ["--output", str(output.absolute()), *(() if rotate is None else ("--rotate", rotate))]
+        options += ["--output", str(output.absolute())]
+        if rotate is not None:
+            options += ["--rotate", rotate]
     text, path = _unit(session.workspace, options), unit_path(os.environ)
     if print_only:
         click.echo(text, nl=False)
@@ -68,10 +70,10 @@ def install(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as file:
             file.write(text.encode())
-    for words in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
-        problem = _systemctl(*words)[1]
+    for arguments in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
+        problem = _systemctl(*arguments)[1]
         if problem is not None:
-            call, remedy = " ".join(words), f"try systemctl --user enable --now {NAME} when logged in"
+            call, remedy = " ".join(arguments), f"try systemctl --user enable --now {NAME} when logged in"
             fail(f"{path} is written, but systemctl --user {call} failed: {problem}; {remedy}", Exit.UNREACHABLE)
     say("recording; gputui agent service status shows its state")
     if not _lingers():
@@ -106,9 +108,11 @@ def status(session: Session, as_json: bool) -> None:
     """Return whether the unit is installed, enabled and running."""
     path = unit_path(os.environ)
     is_installed = path.exists()
-    enabled = _systemctl("is-enabled", NAME)[0] if is_installed else None
-    active = _systemctl("is-active", NAME)[0] if is_installed else None
-    is_for_home = is_installed and _command_line(_read(path)) == _command_line(_unit(session.workspace, ()))
+    enabled = active = is_for_home = None
+    if is_installed:
+        enabled = _systemctl("is-enabled", NAME)[0]
+        active = _systemctl("is-active", NAME)[0]
+        is_for_home = _command_line(_read(path)) == _command_line(_unit(session.workspace, ()))
     if as_json:
         print_json(
             {
@@ -117,7 +121,7 @@ def status(session: Session, as_json: bool) -> None:
                 "enabled": enabled,
                 "active": active,
                 "lingers": _lingers(),
-                "for_this_home": is_for_home if is_installed else None,
+                "for_this_home": is_for_home,
             }
         )
     elif not is_installed:
@@ -131,15 +135,15 @@ def status(session: Session, as_json: bool) -> None:
 
 
 def _unit(workspace: Workspace, options: Sequence[str]) -> str:
-    words = [sys.executable, "-m", "gputui"]
+    argv = [sys.executable, "-m", "gputui"]
     environment = {"PATH": os.environ.get("PATH", os.defpath)}
     if workspace != locate(None, {"HOME": os.environ.get("HOME", "")}):
         if workspace.state.parent == workspace.profiles.parent:
-            words += ["--home", str(workspace.state.parent)]
+            argv += ["--home", str(workspace.state.parent)]
         else:
             environment["XDG_CONFIG_HOME"] = str(workspace.profiles.parent.parent)
             environment["XDG_STATE_HOME"] = str(workspace.state.parent)
-    return unit_text([*words, "--record", *options], environment)
+    return unit_text([*argv, "--record", *options], environment)
 
 
 def _command_line(text: str) -> str:
@@ -162,16 +166,18 @@ def _lingers() -> bool:
     return (LINGER / actor()).exists()
 
 
-def _systemctl(*words: str) -> tuple[str | None, str | None]:
+def _systemctl(*arguments: str) -> tuple[str | None, str | None]:
     """The answer of systemctl --user, and what went wrong."""
     program = shutil.which("systemctl")
     if program is None:
         return None, "there is no systemd here"
     try:
-        done = subprocess.run(
-            [program, "--user", *words], capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False
+        process = subprocess.run(
+            [program, "--user", *arguments], capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)
-    answer = done.stdout.strip() or None
-    return answer, None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
+    answer, problem = process.stdout.strip() or None, None
+    if process.returncode != 0:
+        problem = (process.stderr.strip().splitlines() or ["it failed"])[-1]
+    return answer, problem
