@@ -39,26 +39,26 @@ def command(session: Session, run: str | None, evidence: bool, as_json: bool) ->
     """
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        kept = evidence_folders(session.workspace.run_dir(view.run_id))
+        folders = evidence_folders(session.workspace.run_dir(view.run_id))
         if evidence and as_json:
-            print_json([str(folder) for folder in kept])
+            print_json([str(folder) for folder in folders])
             return
-        if evidence and not kept:
+        if evidence and not folders:
             fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", Exit.REFUSED)
         if evidence:
-            for folder in kept:
+            for folder in folders:
                 say(str(folder))
             return
         story = [*story_of(connection, view), *_remarks(connection, view)]
         raised = alerts.of_run(connection, view.run_id)
         if as_json:
-            print_json(_shape(session, connection, view, story, raised, kept))
+            print_json(_shape(session, connection, view, story, raised, folders))
             return
     if raised:
         story.append(alerts_sentence(raised))
-    if kept:
-        attempts_word = "attempt " if len(kept) == 1 else "attempts "
-        story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
+    if folders:
+        noun = "attempt" if len(folders) == 1 else "attempts"
+        story.append(f"Evidence of {noun} {', '.join(folder.name for folder in folders)}: {folders[0].parent}")
     print_paragraphs(story)
 
 
@@ -89,7 +89,7 @@ def _shape(
     view: Run,
     story: Sequence[str],
     raised: Sequence[AlertView],
-    kept: Sequence[Path],
+    folders: Sequence[Path],
 ) -> dict[str, Any]:
     """The JSON of ``gputui explain --json``."""
     from gputui.ui.cli.show import details_shape, read_details
@@ -99,7 +99,7 @@ def _shape(
         **details_shape(read_details(session, connection, view, now)),
         "paragraphs": list(story),
         "alerts": [alert_shape(alert, now) for alert in raised],
-        "evidence_folders": [str(folder) for folder in kept],
+        "evidence_folders": [str(folder) for folder in folders],
     }
 
 
@@ -124,25 +124,31 @@ def print_paragraphs(paragraphs: Sequence[str]) -> None:
 
 def alerts_sentence(raised: Sequence[AlertView]) -> str:
     """The alerts of a run, newest last."""
-    shown = []
+    sentences = []
     for alert in raised[-MAX_ALERTS:]:
         if alert.cleared_at is None:
             end = "active"
         else:
             end = f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
         sentence = alert.sentence.removeprefix(f"{alert.run_id}: ")
-        shown.append(f"{dated_clock(alert.raised_at, time.time())} {sentence} ({end})")
-    left = len(raised) - len(shown)
-    more = f"; {left} earlier ones: gputui alerts --run {raised[0].run_id}" if left else ""
-    return f"Alerts: {'; '.join(shown)}{more}"
+        sentences.append(f"{dated_clock(alert.raised_at, time.time())} {sentence} ({end})")
+    earlier_count = len(raised) - len(sentences)
+    if earlier_count:
+        sentences.append(f"{earlier_count} earlier ones: gputui alerts --run {raised[0].run_id}")
+    return f"Alerts: {'; '.join(sentences)}"
 
 
 def evidence_folders(run_dir: Path) -> list[Path]:
     """The folders with evidence of the run's incidents, by attempt."""
+
+    def rank(folder: Path) -> tuple[int, str]:
+        digits = folder.name.split("-")[0]
+        if digits.isdigit():
+            return int(digits), folder.name
+        return 0, folder.name
+
     try:
-        found = [entry for entry in (run_dir / "incidents").iterdir() if entry.is_dir()]
+        folders = [entry for entry in (run_dir / "incidents").iterdir() if entry.is_dir()]
     except OSError:
         return []
-    return sorted(
-        found, key=lambda entry: (int(digits) if (digits := entry.name.split("-")[0]).isdigit() else 0, entry.name)
-    )
+    return sorted(folders, key=rank)

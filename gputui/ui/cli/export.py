@@ -36,16 +36,20 @@ def command(
         fail("--force replaces and --follow continues; give one of them", Exit.USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        where = out or f"{view.run_id}{'-' if FORMATS[name].is_folder else '.'}{name}"
-        if out is None and FORMATS[name].is_address:
+        where = f"{view.run_id}.{name}"
+        if out:
+            where = out
+        elif out is None and FORMATS[name].is_address:
             where = f"sqlite:///{name}.db"
+        elif FORMATS[name].is_folder:
+            where = f"{view.run_id}-{name}"
         target = absolute_target(name, where, Path.cwd())
         if not follow:
             written = _once(connection, view, names, name, target, force)
     if follow:
         written = _follow(session, view, names, name, target)
-    noun = FORMATS[name].unit + ("" if written == 1 else "s")
-    say(f"{written} {noun} of {view.run_id} in {redact_text(where)}")
+    plural = "" if written == 1 else "s"
+    say(f"{written} {FORMATS[name].unit}{plural} of {view.run_id} in {redact_text(where)}")
 
 
 def _once(
@@ -55,13 +59,13 @@ def _once(
     from gputui.reports.export.sink import TargetTakenError
     from gputui.reports.export.subject import read_subject
 
-    known = queries.metric_names(connection, view.run_id)
-    if not known:
+    measured = queries.metric_names(connection, view.run_id)
+    if not measured:
         fail(f"{view.run_id} has measured nothing yet; --follow waits for it", Exit.REFUSED)
-    for wanted in names:
-        require_metric(view, known, wanted)
-    forced = "writes it once more" if FORMATS[name].is_address else "replaces it"
-    with exit_on(TargetTakenError, code=Exit.REFUSED, after=f"; --force {forced}"):
+    for metric in names:
+        require_metric(view, measured, metric)
+    effect = "writes it once more" if FORMATS[name].is_address else "replaces it"
+    with exit_on(TargetTakenError, code=Exit.REFUSED, after=f"; --force {effect}"):
         subject = read_subject(connection, view.run_id, name, target, names)
         return export(subject, name, target, replaces=force)
 
@@ -73,14 +77,14 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, t
 
     if not view.state.is_over:
         session.need_agent()
-    shown = redact_text(target)
+    place = redact_text(target)
     try:
         with exit_on(StoreError, sqlite3.Error, code=Exit.UNREACHABLE):
             return Follower(session.workspace, view.run_id, name, target, names).run()
     except HeldElsewhereError:
-        fail(f"another process follows {view.run_id} to {shown} already", Exit.REFUSED)
+        fail(f"another process follows {view.run_id} to {place} already", Exit.REFUSED)
     except OSError as error:
-        fail(f"cannot write {error.filename or shown}: {error.strerror or error}", Exit.REFUSED)
+        fail(f"cannot write {error.filename or place}: {error.strerror or error}", Exit.REFUSED)
     except KeyboardInterrupt:
         say(f"{view.run_id} continues; the same command resumes the export")
         raise SystemExit(Exit.INTERRUPTED) from None

@@ -25,19 +25,19 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
 
     Scalars are copied into the home; the folder is left as it is.
     """
-    found = tracked_runs(folder.absolute())
-    if not found:
+    runs = tracked_runs(folder.absolute())
+    if not runs:
         fail(f"{folder} holds no events.out.tfevents.* and no run-*.wandb file", Exit.USAGE)
-    if len(found) > MAX_RUNS:
-        fail(f"{folder} holds {len(found)} runs; import at most {MAX_RUNS} at once", Exit.USAGE)
+    if len(runs) > MAX_RUNS:
+        fail(f"{folder} holds {len(runs)} runs; import at most {MAX_RUNS} at once", Exit.USAGE)
     session.need_agent()
     ids: list[str] = []
     try:
-        for each in found:
-            ids.append(run_id := submit(session, copy_spec(each), name))
+        for run in runs:
+            ids.append(run_id := submit(session, copy_spec(run), name))
             if not as_json:
-                shown = f"once it has succeeded, gputui metrics {run_id} shows it"
-                say(f"{run_id} copies {each.source} ({each.kind}); {shown}")
+                hint = f"once it has succeeded, gputui metrics {run_id} shows it"
+                say(f"{run_id} copies {run.source} ({run.kind}); {hint}")
     finally:
         # One may be refused after others were queued.
         if as_json:

@@ -42,7 +42,9 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         attempts = session.workspace.run_dir(view.run_id) / "attempts"
         files = chosen(attempts / str(number), rank)
         if not files and not follow:
-            where = f"attempt {number}" + ("" if rank is None else f", rank {rank}")
+            where = f"attempt {number}"
+            if rank is not None:
+                where += f", rank {rank}"
             fail(f"{view.run_id} has no output of {where} in {attempts / str(number)}", Exit.REFUSED)
         positions = {
             log.path: print_tail(log.path, label(log, len(files) > 1), lines, with_rest=not follow) for log in files
@@ -90,17 +92,20 @@ def chosen(folder: Path, rank: int | None) -> list[RankLog]:
 
 def print_tail(path: Path, prefix: str, count: int, *, with_rest: bool) -> int:
     """Print the last lines of a file, all for 0; returns the offset of what was not printed."""
-    offset = max(0, path.stat().st_size - TAIL_BYTES) if count else 0
-    is_cut, kept = offset > 0, deque[str](maxlen=count)
+    offset = 0
+    if count:
+        offset = max(0, path.stat().st_size - TAIL_BYTES)
+    is_cut, tail = offset > 0, deque[str](maxlen=count)
     while True:
         lines, end = new_lines(path, offset, with_rest=with_rest)
         if end == offset:
             break
-        kept.extend(lines[is_cut:])
+        tail.extend(lines[is_cut:])
         is_cut, offset = False, end
-        for line in () if count else lines:
-            click.echo(prefix + clean(line))
-    for line in kept:
+        if count == 0:
+            for line in lines:
+                click.echo(prefix + clean(line))
+    for line in tail:
         click.echo(prefix + clean(line))
     return offset
 

@@ -14,7 +14,7 @@ from gputui.core import units
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.metrics.curves.live_curves import read_charts
-from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
+from gputui.metrics.curves.model import AXES, Axis, ChartData, ChartRequest
 from gputui.metrics.curves.plot import drawing
 from gputui.metrics.draw import export as files
 from gputui.runs.stored_spec import known_spec
@@ -52,7 +52,7 @@ def command(
     as_json: bool,
     plot: bool,
     file: Path | None,
-    axis: str,
+    axis: Axis,
     smoothing: float,
     log_y: bool,
     loss: str | None,
@@ -60,24 +60,23 @@ def command(
     """Print the newest value of each metric of a run, or of those named; --json has every point."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=loss is not None)
-        known = by_interest(queries.metric_names(connection, view.run_id), view.roles)
+        measured = by_interest(queries.metric_names(connection, view.run_id), view.roles)
         if loss is not None:
-            require_metric(view, known, loss)
+            require_metric(view, measured, loss)
             session.ask("set_loss", view.run_id, loss=loss)
             say(f"{view.run_id}: its loss is {clean(loss)}")
             return
-        if names and not known and not as_json:
+        if names and not measured and not as_json:
             fail(_none_words(connection, view), Exit.REFUSED)
         for name in names:
-            require_metric(view, known, name)
+            require_metric(view, measured, name)
         if as_json:
-            print_json_list(queries.points_json(connection, view.run_id, names or known))
+            print_json_list(queries.points_json(connection, view.run_id, names or measured))
             return
         if plot or file is not None:
             width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, 160)
-            chosen = next(each for each in AXES if each == axis)
             bins = FILE_BINS if file is not None else 4 * width
-            request = ChartRequest(names or tuple(known[:1]), chosen, bins=bins, smoothing=smoothing)
+            request = ChartRequest(names or tuple(measured[:1]), axis, bins=bins, smoothing=smoothing)
             data = read_charts(connection, view.run_id, request)
             if file is not None:
                 drawn = drawing(data, clean(view.run_id), is_log=log_y)
@@ -93,14 +92,14 @@ def command(
         if not latest:
             say(_none_words(connection, view))
             return
-        rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]
+        rows = [(name, units.metric_value(latest[name])) for name in names or measured if name in latest]
         print_table(("METRIC", "NEWEST"), rows)
 
 
-def require_metric(run: Run, known: Sequence[str], name: str) -> None:
-    """End the command if a run has no such metric."""
-    if name not in known:
-        hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"
+def require_metric(run: Run, measured: Sequence[str], name: str) -> None:
+    """End the command if a metric is none of the ``measured`` ones of its run."""
+    if name not in measured:
+        hint = did_you_mean(name, measured) or f"it has {', '.join(measured) or 'none yet'}"
         fail(f"{run.run_id} has no metric {name!r}; {hint}", Exit.REFUSED)
 
 
@@ -112,7 +111,11 @@ def _none_words(connection: sqlite3.Connection, run: Run) -> str:
         problem = "its profile says metrics: off; metrics: there says where they are (gputui help profiles)"
     if not problem and not run.attempt:
         problem = f"it has not started ({run.waiting_for or run.state})"
-    return f"{run.run_id} has no metrics" + (f": {problem}" if problem else "" if run.state.is_over else " yet")
+    if problem:
+        return f"{run.run_id} has no metrics: {problem}"
+    if run.state.is_over:
+        return f"{run.run_id} has no metrics"
+    return f"{run.run_id} has no metrics yet"
 
 
 def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:

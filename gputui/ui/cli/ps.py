@@ -38,7 +38,9 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     """List the runs, newest first."""
     connection, now = session.reader_or_empty(), time.time()
     runs = [run for run in read_runs(connection, active_only=active) if only.matches(run, now)]
-    sizes = sizes_of(session, runs) if as_json or order == "size" or is_wide() else {}
+    sizes: dict[str, int | None] = {}
+    if as_json or order == "size" or is_wide():
+        sizes = sizes_of(session, runs)
     listed = _in_order([RunRow(run, progress_now(connection, run)) for run in runs], order, sizes)
     if as_json:
         print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in listed])
@@ -54,15 +56,17 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
         say("no run matches")
         return
     if not runs:
-        over = len(read_runs(connection, over_only=True))
-        if over:
-            say(f"no active run; gputui ps lists {over} that {'is' if over == 1 else 'are'} over")
+        over_count = len(read_runs(connection, over_only=True))
+        if over_count == 1:
+            say("no active run; gputui ps lists 1 that is over")
+        elif over_count:
+            say(f"no active run; gputui ps lists {over_count} that are over")
         else:
             say(f"no runs yet in {session.workspace.state}; gputui profile list shows what can run")
         return
     unread = intake.without_metrics(connection)
-    has_own = any(row.progress.has_own_metric for row in listed)
-    table = [_row(row, unread.get(row.run.run_id), now, has_own, sizes.get(row.run.run_id)) for row in listed]
+    has_own_metrics = any(row.progress.has_own_metric for row in listed)
+    table = [_row(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in listed]
     unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
     if all(run.run_id.rpartition("-")[0] == run.profile for run in runs):
         unused.append("PROFILE")
@@ -80,7 +84,9 @@ def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | N
             if loss is None or math.isnan(loss):
                 return math.inf
             return loss
-        value = sizes[run.run_id] if order == "size" else run.started_at
+        value = run.started_at
+        if order == "size":
+            value = sizes[run.run_id]
         if value is None:
             return math.inf
         return -value
@@ -94,8 +100,18 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
     """The cells of a run by their column. ``unread`` says why the run has no metrics."""
     run, progress = row.run, row.progress
     name, value = progress.listed_metric
-    total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
-    metric = units.metric_value(value)
+    metric, metric_head = units.metric_value(value), "LOSS"
+    if has_own_metrics:
+        metric_head = "METRIC"
+        if value is not None:
+            metric = f"{clean(name)} {metric}"
+    step = eta = "–"
+    if progress.step is not None:
+        step = units.count(progress.step)
+        if progress.total_steps is not None:
+            step += f"/{units.count(progress.total_steps)}"
+    if activity(row, now) is None:
+        eta = time_left(progress).removesuffix(" left") or "–"
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.is_renamed else "",
@@ -103,10 +119,10 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
         "TAGS": tag_words(run),
         "STATE": run_state_text(run),
         "GPUS": _gpus(run),
-        "STEP": "–" if progress.step is None else units.count(progress.step) + total,
-        **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),
+        "STEP": step,
+        metric_head: metric,
         "TIME": units.duration(run.trained_seconds(now)),
-        "ETA": "–" if activity(row, now) is not None else time_left(progress).removesuffix(" left") or "–",
+        "ETA": eta,
         "SIZE": units.bytes_text(size_bytes),
         "": " · ".join(part for part in (_remark(row, unread, now), run.note) if part),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from typing import Any
 
 import click
 
@@ -36,23 +37,20 @@ def command(session: Session, as_json: bool) -> None:
         connection.execute("BEGIN")
         pause, waiting = queue.pause(connection), queue.entries(connection)
     if as_json:
-        print_json(
+        shape: dict[str, Any] = {"paused": pause is not None, "paused_at": None, "paused_by": None}
+        if pause is not None:
+            shape |= {"paused_at": iso(pause.at), "paused_by": pause.actor}
+        shape["runs"] = [
             {
-                "paused": pause is not None,
-                "paused_at": iso(pause.at) if pause else None,
-                "paused_by": pause.actor if pause else None,
-                "runs": [
-                    {
-                        "position": entry.position,
-                        "id": entry.run_id,
-                        "priority": entry.priority,
-                        "queued_at": iso(entry.queued_at),
-                        "waiting_for": entry.waiting_for,
-                    }
-                    for entry in waiting
-                ],
+                "position": entry.position,
+                "id": entry.run_id,
+                "priority": entry.priority,
+                "queued_at": iso(entry.queued_at),
+                "waiting_for": entry.waiting_for,
             }
-        )
+            for entry in waiting
+        ]
+        print_json(shape)
         return
     now = time.time()
     if pause is not None:
@@ -60,16 +58,12 @@ def command(session: Session, as_json: bool) -> None:
     if not waiting:
         say("the queue is empty")
         return
-    rows = [
-        (
-            str(entry.position),
-            entry.run_id,
-            str(entry.priority),
-            "–" if entry.queued_at is None else units.duration(max(0.0, now - entry.queued_at)),
-            entry.waiting_for or "",
-        )
-        for entry in waiting
-    ]
+    rows = []
+    for entry in waiting:
+        waits = "–"
+        if entry.queued_at is not None:
+            waits = units.duration(max(0.0, now - entry.queued_at))
+        rows.append((str(entry.position), entry.run_id, str(entry.priority), waits, entry.waiting_for or ""))
     print_table(("", "RUN", "PRIORITY", "WAITS", ""), rows)
 
 
@@ -108,7 +102,7 @@ def move(
     """
     if first + last + up + down + (priority is not None) != 1:
         fail("give one of --first, --last, --up, --down and --priority N", Exit.USAGE)
-    place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)
+    place = next((word for word, is_set in zip(PLACES, (first, last, up, down), strict=True) if is_set), None)
     with closing(session.reader()) as connection:
         run_id = session.find_run(connection, run, only=True).run_id
     result = session.ask("queue_move", run_id, place=place, priority=priority)

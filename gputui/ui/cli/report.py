@@ -49,60 +49,66 @@ def command(
     compared. --gates, or a --gate, judges them."""
     if bool(names) == (since is not None):
         fail("give run names or --since TIME (see gputui report --help)", Exit.USAGE)
-    thresholds = _thresholds(changes) if with_gates or changes else None
+    thresholds = None
+    if with_gates or changes:
+        thresholds = _thresholds(changes)
     prices, now = report.Prices(price_per_kwh, price_per_gpu_hour, currency), time.time()
     with closing(session.reader()) as connection:
         runs = _runs(session, connection, names, since, now)
         newest = sorted(run.sequence for run in runs)[-report.MAX_PICTURED :]
         facts = [read_facts(connection, run, now, with_pictures=run.sequence in newest) for run in runs]
         others = [read_facts(connection, run, now) for run in siblings(connection, runs)]
-    whose = f"all runs since {since}" if since else ", ".join(run.run_id for run in runs)
-    made = report.make(f"Report of {whose}", now, facts, others, prices, thresholds)
-    folder = out or Path(f"report-{'since' if since is not None else runs[0].run_id}")
+    subject, name = ", ".join(run.run_id for run in runs), runs[0].run_id
+    if since is not None:
+        subject, name = f"all runs since {since}", "since"
+    summary = report.make(f"Report of {subject}", now, facts, others, prices, thresholds)
+    folder = out or Path(f"report-{name}")
     if not as_json or out is not None:
-        write_files(folder, report.contents(made))
-    failed = [
-        f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})"
-        for run_id, verdicts in made.verdicts.items()
-        for one in verdicts
-        if one.outcome == "fail"
+        write_files(folder, report.contents(summary))
+    failures = [
+        f"{run_id}: {gate.gate} failed: {gate.text} (threshold {gate.threshold:g} {gate.unit})"
+        for run_id, verdicts in summary.verdicts.items()
+        for gate in verdicts
+        if gate.outcome == "fail"
     ]
     if as_json:
-        print_json(report.shapes(made))
+        print_json(report.shapes(summary))
     else:
-        say(verdict(facts[0]) if len(facts) == 1 else verdict_on_all(facts))
-        for line in (*failed, f"{folder / 'report.html'} written"):
+        sentence = verdict(facts[0]) if len(facts) == 1 else verdict_on_all(facts)
+        for line in (sentence, *failures, f"{folder / 'report.html'} written"):
             say(line)
-    raise SystemExit(Exit.RUN_FAILED if failed else Exit.OK)
+    if failures:
+        raise SystemExit(Exit.RUN_FAILED)
 
 
 def _runs(
     session: Session, connection: sqlite3.Connection, names: tuple[str, ...], since: str | None, now: float
 ) -> list[Run]:
     if since is None:
-        named = [session.find_run(connection, name) for name in names]
-        return list({run.run_id: run for run in named}.values())
+        runs = [session.find_run(connection, name) for name in names]
+        return list({run.run_id: run for run in runs}.values())
     with exit_on(TypedTimeError, code=Exit.USAGE, before="--since: "):
         # A bare span counts back from now.
-        moment = parse_moment(since if parse_duration(since) is None else f"-{since}", now)
-    found = active_since(connection, moment)
-    if not found:
+        sign = "" if parse_duration(since) is None else "-"
+        moment = parse_moment(f"{sign}{since}", now)
+    runs = active_since(connection, moment)
+    if not runs:
         fail(f"no run was active since {since}; gputui ps lists them all", Exit.REFUSED)
-    return found
+    return runs
 
 
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
-    found = {}
+    thresholds = {}
     for change in changes:
         name, _, text = change.partition("=")
         if name not in GATE_THRESHOLDS:
             hint = did_you_mean(name, GATE_THRESHOLDS) or f"there are {', '.join(GATE_THRESHOLDS)}"
             fail(f"--gate: no gate {name!r}; {hint}", Exit.USAGE)
         try:
-            found[name] = float(text)
+            thresholds[name] = float(text)
         except ValueError:
-            found[name] = math.nan
-        if not math.isfinite(found[name]):
+            thresholds[name] = math.nan
+        if not math.isfinite(thresholds[name]):
             example = f"{name}={GATE_THRESHOLDS[name]:g}"
             fail(f"--gate: {name} needs a number, such as {example}", Exit.USAGE)
-    return found
+    return thresholds

@@ -97,25 +97,29 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         if with_diff:
-            other = None if against is None else session.find_run(connection, against)
-            print_diff(session, view, other)
+            base = None if against is None else session.find_run(connection, against)
+            print_diff(session, view, base)
             return
         details = read_details(session, connection, view, now)
     if as_json:
         print_json(details_shape(details))
         return
-    say(f"{view.run_id}  {view.state}" + (f"  ({view.reported_reason})" if view.reported_reason else ""))
+    heading = f"{view.run_id}  {view.state}"
+    if view.reported_reason:
+        heading += f"  ({view.reported_reason})"
+    say(heading)
     for label, text in _facts(details, now):
         say(f"{label:12}{text}")
     if details.history.attempts:
         say("")
         rows = [_cells(details, attempt, now) for attempt in details.history.attempts]
         print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows)
-    together = costs.total(details.costs.values())
-    if together is not None and (words := costs.in_words(together)):
+    total = costs.total(details.costs.values())
+    if total is not None and (price := costs.in_words(total)):
         say("")
-        counted = units.count_of(together.incidents, "incident")
-        say(f"{counted} cost {'at least ' if together.unknown else ''}{words}")
+        if total.unknown:
+            price = f"at least {price}"
+        say(f"{units.count_of(total.incidents, 'incident')} cost {price}")
 
 
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
@@ -139,33 +143,34 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
     )
 
 
-def details_shape(found: RunDetails) -> dict[str, Any]:
+def details_shape(details: RunDetails) -> dict[str, Any]:
     """The JSON of ``gputui show --json``."""
-    together = costs.total(found.costs.values())
+    total = costs.total(details.costs.values())
+    total_cost = None if total is None else total.sum_json()
     shape = json_shapes.show_shape(
-        found.row.run,
-        found.history.attempts,
-        found.history.incidents,
-        found.history.decisions,
-        costs.by_incident(found.costs),
-        None if together is None else together.sum_json(),
-        found.took,
+        details.row.run,
+        details.history.attempts,
+        details.history.incidents,
+        details.history.decisions,
+        costs.by_incident(details.costs),
+        total_cost,
+        details.took,
     )
     return {
         **shape,
-        "attempts": [{**each, "went_on": found.went_on.get(each["number"])} for each in shape["attempts"]],
-        **row_shape(found.row),
-        "sinks": found.sinks,
-        "metric_sources": [report.to_json() for report in found.sources],
-        "checkpoints": checkpoints_shape(found.history.checkpoints, found.spans),
-        "code": found.code,
-        "size_bytes": found.size_bytes,
+        "attempts": [{**attempt, "went_on": details.went_on.get(attempt["number"])} for attempt in shape["attempts"]],
+        **row_shape(details.row),
+        "sinks": details.sinks,
+        "metric_sources": [report.to_json() for report in details.sources],
+        "checkpoints": checkpoints_shape(details.history.checkpoints, details.spans),
+        "code": details.code,
+        "size_bytes": details.size_bytes,
     }
 
 
-def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
+def _facts(details: RunDetails, now: float) -> Iterator[tuple[str, str]]:
     """The lines of ``gputui show`` above its table, each with its label."""
-    run = found.row.run
+    run = details.row.run
     if run.is_renamed:
         yield "name", run.name
     if run.tags:
@@ -182,56 +187,67 @@ def _facts(found: RunDetails, now: float) -> Iterator[tuple[str, str]]:
     if spec is not None and spec.time_limit_seconds is not None:
         yield "time limit", units.duration(spec.time_limit_seconds)
     yield "parameters", "  ".join(f"{name}={units.parameter(value)}" for name, value in run.params.items()) or "none"
-    if (words := code_words(found.code or {})) is not None:
-        has_diff = bool((found.code or {}).get("changed_files"))
-        yield "code", f"{words}; gputui show {run.run_id} --diff" if has_diff else words
-    if found.metrics_problem is not None:
-        yield "metrics", found.metrics_problem
-    yield from _source_facts(found)
+    code = details.code or {}
+    if (version := code_words(code)) is not None:
+        if code.get("changed_files"):
+            version += f"; gputui show {run.run_id} --diff"
+        yield "code", version
+    if details.metrics_problem is not None:
+        yield "metrics", details.metrics_problem
+    yield from _source_facts(details)
     if run.roles.loss is not None:
         yield "loss", clean(run.roles.loss)
-    if found.loss_problem is not None:
-        yield "loss", clean(found.loss_problem)
-    if found.took.gpu_hours:
-        yield "took", cost_words(found.took)
-    for position, (name, target) in enumerate(found.sinks.items()):
-        yield "" if position else "sinks", f"{name} → {target}"
-    if found.history.checkpoints:
-        if spec is not None and spec.checkpoints is None:
-            words = f"{len(found.history.checkpoints)} seen, {own_words(found.history.checkpoints)}"
-            yield "checkpoints", f"{words}; a new attempt of the script is given none"
-        else:
-            usable, passed = (
-                candidates(found.history.checkpoints, found.spans),
-                refused(found.history.checkpoints, found.spans),
-            )
-            latest = f", latest {usable[0].name}" if usable else ""
-            more = f"; {len(passed)} passed over: gputui explain {run.run_id} says why" if passed else ""
-            yield "checkpoints", f"{len(usable)} to resume from{latest}{more}"
-    yield "size", units.bytes_text(found.size_bytes)
+    if details.loss_problem is not None:
+        yield "loss", clean(details.loss_problem)
+    if details.took.gpu_hours:
+        yield "took", cost_words(details.took)
+    label = "sinks"
+    for name, target in details.sinks.items():
+        yield label, f"{name} → {target}"
+        label = ""
+    if details.history.checkpoints:
+        yield "checkpoints", _checkpoints_text(details)
+    yield "size", units.bytes_text(details.size_bytes)
     if run.waiting_for:
         yield "waiting", run.waiting_for
 
 
-def _source_facts(found: RunDetails) -> Iterator[tuple[str, str]]:
+def _checkpoints_text(details: RunDetails) -> str:
+    """How many checkpoints a run has, and what a new attempt makes of them."""
+    run, rows = details.row.run, details.history.checkpoints
+    spec = known_spec(run)
+    if spec is not None and spec.checkpoints is None:
+        return f"{len(rows)} seen, {own_words(rows)}; a new attempt of the script is given none"
+    usable, passed_over = candidates(rows, details.spans), refused(rows, details.spans)
+    text = f"{len(usable)} to resume from"
+    if usable:
+        text += f", latest {usable[0].name}"
+    if passed_over:
+        text += f"; {len(passed_over)} passed over: gputui explain {run.run_id} says why"
+    return text
+
+
+def _source_facts(details: RunDetails) -> Iterator[tuple[str, str]]:
     """Where the run's metrics come from, and what was learned of its output."""
-    for report in found.sources:
+    for report in details.sources:
         where = "its output" if report.format == "output" else shown_path(Path(report.path))
-        names = ", ".join(clip_middle(clean(name), LONGEST_CELLS) for name in report.names[:MOST_NAMES])
-        more = len(report.names) - MOST_NAMES
         if report.lines:
-            yield "metrics", f"{names}{f' and {more} more' if more > 0 else ''}, from {where}"
+            names = ", ".join(clip_middle(clean(name), LONGEST_CELLS) for name in report.names[:MOST_NAMES])
+            if len(report.names) > MOST_NAMES:
+                names += f" and {len(report.names) - MOST_NAMES} more"
+            yield "metrics", f"{names}, from {where}"
         else:
-            yield "metrics", f"none from {where}, in attempt {found.row.run.attempt}"
+            yield "metrics", f"none from {where}, in attempt {details.row.run.attempt}"
         for form in report.forms:
             yield "", f"lines like {clip(clean(form.example.strip()), EXAMPLE_CHARACTERS)}"
         for remark in report.remarks:
             yield "", clean(remark)
 
 
-def _cells(found: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]:
-    cause = next((one.summary for one in reversed(found.history.incidents) if one.attempt == attempt.number), None)
-    not_resumed = _NOT_RESUMED.get(found.went_on.get(attempt.number))
+def _cells(details: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]:
+    incidents = [incident for incident in details.history.incidents if incident.attempt == attempt.number]
+    cause = incidents[-1].summary if incidents else None
+    not_resumed = _NOT_RESUMED.get(details.went_on.get(attempt.number))
     return (
         str(attempt.number),
         attempt.state,
@@ -247,22 +263,25 @@ def steps(first: int | None, last: int | None) -> str:
     return f"{units.count(first)}–{units.count(last)}"
 
 
-def cost_words(taken: RunCost) -> str:
+def cost_words(cost: RunCost) -> str:
     """``3.2 GPU-hours, 2.14 kWh``; "at least" if some energy counters were unavailable."""
-    words = f"{units.gpu_hours(taken.gpu_hours)} GPU-hours"
-    if taken.energy_kwh is None:
-        return words
-    energy = taken.energy_kwh
-    amount = f"{units.short_number(energy)} kWh" if energy >= 0.1 else f"{units.short_number(energy * 1000)} Wh"
-    return f"{words}, {'at least ' if taken.energy_is_partial else ''}{amount}"
+    hours = f"{units.gpu_hours(cost.gpu_hours)} GPU-hours"
+    if cost.energy_kwh is None:
+        return hours
+    energy = f"{units.short_number(cost.energy_kwh)} kWh"
+    if cost.energy_kwh < 0.1:
+        energy = f"{units.short_number(cost.energy_kwh * 1000)} Wh"
+    if cost.energy_is_partial:
+        energy = f"at least {energy}"
+    return f"{hours}, {energy}"
 
 
-def print_diff(session: Session, view: Run, other: Run | None) -> None:
-    """Print the diff of the code from its commit or from another run, without secrets."""
+def print_diff(session: Session, view: Run, base: Run | None) -> None:
+    """Print the diff of a run's code from its commit or from the run ``base``, without secrets."""
     from gputui.runs.code_diff import run_code_diff
 
-    if other is not None:
-        lines = list(run_code_diff(session.workspace.runs, other.run_id, view.run_id))
+    if base is not None:
+        lines = list(run_code_diff(session.workspace.runs, base.run_id, view.run_id))
     else:
         spec = read_spec(session.workspace.run_dir(view.run_id) / SPEC_FILE)
         if spec.code is None:

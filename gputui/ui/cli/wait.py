@@ -119,8 +119,10 @@ def status_words(run: Run, progress: Progress, now: float) -> str:
     row = RunRow(run, progress)
     doing = activity(row, now)
     if run.state == "running" and progress.step is not None:
-        total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
-        parts.append(f"step {units.count(progress.step)}{total}")
+        step = f"step {units.count(progress.step)}"
+        if progress.total_steps is not None:
+            step += f"/{units.count(progress.total_steps)}"
+        parts.append(step)
         if progress.loss is not None:
             parts.append(f"loss {units.metric_value(progress.loss)}")
     if doing is not None:
@@ -140,8 +142,11 @@ def _print_end(connection: sqlite3.Connection, view: Run) -> None:
         say("")
         print_paragraphs(story_of(connection, view))
         say("")
-    took = None if view.ended_seconds is None else units.duration(view.ended_seconds)
-    words = f": {view.reason}" if view.reason else f" after {took}" if took else ""
-    say(f"{view.run_id} {view.state}{words}")
+    end = f"{view.run_id} {view.state}"
+    if view.reason:
+        end += f": {view.reason}"
+    elif view.ended_seconds is not None:
+        end += f" after {units.duration(view.ended_seconds)}"
+    say(end)
     if had_incidents:
         say(f"gputui explain {view.run_id} --evidence names the folders of evidence")
