@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gputui.reports.summary.speedup import ScalingRow
     from gputui.runs.spec import RunSpec
 
+SINGULARS = {"GPUs": "GPU", "processes": "process"}
+
 
 @click.group("bench", cls=Group)
 def command() -> None:
@@ -40,18 +42,19 @@ def scaling(
     """
     if (gpus is None) == (processes is None):
         fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", Exit.USAGE)
-    option = "--gpus" if gpus is not None else "--processes"
+    option, unit = "--gpus", "GPUs"
+    if gpus is None:
+        option, unit = "--processes", "processes"
     counts = _counts(option, gpus or processes or "")
     specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
-    what = "GPUs" if gpus is not None else "processes"
-    runs = [_measure(session, spec, count, what, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]
+    runs = [_measure(session, spec, count, unit, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]
     from gputui.reports.summary.speedup import scaling_rows
 
     rows = scaling_rows(runs)
     if as_json:
         print_json([row.to_json() for row in rows])
     else:
-        _print(rows, what)
+        _print(rows, unit)
         if gpus is None or session.workspace.scenario.exists():
             cores = units.count_of(len(os.sched_getaffinity(0)), "core")
             simulated = "" if gpus is None else "the GPUs here are simulated; "
@@ -76,12 +79,18 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
     if on_gpus:
         gpus, problem = wait_for_gpus(session)
         if len(gpus) < counts[-1]:
-            seen = f"this machine shows {units.count_of(len(gpus), 'GPU')}" if gpus else problem
-            hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
-            fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", Exit.REFUSED)
-    chosen = launch_spec.load_profile(session, name)
+            if gpus:
+                reason = f"this machine shows {units.count_of(len(gpus), 'GPU')}"
+            else:
+                hint = f"gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
+                reason = f"{problem or 'no GPU is visible on this machine'}; {hint}"
+            fail(f"--gpus {counts[-1]}: {reason}", Exit.REFUSED)
+    profile = launch_spec.load_profile(session, name)
     situation = launch_spec.gpu_situation(session)
-    specs = [launch_spec.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
+    specs = []
+    for count in counts:
+        gpu_count = count if on_gpus else 0
+        specs.append(launch_spec.resolve_spec(profile, changes, str(gpu_count), situation))
     if not LAUNCHERS[specs[0].launcher].starts_ranks:
         text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); there is nothing to compare"
         fail(text, Exit.USAGE)
@@ -90,7 +99,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
     return [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
 
 
-def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> RunFacts:
+def _measure(session: Session, spec: RunSpec, count: int, unit: str, *, quiet: bool) -> RunFacts:
     """Launch a run, wait for its end and read what it measured; ends the command if it fails."""
     from gputui.reports.summary.stored_facts import read_facts
     from gputui.store.runs import find_run
@@ -99,47 +108,51 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
 
     run_id = submit(session, spec, f"{spec.name}-x{count}")
     if not quiet:
-        say(f"{run_id}: {count} {what}" if count > 1 else f"{run_id}: 1 {'GPU' if what == 'GPUs' else 'process'}")
+        noun = unit if count > 1 else SINGULARS[unit]
+        say(f"{run_id}: {count} {noun}")
     if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != Exit.OK:
         fail(f"{run_id} did not succeed; gputui explain {run_id} says why", Exit.RUN_FAILED)
     with closing(session.reader()) as connection:
         return read_facts(connection, find_run(connection, run_id), time.time())
 
 
-def _print(rows: list[ScalingRow], what: str) -> None:
+def _print(rows: list[ScalingRow], unit: str) -> None:
     def share(value: float | None) -> str:
-        return units.percent(None if value is None else 100 * value)
-
-    def milliseconds(value: float | None) -> str:
         if value is None:
             return units.UNKNOWN
-        return f"{1000 * value:+.1f} ms"
+        return units.percent(100 * value)
+
+    def cell(value: float | None, form: str, factor: float = 1.0) -> str:
+        """So many times a value, in a form such as ``{:.1f} ms``; a dash if it is unknown."""
+        if value is None:
+            return units.UNKNOWN
+        return form.format(factor * value)
 
     table = [
         (
             str(row.ranks),
             units.short_number(row.speed),
-            units.UNKNOWN if row.speed_up is None else f"{row.speed_up:.2f}×",
+            cell(row.speed_up, "{:.2f}×"),
             share(row.efficiency),
-            units.UNKNOWN if row.step_seconds is None else f"{1000 * row.step_seconds:.1f} ms",
+            cell(row.step_seconds, "{:.1f} ms", 1000),
             share(row.comm_share),
             share(row.data_share),
-            milliseconds(row.extra_comm_seconds),
-            milliseconds(row.extra_data_seconds),
-            milliseconds(row.extra_other_seconds),
+            cell(row.extra_comm_seconds, "{:+.1f} ms", 1000),
+            cell(row.extra_data_seconds, "{:+.1f} ms", 1000),
+            cell(row.extra_other_seconds, "{:+.1f} ms", 1000),
             row.run_id,
         )
         for row in rows
     ]
     head = (
-        what.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
+        unit.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
     )  # fmt: skip
     print_table(head, table)
-    if (words := _loss_words(rows[-1], what)) is not None:
-        say(words)
+    if (remark := _loss_words(rows[-1], unit)) is not None:
+        say(remark)
 
 
-def _loss_words(row: ScalingRow, what: str) -> str | None:
+def _loss_words(row: ScalingRow, unit: str) -> str | None:
     """The largest loss of time with the most ranks; None if none is."""
     if row.extra_other_seconds is None:
         return "where it is lost is unknown: the runs report no step_time, comm_time or data_time"
@@ -150,5 +163,5 @@ def _loss_words(row: ScalingRow, what: str) -> str | None:
         (row.extra_other_seconds, computation),
     )
     if seconds > 0:
-        return f"most is lost {place}: {1000 * seconds:.1f} ms a step with {row.ranks} {what}"
+        return f"most is lost {place}: {1000 * seconds:.1f} ms a step with {row.ranks} {unit}"
     return None

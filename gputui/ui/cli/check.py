@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gputui.core import units
 from gputui.core.redaction import Redactor
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.runs.checks import CheckResult
@@ -64,7 +65,9 @@ def command(
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
     if missing:
         problem = "; ".join(missing).removeprefix("gpus: ")
-        results = [CheckResult(GPUS_CHECK, "fail", problem) if one.name == GPUS_CHECK else one for one in results]
+        for index, result in enumerate(results):
+            if result.name == GPUS_CHECK:
+                results[index] = CheckResult(GPUS_CHECK, "fail", problem)
     if as_json:
         print_json([result.to_json() for result in results])
     else:
@@ -73,11 +76,15 @@ def command(
         for result in results:
             say(result.line)
         say("")
-        set_words = [word for change in changes for word in ("--set", change)]
-        gpu_words = [] if gpus is None else ["--gpus", gpus]
-        say(verdict(results, shlex.join(["gputui", "run", profile, *set_words, *gpu_words])))
+        launch = ["gputui", "run", profile]
+        for change in changes:
+            launch += ["--set", change]
+        if gpus is not None:
+            launch += ["--gpus", gpus]
+        say(verdict(results, shlex.join(launch)))
     if any(result.status == "fail" for result in results):
-        raise SystemExit(Exit.REFUSED if missing else Exit.USAGE)
+        code = Exit.REFUSED if missing else Exit.USAGE
+        raise SystemExit(code)
 
 
 def verdict(results: Sequence[CheckResult], launch: str) -> str:
@@ -87,7 +94,7 @@ def verdict(results: Sequence[CheckResult], launch: str) -> str:
         return f"✗ {launch} would be refused: {', '.join(failed)}"
     warned = [result.name for result in results if result.status == "warn"]
     if warned:
-        return f"▲ ready but for {len(warned)} warning{'s' if len(warned) > 1 else ''} ({', '.join(warned)}): {launch}"
+        return f"▲ ready but for {units.count_of(len(warned), 'warning')} ({', '.join(warned)}): {launch}"
     return f"✓ ready: {launch}"
 
 
@@ -99,8 +106,8 @@ def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, 
     likely = () if situation is None else likely_gpus(spec, situation)
     launch = preview_launch(spec, runs=session.workspace.runs, gpus=likely)
     if as_json:
-        shown = redact_launch(launch, Redactor(secrets_of(spec))).to_json()
-        print_json({**shown, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})
+        shape = redact_launch(launch, Redactor(secrets_of(spec))).to_json()
+        print_json({**shape, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})
         return
     for line in describe(spec, launch, situation):
         say(line)

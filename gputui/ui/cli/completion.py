@@ -47,8 +47,8 @@ class QuotingBashComplete(BashComplete):
 
     def complete(self) -> str:
         """The kind of the values, then a line for each."""
-        words, quote = split_line(os.environ["COMP_LINE"])
-        *before, word = words
+        shell_words, quote = split_line(os.environ["COMP_LINE"])
+        *before, word = shell_words
         items = self.get_completions(before[1:], word)
         if items and items[0].type != "plain":
             return str(items[0].type)
@@ -62,19 +62,19 @@ class QuotingBashComplete(BashComplete):
 
 def split_line(line: str) -> tuple[list[str], str]:
     """The words of a line as bash reads them, the last as far as it is typed, and the quote that is open there."""
-    words, quote = [""], ""
+    shell_words, quote = [""], ""
     for blanks, single, single_end, double, double_end, character in (part.groups() for part in _PARTS.finditer(line)):
         if blanks is not None:
-            words.append("")
+            shell_words.append("")
         elif single is not None:
-            words[-1] += single
+            shell_words[-1] += single
             quote = "" if single_end else "'"
         elif double is not None:
-            words[-1] += _ESCAPED.sub(r"\1", double)
+            shell_words[-1] += _ESCAPED.sub(r"\1", double)
             quote = "" if double_end else '"'
         else:
-            words[-1] += character
-    return words, quote
+            shell_words[-1] += character
+    return shell_words, quote
 
 
 @verb("completion", changes=False)

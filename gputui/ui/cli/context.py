@@ -67,7 +67,8 @@ class Verb(click.Command):
     def __init__(self, *args: Any, changes: Changes, has_json: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.changes = changes
-        self.params += [_json_option()] if has_json else []
+        if has_json:
+            self.params.append(_json_option())
 
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.find_object(Session)
@@ -197,9 +198,9 @@ class Session(Struct, frozen=True):
         written. Raises CommandRefusedError."""
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
-            words = {**args, "asker": asker()}
+            arguments = {**args, "asker": asker()}
             command_id = commands.submit(
-                connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
+                connection, verb, run_id, arguments, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
             return self.wait(connection, command_id, commands.patience_seconds(verb))
 
@@ -209,14 +210,15 @@ class Session(Struct, frozen=True):
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            words = error.strerror if isinstance(error, OSError) else str(error)
+            reason = error_text(error)
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
-                fail(str(words), Exit.REFUSED)
+                fail(reason, Exit.REFUSED)
+            remedy = "free some disk space or check permissions"
             if is_locked(error):
                 remedy = "another program holds it, try again"
-            else:
-                remedy = "free some disk space or check permissions" + (f"; {meanwhile}" if meanwhile else "")
-            fail(f"cannot write {self.workspace.state}: {words}; {remedy}", Exit.REFUSED)
+            elif meanwhile:
+                remedy += f"; {meanwhile}"
+            fail(f"cannot write {self.workspace.state}: {reason}; {remedy}", Exit.REFUSED)
 
     def commander(self) -> sqlite3.Connection:
         with exit_on(StoreError, code=Exit.UNREACHABLE):
@@ -250,14 +252,14 @@ class Session(Struct, frozen=True):
                 return True
         return False
 
-    def find_run(self, connection: sqlite3.Connection, wanted: str | None, *, only: bool = False) -> Run:
-        """The run named ``wanted``, the newest for None; ends the command if it is not there."""
-        if wanted is None:
+    def find_run(self, connection: sqlite3.Connection, name: str | None, *, only: bool = False) -> Run:
+        """The run of a name, the newest for None; ends the command if it is not there."""
+        if name is None:
             newest = read_runs(connection, limit=1)
             if not newest:
                 fail(f"no run yet in {self.workspace.state}; gputui profile list shows what can run", Exit.REFUSED)
             return newest[0]
-        return find_run(connection, wanted, only=only)
+        return find_run(connection, name, only=only)
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -280,8 +282,14 @@ def exit_on(*errors: type[Exception], code: int, before: str = "", after: str = 
     try:
         yield
     except errors as error:
-        told = str(error.strerror or error) if isinstance(error, OSError) else str(error)
-        refuse([f"{before}{line}{after}" for line in told.splitlines()], code)
+        refuse([f"{before}{line}{after}" for line in error_text(error).splitlines()], code)
+
+
+def error_text(error: Exception) -> str:
+    """The text of an error; of an OSError only what the system says."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
 
 
 def say_error(message: str) -> None:
@@ -300,7 +308,8 @@ def typed_moment(at: str | None) -> float | None:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=None if terminal_columns() is None else 2, ensure_ascii=False))
+    indent = None if terminal_columns() is None else 2
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def print_result(value: Any, text: str, as_json: bool) -> None:
@@ -317,7 +326,8 @@ def print_json_list(values: Iterable[Any]) -> None:
     for value in values:
         click.echo(before + json.dumps(value, ensure_ascii=False), nl=False)
         before = ",\n"
-    click.echo("[]" if before == "[" else "]")
+    end = "[]" if before == "[" else "]"
+    click.echo(end)
 
 
 def say(text: str) -> None:
@@ -353,21 +363,21 @@ def table_lines(
     last column, then the columns of ``spare``, the first ones first, then the end of the last column."""
     table = [[clean(cell) for cell in row] for row in (header, *rows)]
     widths = [max(cell_width(cell) for cell in column) for column in zip(*table, strict=True)]
-    kept = list(range(len(header)))
+    places = list(range(len(header)))
 
     def excess() -> int:
-        needed = sum(widths[place] + len(_GAP) for place in kept[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
+        needed = sum(widths[place] + len(_GAP) for place in places[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
         if room is None:
             return 0
         return needed - room
 
-    for place in sorted(kept[:-1], key=lambda place: -widths[place]):
+    for place in sorted(places[:-1], key=lambda place: -widths[place]):
         if excess() > 0 and widths[place] > LONGEST_CELLS:
             widths[place] = max(LONGEST_CELLS, widths[place] - excess())
     for name in spare:
         if excess() > 0 and name in header:
-            kept.remove(header.index(name))
-    *before, last = kept
+            places.remove(header.index(name))
+    *before, last = places
     lines = []
     for row in table:
         cells = [fit(clip_middle(row[place], widths[place]), widths[place]) for place in before]

@@ -33,15 +33,17 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     """Parse the log with the patterns of the profile, or as CSV or JSON lines, or learn what is in it, and print what
     would be drawn. Ends the command with Exit.USAGE if nothing would."""
     sources = [source for source in profile.form.metrics.sources if source.is_printed or source.source in _READ]
-    source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
-    if source is None:
+    if not sources:
         elsewhere = ", ".join(dict.fromkeys(source.source for source in profile.form.metrics.sources))
-        state = f"has its metrics read from elsewhere ({elsewhere})" if elsewhere else "says metrics: off"
+        state = "says metrics: off"
+        if elsewhere:
+            state = f"has its metrics read from elsewhere ({elsewhere})"
         fail(
             f"{profile.name} {state}; to have lines of a log read, write in it, with the words of such a line: "
             r"metrics: {source: output, patterns: ['step (?P<step>\d+) loss (?P<loss>\S+)']}",
             Exit.USAGE,
         )
+    source = next((source for source in sources if source.is_printed), sources[0])
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed or source.source == "auto" else source.source
     reading = Reading(patterns, source.step, source.units, batch_size=_batch_size(profile))
@@ -64,9 +66,12 @@ def _batch_size(profile: Profile) -> int | None:
 
 
 def _print(trial: Trial, log: Path, loss: str | None) -> None:
-    total = "" if trial.total_steps is None else f" of {units.count(int(trial.total_steps))}"
-    last = "" if trial.last_step is None else f", the last at step {units.count(trial.last_step)}{total}"
-    say(f"{clean(str(log))}: {units.count(trial.accepted)} of {units.count_of(trial.lines, 'line')} are metrics{last}")
+    summary = f"{clean(str(log))}: {units.count(trial.accepted)} of {units.count_of(trial.lines, 'line')} are metrics"
+    if trial.last_step is not None:
+        summary += f", the last at step {units.count(trial.last_step)}"
+        if trial.total_steps is not None:
+            summary += f" of {units.count(int(trial.total_steps))}"
+    say(summary)
     if trial.points:
         _print_points(trial, loss)
     if trial.backwards is not None:
@@ -95,12 +100,12 @@ def _print_points(trial: Trial, loss: str | None) -> None:
     rows = [
         (
             name,
-            str(len(found)),
-            units.metric_value(found[0][1]),
-            units.metric_value(found[-1][1]),
-            sparkline([bin_.last for bin_ in reduce(found, SPARK_WIDTH)], SPARK_WIDTH).strip(),
+            str(len(points)),
+            units.metric_value(points[0][1]),
+            units.metric_value(points[-1][1]),
+            sparkline([bin_.last for bin_ in reduce(points, SPARK_WIDTH)], SPARK_WIDTH).strip(),
         )
-        for name, found in trial.points.items()
+        for name, points in trial.points.items()
     ]
     say("")
     print_table(("METRIC", "VALUES", "FIRST", "LAST", ""), rows)

@@ -25,15 +25,12 @@ def command(_session: Session, as_json: bool) -> None:
     if as_json:
         print_json([policy_words.policy_json(policy) for policy in policies.POLICIES.values()])
         return
-    rows = [
-        (
-            name,
-            str(policy.max_attempts) if policy.enabled else "1",
-            str(policy.max_without_progress) if policy.enabled else "–",
-            policy_words.SAYS[name],
-        )
-        for name, policy in policies.POLICIES.items()
-    ]
+    rows = []
+    for name, policy in policies.POLICIES.items():
+        limits = ("1", "–")
+        if policy.enabled:
+            limits = (str(policy.max_attempts), str(policy.max_without_progress))
+        rows.append((name, *limits, policy_words.SAYS[name]))
     print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
 
 
@@ -63,7 +60,10 @@ def show(session: Session, what: str, as_json: bool) -> None:
             ]
         print_json(shape)
         return
-    say(f"policy {policy_words.own_name(policy)}" + ("" if subject.is_example else f", of {subject.named}"))
+    title = f"policy {policy_words.own_name(policy)}"
+    if not subject.is_example:
+        title += f", of {subject.phrase}"
+    say(title)
     for sentence in policy_words.limit_lines(policy):
         say(f"  {sentence}")
     if policy.enabled:
@@ -116,7 +116,7 @@ def try_(
         subject = policy_subjects.of_profile(session, profile)
     else:
         subject = policy_subjects.example()
-    chosen = subject.policy if policy is None else policy
+    chosen = policy or subject.policy
     rounds = policy_simulation.attempts_of(
         subject.situation, kind, chosen, times=times, progress=progress, refuses=refuses
     )
@@ -126,15 +126,15 @@ def try_(
     is_stopped = rounds[-1].plan.verdict == "stop"
     if as_json:
         shape = {"policy": chosen.name, "incident": kind, "profile": subject.profile, "run": subject.run}
-        attempts = [_round_json(one) for one in rounds]
+        attempts = [_round_json(attempt) for attempt in rounds]
         print_json({**shape, "progress": progress, "assumed": assumed, "attempts": attempts, "stopped": is_stopped})
         return
-    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_words.own_name(chosen)}")
+    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.phrase}, policy {policy_words.own_name(chosen)}")
     for sentence in assumed:
         say(f"assumed: {sentence}")
-    for one in rounds:
+    for attempt in rounds:
         say("")
-        _say_round(one, kind, len(chosen.ladder(kind)))
+        _say_round(attempt, kind, len(chosen.ladder(kind)))
     if not is_stopped:
         say("")
         say(f"… and so on; --times {len(rounds)} ends here")
@@ -148,9 +148,11 @@ def _effect(result: Result) -> tuple[str, str]:
 
 def _say_round(attempt: SimulatedAttempt, kind: str, rungs: int) -> None:
     plan = attempt.plan
-    where = "" if attempt.step is None else f" at step {attempt.step}"
+    where = ""
     if attempt.kind != kind:
         where = f" at its start ({attempt.kind})"
+    elif attempt.step is not None:
+        where = f" at step {attempt.step}"
     if plan.verdict == "stop":
         say(f"attempt {attempt.attempt} fails{where}: the run stops")
         say(f"  {plan.reason}")
@@ -160,7 +162,9 @@ def _say_round(attempt: SimulatedAttempt, kind: str, rungs: int) -> None:
     before = redact_params(attempt.before)
     for name, value in redact_params(plan.changed).items():
         say(f"  {name}  {parameter(before.get(name))} → {parameter(value)}")
-    when = f"after {duration(math.ceil(plan.delay_seconds))}" if plan.delay_seconds else "at once"
+    when = "at once"
+    if plan.delay_seconds:
+        when = f"after {duration(math.ceil(plan.delay_seconds))}"
     start = "the beginning" if plan.resume_from is None else Path(plan.resume_from).name
     say(f"  next: {when}, from {start}")
 

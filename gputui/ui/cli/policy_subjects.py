@@ -38,7 +38,7 @@ class PolicySubject(Struct, frozen=True):
         return self.profile is None and self.run is None
 
     @property
-    def named(self) -> str:
+    def phrase(self) -> str:
         if self.run is not None:
             return f"a new run like {self.run}"
         if self.profile is None:
@@ -72,18 +72,17 @@ def find(session: Session, what: str) -> PolicySubject:
     return of_profile(session, what)
 
 
-def of_profile(session: Session, wanted: str) -> PolicySubject:
+def of_profile(session: Session, name: str) -> PolicySubject:
     """A new run of a profile; ends the command with one line per problem."""
-    spec = launch_spec.resolve_spec(
-        launch_spec.load_profile(session, wanted), (), None, launch_spec.gpu_situation(session)
-    )  # fmt: skip
+    profile = launch_spec.load_profile(session, name)
+    spec = launch_spec.resolve_spec(profile, (), None, launch_spec.gpu_situation(session))
     return PolicySubject(_policy(spec, spec.name), policy_simulation.fresh(spec), profile=spec.name)
 
 
-def of_run(session: Session, wanted: str) -> PolicySubject:
+def of_run(session: Session, name: str) -> PolicySubject:
     """A new run like an existing one, with the parameters that that one has now."""
     with closing(session.reader()) as connection:
-        view = session.find_run(connection, wanted)
+        view = session.find_run(connection, name)
     before = f"{view.run_id}: its stored specification cannot be read ("
     with exit_on(SpecError, code=Exit.REFUSED, before=before, after=")"):
         spec = replace(spec_of(view), params=dict(view.params))
@@ -93,8 +92,8 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
 def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
     """The effect of each action of the policy's ladders on the run's parameters."""
     spec, params = subject.situation.spec, subject.situation.params
-    found = ((action, policy_simulation.effect_of(action, spec, params)) for action in actions_in(subject.policy))
-    return [(action, result) for action, result in found if result is not None]
+    results = ((action, policy_simulation.effect_of(action, spec, params)) for action in actions_in(subject.policy))
+    return [(action, result) for action, result in results if result is not None]
 
 
 def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
@@ -104,12 +103,14 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     where = f"every attempt fails at step {first}"
     if progress:
         where = f"the first attempt fails at step {first}, each one after it {count_of(steps, 'step')} later"
-    saves = situation.spec.checkpoints is not None
-    return [
-        where,
-        *(["no other GPU is free"] if situation.gpus else []),
-        f"a valid checkpoint every {count_of(steps, 'step')}" if saves else "no checkpoints: the profile names none",
-    ]
+    sentences = [where]
+    if situation.gpus:
+        sentences.append("no other GPU is free")
+    if situation.spec.checkpoints is None:
+        sentences.append("no checkpoints: the profile names none")
+    else:
+        sentences.append(f"a valid checkpoint every {count_of(steps, 'step')}")
+    return sentences
 
 
 def _policy(spec: RunSpec, name: str) -> Policy:

@@ -114,15 +114,16 @@ def export(
     """Write a profile as a job of another system. Such a job runs without gputui."""
     from gputui.ui.cli import launch_spec
 
-    found = launch_spec.load_profile(session, profile)
-    spec = launch_spec.resolve_spec(found, changes, gpus, None, heeds_shell_gpus=False)
+    source = launch_spec.load_profile(session, profile)
+    spec = launch_spec.resolve_spec(source, changes, gpus, None, heeds_shell_gpus=False)
     text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
     if out is None:
         for line in text.splitlines():
             say(line)
         return
+    mode = "w" if force else "x"
     try:
-        with out.open("w" if force else "x", encoding="utf-8") as file:
+        with out.open(mode, encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         fail(f"{out} is there already; --force replaces it", Exit.REFUSED)

@@ -19,12 +19,15 @@ def study_row(
     over = sum(trial.state.is_over for trial in trials)
     pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
     best = ranked(trials, spec.objectives)
-    value = units.metric_value(best[0].value) if best else units.UNKNOWN
+    value = units.UNKNOWN
     if len(spec.objectives) > 1:
         value = f"Pareto front: {units.count_of(len(best), 'trial')}"
-    # Points that a person added, reruns and earlier runs count beyond the budget.
-    wanted = spec.wanted_trials
-    progress = str(over) if wanted is None else f"{over}/{max(wanted, len(trials))}"
+    elif best:
+        value = units.metric_value(best[0].value)
+    progress = str(over)
+    if spec.wanted_trials is not None:
+        # Points that a person added, reruns and earlier runs count beyond the budget.
+        progress += f"/{max(spec.wanted_trials, len(trials))}"
     took = units.duration(study_wall_seconds(connection, study.study_id, now))
     return study.study_id, study.state, progress, str(pruned), value, took, study.remark
 
@@ -35,7 +38,7 @@ def waiting_trials(connection: sqlite3.Connection, study_id: str, now: float) ->
     from gputui.ui.views.run_words import waiting_words
 
     runs = (run for run in read_runs(connection, active_only=True) if run.study_id == study_id)
-    return {run.run_id: words for run in runs if (words := waiting_words(run, now))}
+    return {run.run_id: reason for run in runs if (reason := waiting_words(run, now))}
 
 
 def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None) -> tuple[str, ...]:
@@ -50,7 +53,9 @@ def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None
         "rerun": f"trial {trial.parent} again, to the end",
         "outside": "run by another process",
     }
-    remarks = [origins[trial.origin]] if trial.origin in origins else []
+    remarks = []
+    if trial.origin in origins:
+        remarks.append(origins[trial.origin])
     if trial.generation is not None:
         parent = "itself" if trial.parent is None else f"trial {trial.parent}"
         remarks.append(f"from {parent} after milestone {trial.generation}")
@@ -60,11 +65,16 @@ def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None
         remarks.append(waits_for)
     if trial.reason:
         remarks.append(trial.reason)
+    mark = "★" if is_best else " "
+    state = trial.state.word
+    if waits_for and trial.state is TrialState.RUNNING:
+        state = "waiting"
+    rung = units.UNKNOWN if trial.rung is None else str(trial.rung)
     return (
-        f"{'★' if is_best else ' '} {trial.number}",
+        f"{mark} {trial.number}",
         trial.run_id or units.UNKNOWN,
-        "waiting" if waits_for and trial.state is TrialState.RUNNING else trial.state.word,
-        units.UNKNOWN if trial.rung is None else str(trial.rung),
+        state,
+        rung,
         ", ".join(map(units.metric_value, trial.values or (trial.shown_value,))),
         point_words(trial.params),
         "; ".join(remarks),

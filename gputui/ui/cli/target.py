@@ -19,20 +19,16 @@ def list_(session: Session, as_json: bool) -> None:
     from gputui.profiles.targets import load_targets
 
     session.need_own_settings()
-    found = load_targets(session.workspace.targets)
+    targets = load_targets(session.workspace.targets)
     if as_json:
-        print_json(list(found.values()))
-    elif not found:
+        print_json(list(targets.values()))
+    elif not targets:
         say(f"no targets in {session.workspace.targets}; gputui help targets shows how to write one")
     else:
-        rows = [
-            (
-                name,
-                one["kind"],
-                "  ".join(f"{key}={value}" for key, value in one.items() if key not in ("name", "kind")),
-            )
-            for name, one in found.items()
-        ]
+        rows = []
+        for name, target in targets.items():
+            settings = [f"{key}={value}" for key, value in target.items() if key not in ("name", "kind")]
+            rows.append((name, target["kind"], "  ".join(settings)))
         print_table(("TARGET", "KIND", ""), rows)
         say(f"from {session.workspace.targets}")
 
