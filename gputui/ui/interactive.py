@@ -43,7 +43,8 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float |
 
     # The first snapshot is read while the screen is still being imported.
     feed = Feed(workspace)
-    feed.look_back(None if moment_at is None else Moment(moment_at))
+    moment = None if moment_at is None else Moment(moment_at)
+    feed.look_back(moment)
     feed.start()
     from gputui.ui.tui.app import run
 

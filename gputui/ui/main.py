@@ -86,7 +86,10 @@ class VerbGroup(click.Group):
             from gputui.core.yaml_forms.problems import nearest
 
             meant = nearest(args[0], VERBS)
-            ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))
+            problem = f"no command {args[0]!r}"
+            if meant:
+                problem += f"; did you mean {meant}?"
+            ctx.fail(problem)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -105,8 +108,8 @@ class VerbGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete commands without importing them, as click would."""
-        named = [CompletionItem(name, help=text) for name, (_, text) in VERBS.items() if name.startswith(incomplete)]
-        return named + click.Command.shell_complete(self, ctx, incomplete)
+        verbs = [CompletionItem(name, help=text) for name, (_, text) in VERBS.items() if name.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, verbs in SECTIONS.items():
@@ -182,8 +185,8 @@ def command(
         from gputui.ui.cli.record import record as record_in_foreground
 
         sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json, prometheus, output, rotate))
-    given = {"duration": duration, "prometheus": prometheus, "output": output, "rotate": rotate}
-    for name, value in given.items():
+    record_options = {"duration": duration, "prometheus": prometheus, "output": output, "rotate": rotate}
+    for name, value in record_options.items():
         if value is not None:
             fail(f"--{name} goes with --record", Exit.USAGE)
     if once:
@@ -224,7 +227,8 @@ def entry() -> None:
         click.echo(error.format_message())
         sys.exit(Exit.USAGE)
     except ExplainedError as error:
-        refuse(str(error).splitlines(), Exit.REFUSED if error.is_refusal else Exit.USAGE)
+        code = Exit.REFUSED if error.is_refusal else Exit.USAGE
+        refuse(str(error).splitlines(), code)
     except click.UsageError as error:
         path = "gputui" if error.ctx is None else error.ctx.command_path
         fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)

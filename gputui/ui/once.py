@@ -130,15 +130,18 @@ def _age_notice(snapshot: Snapshot) -> str | None:
     if newest is None:
         return "No agent runs, and nothing was sampled yet."
     seconds = snapshot.at - newest
-    return f"No agent runs; the values are {'of just now' if seconds < 1 else age(seconds) + ' old'}."
+    if seconds < 1:
+        return "No agent runs; the values are of just now."
+    return f"No agent runs; the values are {age(seconds)} old."
 
 
-OVER_SHOWN = 10
-"""Ended runs and studies in a frame without a height, the newest."""
+LINES_BESIDE_GPUS = 5
+
 
 EVENTS_SHOWN = 12
 
-LINES_BESIDE_GPUS = 5
+
+OVER_SHOWN = 10
 
 
 def overview_frame(
