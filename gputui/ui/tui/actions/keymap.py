@@ -32,8 +32,10 @@ class Keys(Struct, frozen=True):
 
     def action(self, scope: str, key: str) -> str | None:
         """The name of the action that a key leads to on a page; None if there is none."""
-        found = (one for one in actions_in(scope) if key in self.changed.get((scope, one.name), one.keys))
-        return next((action.name for action in found), None)
+        for action in actions_in(scope):
+            if key in self.changed.get((scope, action.name), action.keys):
+                return action.name
+        return None
 
     def elsewhere(self, scope: str, key: str) -> str:
         """A sentence about a key without an action on a page: what it does on the first page that has one for it."""
@@ -53,28 +55,30 @@ class Keys(Struct, frozen=True):
         return f"{self.word(name, places[0])} on the {places[0]}"
 
 
-def resolve(wanted: Mapping[str, str]) -> Keys:
+def resolve(settings: Mapping[str, str]) -> Keys:
     """The keys of a settings file, by action or ``page.action``."""
     refused: list[str] = []
     changed: dict[Place, tuple[str, ...]] = {}
     # A setting for one page overrides one for all.
-    for name, words in sorted(wanted.items(), key=lambda item: "." in item[0]):
-        page, _, action = name.rpartition(".")
-        places = [scope for one in ACTIONS if one.name == action for scope in one.scopes if page in ("", scope)]
-        keys = [key_name(word) for word in words.split()]
+    for name, setting in sorted(settings.items(), key=lambda item: "." in item[0]):
+        page, _, action_name = name.rpartition(".")
+        actions = [action for action in ACTIONS if action.name == action_name]
+        places = [scope for action in actions for scope in action.scopes if page in ("", scope)]
+        keys = [key_name(word) for word in setting.split()]
         is_text = any(key is not None and "+" not in key and key not in NAMED for key in keys)
         usable = [scope for scope in places if not is_text or scope not in TYPING]
         if not places:
             refused.append(f"keys: no action is named {name}.")
         elif not keys or None in keys:
-            refused.append(f"keys: {name} cannot have {words or 'no key'}: there is no such key.")
+            refused.append(f"keys: {name} cannot have {setting or 'no key'}: there is no such key.")
         elif not usable:
-            refused.append(f"keys: {name} cannot have {words}: that is text there.")
-        changed |= {(scope, action): tuple(key for key in keys if key) for scope in usable if keys and None not in keys}
+            refused.append(f"keys: {name} cannot have {setting}: that is text there.")
+        else:
+            changed |= {(scope, action_name): tuple(key for key in keys if key) for scope in usable}
     while (clash := _clash(changed)) is not None:
-        (page, name), key, other = clash
+        (page, name), key, label = clash
         del changed[page, name]
-        refused.append(f"keys: {name} cannot have {key}: on the {page} page that is {other}.")
+        refused.append(f"keys: {name} cannot have {key}: on the {page} page that is {label}.")
     return Keys(changed, tuple(refused))
 
 

@@ -30,7 +30,8 @@ def key_word(key: str, *, is_ascii: bool = False) -> str:
     *modifiers, name = key.split("+") if len(key) > 1 else [key]
     marks = {**_MODIFIERS, "shift": "S-"} if is_ascii else _MODIFIERS
     printed = _PRINTED_ASCII if is_ascii else _PRINTED
-    return "".join(marks.get(each, f"{each}+") for each in modifiers) + printed.get(name, name)
+    prefix = "".join(marks.get(modifier, f"{modifier}+") for modifier in modifiers)
+    return prefix + printed.get(name, name)
 
 
 def key_name(word: str) -> str | None:

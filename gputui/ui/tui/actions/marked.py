@@ -45,8 +45,8 @@ MARKED_ACTIONS = (*OF_MARKED, "rerun")
 
 def marked_count(name: str, context: Context) -> int:
     """The number of the marked runs that one of `MARKED_ACTIONS` can be done with."""
-    names = ("resume", "restart") if name == "rerun" else (name,)
-    return len({run.run_id for each in names for run in OF_MARKED[each].runs_of(context.marked)})
+    actions = ("resume", "restart") if name == "rerun" else (name,)
+    return len({run.run_id for action in actions for run in OF_MARKED[action].runs_of(context.marked)})
 
 
 def marked_refusal(name: str, context: Context) -> str | None:

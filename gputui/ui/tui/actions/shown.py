@@ -62,8 +62,8 @@ def key_spans(keys: Sequence[HeldKey], *, is_ascii: bool) -> Line:
 
 def footer_line(context: Context, width: int) -> Line:
     """The keys, dim if not possible now, and at the right end the lag of the connection."""
-    left: list[Span] = [(" ", "text"), *(span for _, spans in _parts(context, width) for span in spans)]
-    return justify(left, _connection_spans(context), width)
+    keys: list[Span] = [(" ", "text"), *(span for _, spans in _parts(context, width) for span in spans)]
+    return justify(keys, _connection_spans(context), width)
 
 
 def footer_action(context: Context, width: int, x: int) -> str | None:
@@ -106,7 +106,9 @@ def _packed(actions: Sequence[Action], context: Context, density: Density) -> li
     parts: list[tuple[str, list[Span]]] = []
     for action, following in zip_longest(actions, actions[1:]):
         key, text = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
-        label = "" if action.name in bare else f" {action.label}"
+        label = ""
+        if action.name not in bare:
+            label = f" {action.label}"
         spans: list[Span] = [(action.key_word(context), key), (label, text)]
         if following is not None and _group(action) != _group(following):
             spans.append((" │ ", "dim"))
@@ -118,16 +120,26 @@ def _packed(actions: Sequence[Action], context: Context, density: Density) -> li
 
 def _shown_actions(context: Context) -> list[Action]:
     """The page's actions in the footer's order, but those that this view always refuses."""
-    here = [one for one in actions_in(context.scope) if one.keys_in(context) and one.is_shown(context)]
-    if context.section == "log":
-        here = [replace(one, label="search") if one.name == "find" else one for one in here]
-    refused = can_change(context)
-    offered = [one for one in here if one.is_offered(context) and (refused is None or one.why_not(context) != refused)]
-    shown = [
-        replace(one, label=f"{one.label} {marked_count(one.name, context)}") if one.is_of_marked(context) else one
-        for one in offered
-    ]
-    return sorted(shown, key=lambda one: (_group(one), _LAST.index(one.name) if one.name in _LAST else -1))
+
+    def place(action: Action) -> tuple[int, int]:
+        if action.name in _LAST:
+            return _group(action), _LAST.index(action.name)
+        return _group(action), -1
+
+    refusal = can_change(context)
+    actions: list[Action] = []
+    for action in actions_in(context.scope):
+        if not (action.keys_in(context) and action.is_shown(context) and action.is_offered(context)):
+            continue
+        if refusal is not None and action.why_not(context) == refusal:
+            continue
+        if action.is_of_marked(context):
+            actions.append(replace(action, label=f"{action.label} {marked_count(action.name, context)}"))
+        elif action.name == "find" and context.section == "log":
+            actions.append(replace(action, label="search"))
+        else:
+            actions.append(action)
+    return sorted(actions, key=place)
 
 
 def _group(action: Action) -> int:
@@ -157,10 +169,11 @@ def _connection_spans(context: Context) -> list[Span]:
 def message_lines(text: str, kind: str, width: int) -> list[Line]:
     """A message above the footer, in at most three lines. ``kind``: info, warning or error."""
     mark, style = SIGNS[kind]
-    return [
-        fit_parts([[(f" {' ' if number else mark} ", style), (part, style)]], width)
-        for number, part in enumerate(wrap_at_most(clean(text), width - 4, 3))
-    ]
+    lines = []
+    for part in wrap_at_most(clean(text), width - 4, 3):
+        lines.append(fit_parts([[(f" {mark} ", style), (part, style)]], width))
+        mark = " "
+    return lines
 
 
 _SHELL_COMMANDS = (
@@ -211,7 +224,7 @@ def _in_columns(blocks: list[list[Line]], column: int, width: int, gap: int = 1)
     heights = [len(block) + gap for block in blocks]
     cut = min(range(1, len(blocks) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
     pairs = zip_longest(_stacked(blocks[:cut], gap), _stacked(blocks[cut:], gap))
-    return [[*(left or fit_line([], column)), _GAP, *(right or [])] for left, right in pairs]
+    return [[*(first or fit_line([], column)), _GAP, *(second or [])] for first, second in pairs]
 
 
 def _key_blocks(context: Context, width: int, keys_width: int) -> list[list[Line]]:
@@ -230,7 +243,8 @@ def _key_blocks(context: Context, width: int, keys_width: int) -> list[list[Line
             is_possible = any(action.why_not(context) is None for action in actions)
             styles = ("key", "text") if is_possible else ("dim", "dim")
             lines += _row(keys, phrase, keys_width, width, styles)
-        blocks += [lines] if group else []
+        if group:
+            blocks.append(lines)
     return blocks
 
 
@@ -239,8 +253,7 @@ def _row(name: str, phrase: str, name_width: int, width: int, styles: tuple[str,
     parts = wrap(phrase, width - name_width - 2)
     names = [fit(name, name_width), *[" " * name_width] * (len(parts) - 1)]
     return [
-        fit_line([(f"{shown}  ", styles[0]), (part, styles[1])], width)
-        for shown, part in zip(names, parts, strict=True)
+        fit_line([(f"{cell}  ", styles[0]), (part, styles[1])], width) for cell, part in zip(names, parts, strict=True)
     ]
 
 
