@@ -131,17 +131,14 @@ def _ledger_facts(history: RunHistory) -> Mapping[str, LedgerFact]:
 
     rows = history.checkpoints
     spans = attempt_spans.spans_of(history.run, history.attempts, time.time())
-    refused = {row.path: why for row, why in resumable.refused(rows, spans)}
-    return {
-        row.path: LedgerFact(
-            row.step,
-            row.attempt if row.is_written else None,
-            refused.get(row.path, ""),
-            row.place,
-            is_contested=row.origin == "contested",
-        )
-        for row in rows
-    }
+    refusals = {row.path: why for row, why in resumable.refused(rows, spans)}
+    facts = {}
+    for row in rows:
+        attempt = row.attempt if row.is_written else None
+        is_contested = row.origin == "contested"
+        refusal = refusals.get(row.path, "")
+        facts[row.path] = LedgerFact(row.step, attempt, refusal, row.place, is_contested=is_contested)
+    return facts
 
 
 def _rank_count(run: Run) -> int:

@@ -112,8 +112,12 @@ class RunScreen(ActionScreen):
 
     def warnings(self) -> Sequence[str]:
         """Reasons why the charts stay empty or end early although the run writes metrics."""
-        known = self.page.intake if self.page is not None else None
-        text = None if known is None or (known.accepted and not known.short_of) else intake_words(known)
+        if self.page is None or self.page.intake is None:
+            return []
+        intake = self.page.intake
+        if intake.accepted and not intake.short_of:
+            return []
+        text = intake_words(intake)
         if text is None:
             return []
         return [text]
