@@ -19,7 +19,7 @@ from gputui.core.units import count, duration
 from gputui.runs.stored_spec import known_spec
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
-from gputui.ui.tui.actions.checks import is_resumable_study
+from gputui.ui.tui.actions.checks import needs_resumable_study
 from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.layout.moments import day_and_clock
 from gputui.ui.tui.pages.overview.page import OverviewScreen
@@ -185,7 +185,7 @@ class Navigation(Commands):
         context, study_id, run = self.page.context(), self.page.study_in_question, self.page.run_in_question
         if study_id is not None and not context.marked:
             resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
-            why_not = is_resumable_study(context)
+            why_not = needs_resumable_study(context)
             items = [
                 MenuItem("r", "resume", "continue with its next trials", resume, why_not),
                 MenuItem("e", "extend", "add trials", partial(self._extend, study_id)),

@@ -1,4 +1,4 @@
-"""What may keep a person from an action: each check returns the sentence that refuses it, or None."""
+"""What actions need of a page: each check returns the sentence that refuses an action, or None."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def first_refusal(checks: Sequence[Check], context: Context) -> str | None:
 # --- the view
 
 
-def can_change(context: Context) -> str | None:
+def needs_write(context: Context) -> str | None:
     if context.is_readonly:
         return "This view is read only."
     if context.past_at:
@@ -28,7 +28,7 @@ def can_change(context: Context) -> str | None:
     return None
 
 
-def is_in_past(context: Context) -> str | None:
+def needs_past(context: Context) -> str | None:
     if context.past_at is None:
         return "This is the present already; < looks back."
     return None
@@ -37,7 +37,7 @@ def is_in_past(context: Context) -> str | None:
 # --- runs
 
 
-def has_run(context: Context) -> str | None:
+def needs_run(context: Context) -> str | None:
     if context.is_study_row:
         return "This row is a study: enter opens it and its trials."
     if context.run is None:
@@ -45,19 +45,19 @@ def has_run(context: Context) -> str | None:
     return None
 
 
-def has_run_or_marked(context: Context) -> str | None:
+def needs_run_or_marked(context: Context) -> str | None:
     if context.marked:
         return None
-    return has_run(context)
+    return needs_run(context)
 
 
-def is_queued(context: Context) -> str | None:
+def needs_queued_run(context: Context) -> str | None:
     if context.run is None or context.run.state == "queued":
         return None
     return f"{_now(context)}; only a waiting run can move in the queue."
 
 
-def is_resumable(context: Context) -> str | None:
+def needs_resumable_run(context: Context) -> str | None:
     if context.run is None:
         return None
     if not context.run.state.is_over:
@@ -68,37 +68,37 @@ def is_resumable(context: Context) -> str | None:
     return f"{context.run.run_id} has {reason}."
 
 
-def is_settled(context: Context) -> str | None:
+def needs_settled_run(context: Context) -> str | None:
     if context.run is not None and context.run.state in ("queued", "recovering"):
         return f"{_now(context)} still: stop it first."
-    return is_not_ending(context)
+    return needs_no_pending_stop(context)
 
 
-def is_not_ending(context: Context) -> str | None:
+def needs_no_pending_stop(context: Context) -> str | None:
     if context.run is not None and context.run.state == "stopping":
         return f"{_now(context)}: wait for its end."
     return None
 
 
-def is_idle(context: Context) -> str | None:
+def needs_ended_run(context: Context) -> str | None:
     if context.run is not None and not context.run.state.is_over:
         return f"{_now(context)}; stop it first."
     return None
 
 
-def is_active(context: Context) -> str | None:
+def needs_active_run(context: Context) -> str | None:
     if context.run is not None and (context.run.state.is_over or context.run.state == "stopping"):
         return f"{_now(context)} already."
     return None
 
 
-def has_traceback(context: Context) -> str | None:
+def needs_traceback(context: Context) -> str | None:
     if context.lacks_traceback:
         return "There is no traceback in its log."
     return None
 
 
-def has_startable_form(context: Context) -> str | None:
+def needs_startable_form(context: Context) -> str | None:
     return context.blocked_by or None
 
 
@@ -110,19 +110,19 @@ def _now(context: Context) -> str:
 # --- studies
 
 
-def has_study(context: Context) -> str | None:
+def needs_study(context: Context) -> str | None:
     if context.study is None:
         return "There is no study."
     return None
 
 
-def is_live_study(context: Context) -> str | None:
+def needs_live_study(context: Context) -> str | None:
     if context.study in ("running", "paused"):
         return None
     return f"This study {context.study_phrase}."
 
 
-def is_resumable_study(context: Context) -> str | None:
+def needs_resumable_study(context: Context) -> str | None:
     match context.study:
         case "paused" | "stopped":
             return None
@@ -131,7 +131,7 @@ def is_resumable_study(context: Context) -> str | None:
     return f"This study {context.study_phrase}."
 
 
-def is_active_study(context: Context) -> str | None:
+def needs_active_study(context: Context) -> str | None:
     if context.study in ("running", "paused", "unknown"):
         return None
     return f"This study {context.study_phrase}: it has no run to end."
@@ -140,7 +140,7 @@ def is_active_study(context: Context) -> str | None:
 # --- GPUs, processes and alerts
 
 
-def has_gpu(context: Context) -> str | None:
+def needs_gpu(context: Context) -> str | None:
     if context.gpu is not None:
         return None
     if context.section == "events":
@@ -148,8 +148,8 @@ def has_gpu(context: Context) -> str | None:
     return "There is no GPU."
 
 
-def has_row(context: Context) -> str | None:
-    """The row under the overview's cursor can be opened."""
+def needs_row(context: Context) -> str | None:
+    """A row under the overview's cursor that can be opened."""
     match context.section:
         case "events" if context.run is None and context.gpu is None:
             return "This event is about no run or GPU that is still there."
@@ -160,7 +160,7 @@ def has_row(context: Context) -> str | None:
     return None
 
 
-def has_quarantined_gpu(context: Context) -> str | None:
+def needs_quarantined_gpu(context: Context) -> str | None:
     if not context.quarantined:
         return "No GPU is in quarantine."
     if len(context.quarantined) > 1 and (context.gpu is None or context.gpu.uuid not in context.quarantined):
@@ -168,37 +168,37 @@ def has_quarantined_gpu(context: Context) -> str | None:
     return None
 
 
-def is_sound_gpu(context: Context) -> str | None:
+def needs_sound_gpu(context: Context) -> str | None:
     if context.gpu is not None and context.gpu.uuid in context.quarantined:
         return f"GPU {context.gpu.index} is in quarantine already."
     return None
 
 
-def has_process(context: Context) -> str | None:
+def needs_process(context: Context) -> str | None:
     if context.pid is None:
         return "There is no process to choose."
     return None
 
 
-def has_alert(context: Context) -> str | None:
+def needs_alert(context: Context) -> str | None:
     if context.alert is None:
         return "There is no alert to choose."
     return None
 
 
-def has_run_of_alert(context: Context) -> str | None:
+def needs_run_of_alert(context: Context) -> str | None:
     if context.run is None:
         return "This alert is about no known run."
     return None
 
 
-def is_active_alert(context: Context) -> str | None:
+def needs_active_alert(context: Context) -> str | None:
     if context.alert is not None and not context.alert.lasts:
         return "This alert is resolved."
     return None
 
 
-def is_unacknowledged_alert(context: Context) -> str | None:
+def needs_unacknowledged_alert(context: Context) -> str | None:
     if context.alert is None or context.alert.acknowledged_at is None:
         return None
     return f"{context.alert.acknowledged_by} has acknowledged it already."

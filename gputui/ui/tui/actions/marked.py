@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gputui.runs.selection import REFUSALS
 from gputui.store.runs import Run
-from gputui.ui.tui.actions.checks import can_change
+from gputui.ui.tui.actions.checks import needs_write
 from gputui.ui.tui.actions.context import Context
 
 
@@ -51,7 +51,7 @@ def marked_count(name: str, context: Context) -> int:
 
 def marked_refusal(name: str, context: Context) -> str | None:
     """Why one of `MARKED_ACTIONS` is not possible with the marked runs."""
-    if (sentence := can_change(context)) is not None:
+    if (sentence := needs_write(context)) is not None:
         return sentence
     if marked_count(name, context) > 0:
         return None

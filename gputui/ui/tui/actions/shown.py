@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clean, fit
 from gputui.metrics.draw.parts import Line, Span
-from gputui.ui.tui.actions.checks import can_change
+from gputui.ui.tui.actions.checks import needs_write
 from gputui.ui.tui.actions.context import Context
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.marked import marked_count
@@ -79,14 +79,14 @@ def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
     room = width - 1 - line_width(_connection_spans(context))
     parts: list[tuple[str, list[Span]]] = []
-    for actions, density in _ever_narrower(_shown_actions(context)):
-        parts = _packed(actions, context, density)
+    for actions, density in _narrower_footers(_shown_actions(context)):
+        parts = _footer_parts(actions, context, density)
         if sum(line_width(spans) for _, spans in parts) <= room:
             break
     return parts
 
 
-def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], Density]]:
+def _narrower_footers(actions: list[Action]) -> Iterator[tuple[list[Action], Density]]:
     """The actions in full, then without the spare ones, then denser, then without the least useful ones."""
     yield actions, ("  ", len(_ENDS))
     actions = [action for action in actions if not action.is_spare]
@@ -99,7 +99,7 @@ def _ever_narrower(actions: list[Action]) -> Iterator[tuple[list[Action], Densit
             yield actions, _NARROWEST
 
 
-def _packed(actions: Sequence[Action], context: Context, density: Density) -> list[tuple[str, list[Span]]]:
+def _footer_parts(actions: Sequence[Action], context: Context, density: Density) -> list[tuple[str, list[Span]]]:
     """Each action with its key and label, and the gap behind it, which is a bar where another group begins."""
     gap, labels = density
     bare = _ENDS[labels:]
@@ -126,7 +126,7 @@ def _shown_actions(context: Context) -> list[Action]:
             return _group(action), _LAST.index(action.name)
         return _group(action), -1
 
-    refusal = can_change(context)
+    refusal = needs_write(context)
     actions: list[Action] = []
     for action in actions_in(context.scope):
         if not (action.keys_in(context) and action.is_shown(context) and action.is_offered(context)):

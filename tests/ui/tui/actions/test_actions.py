@@ -16,7 +16,7 @@ from gputui.store.hardware import read_gpus
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
-from gputui.ui.tui.actions.checks import NO_RUN, can_change
+from gputui.ui.tui.actions.checks import NO_RUN, needs_write
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.shown import footer_line, help_lines, in_keys
 from gputui.ui.tui.app import GputuiApp
@@ -171,7 +171,7 @@ def test_what_is_possible_depends_on_the_run(home: Home) -> None:
         assert find(name, "overview").why_not(replace(here, run=run)) == words, (name, words)
     readonly = replace(here, run=failed, is_readonly=True)
     for name in ("stop", "resume", "restart", "rerun", "remove", "launch", "clone"):
-        assert find(name, "overview").why_not(readonly) == can_change(readonly)
+        assert find(name, "overview").why_not(readonly) == needs_write(readonly)
 
 
 @table("state, words", [
@@ -215,7 +215,7 @@ def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> 
     assert possible(complete) == {"restart", "remove", "label", "rerun"}
     assert possible(failed, running) == {"stop", "resume", "restart", "remove", "label", "rerun"}
     here = Context("overview", marked=(failed,), is_readonly=True)
-    assert find("remove", "overview").why_not(here) == can_change(here)
+    assert find("remove", "overview").why_not(here) == needs_write(here)
     assert find("open", "overview").why_not(replace(here, run=running)) is None
     line = footer(Context("overview", run=running, marked=(failed, complete, running)), 80)
     assert "rerun 2" in line and "stop 1" in line
@@ -231,7 +231,7 @@ def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(home: H
         readonly = Context(scope, find_run(home.connection, run_id), is_readonly=True)
         for action in actions_in(scope):
             refused = action.why_not(readonly)
-            if refused is not None and refused == can_change(readonly):
+            if refused is not None and refused == needs_write(readonly):
                 why_not = action.why_not(replace(readonly, is_readonly=False, past_at="03:12:44"))
                 if why_not is None or "L returns to it" not in why_not:
                     allowed.append((scope, run_id, action.name))
