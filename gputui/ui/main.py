@@ -93,12 +93,12 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _until_the_reader_leaves():
+        with _ignore_broken_pipe():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _until_the_reader_leaves():
+            with _ignore_broken_pipe():
                 return super().invoke(ctx)
         except (OSError, sqlite3.Error) as error:
             remedy = ""
@@ -118,7 +118,7 @@ class VerbGroup(click.Group):
 
 
 @contextmanager
-def _until_the_reader_leaves() -> Iterator[None]:
+def _ignore_broken_pipe() -> Iterator[None]:
     """End the program without an error if nobody reads its output any more, as behind ``| head``."""
     try:
         yield

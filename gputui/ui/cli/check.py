@@ -51,16 +51,16 @@ def command(
 
     path = find(profile, session.workspace, Path.cwd())
     try:
-        chosen = load(path)
+        loaded = load(path)
     except ProfileError as error:
         refuse([*str(error).splitlines(), *problems_of_rest(path, error, session.workspace.state)], Exit.USAGE)
     if log is not None:
         from gputui.ui.cli.log_trial import show_trial
 
-        show_trial(chosen, log, as_json=as_json)
+        show_trial(loaded, log, as_json=as_json)
         return
     situation = launch_spec.gpu_situation(session)
-    spec, missing = launch_spec.resolve_without_gpus(chosen, changes, gpus, situation)
+    spec, missing = launch_spec.resolve_without_gpus(loaded, changes, gpus, situation)
     past = known_peaks(session.workspace.database, spec.name)
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
     if missing:
@@ -103,8 +103,8 @@ def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, 
     from gputui.profiles.describe import describe, preview_launch
     from gputui.profiles.gpu_checks import likely_gpus
 
-    likely = () if situation is None else likely_gpus(spec, situation)
-    launch = preview_launch(spec, runs=session.workspace.runs, gpus=likely)
+    gpus = () if situation is None else likely_gpus(spec, situation)
+    launch = preview_launch(spec, runs=session.workspace.runs, gpus=gpus)
     if as_json:
         shape = redact_launch(launch, Redactor(secrets_of(spec))).to_json()
         print_json({**shape, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})

@@ -17,22 +17,22 @@ from gputui.store.database import StoreError, open_reader
 Items = list[CompletionItem]
 
 
-def _from_store(query: str) -> Callable[[click.Context, click.Parameter, str], Items]:
+def _store_completer(query: str) -> Callable[[click.Context, click.Parameter, str], Items]:
     """A completer of what a query for (value, remark) finds in the store."""
-    return lambda ctx, _, incomplete: _of_query(ctx, query, incomplete)
+    return lambda ctx, _, incomplete: _stored_completions(ctx, query, incomplete)
 
 
-runs = _from_store("SELECT run_id, state FROM runs ORDER BY sequence DESC")
-studies = _from_store("SELECT study_id, state FROM studies ORDER BY sequence DESC")
-profiles_of_runs = _from_store("SELECT DISTINCT profile, NULL FROM runs ORDER BY profile")
-tags = _from_store("SELECT DISTINCT value, NULL FROM run_labels, json_each(tags) ORDER BY value")
+runs = _store_completer("SELECT run_id, state FROM runs ORDER BY sequence DESC")
+studies = _store_completer("SELECT study_id, state FROM studies ORDER BY sequence DESC")
+profiles_of_runs = _store_completer("SELECT DISTINCT profile, NULL FROM runs ORDER BY profile")
+tags = _store_completer("SELECT DISTINCT value, NULL FROM run_labels, json_each(tags) ORDER BY value")
 
 
 def predecessors(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
     """Complete ids of runs; behind a colon, how one may end."""
     if ":" not in incomplete:
         return runs(ctx, parameter, incomplete)
-    return _of_query(ctx, "SELECT run_id || ':any', state FROM runs ORDER BY sequence DESC", incomplete)
+    return _stored_completions(ctx, "SELECT run_id || ':any', state FROM runs ORDER BY sequence DESC", incomplete)
 
 
 def runs_to_act_on(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
@@ -48,7 +48,7 @@ def runs_to_act_on(ctx: click.Context, _: click.Parameter, incomplete: str) -> I
     typed = options.get("names") or ()
     with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
         runs = [run for run in read_runs(connection) if run.run_id not in typed and refusal(run) is None]
-        return _beginning([(run.run_id, run.state) for run in runs], incomplete)
+        return _completions([(run.run_id, run.state) for run in runs], incomplete)
     return []
 
 
@@ -61,7 +61,7 @@ def metrics(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     run = ctx.params.get("run") or _first_argument(ctx)
     with suppress(StoreError, RunLookupError, sqlite3.Error), closing(open_reader(home.database)) as connection:
         names = metric_names(connection, find_run(connection, run).run_id)
-        return _beginning([(name, None) for name in names if name not in typed], incomplete)
+        return _completions([(name, None) for name in names if name not in typed], incomplete)
     return []
 
 
@@ -74,14 +74,14 @@ def metrics_of_profile(ctx: click.Context, _: click.Parameter, incomplete: str) 
     with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
         row = connection.execute(newest, (profile,)).fetchone()
         if row is not None:
-            return _beginning([(name, None) for name in metric_names(connection, row[0])], incomplete)
+            return _completions([(name, None) for name in metric_names(connection, row[0])], incomplete)
     return []
 
 
 def gpus(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     """Complete indices of GPUs, also behind a comma."""
     before, comma, last = incomplete.rpartition(",")
-    items = _of_query(ctx, "SELECT position, name FROM gpus WHERE present ORDER BY position", last)
+    items = _stored_completions(ctx, "SELECT position, name FROM gpus WHERE present ORDER BY position", last)
     typed = before.split(",")
     return [CompletionItem(f"{before}{comma}{item.value}", help=item.help) for item in items if item.value not in typed]
 
@@ -103,7 +103,7 @@ def targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     except (OSError, UnicodeDecodeError):
         return []
     # A parser of YAML takes longer to import than a person waits.
-    return _beginning([(name, None) for name in re.findall(r"^([\w.-]+):", text, re.MULTILINE)], incomplete)
+    return _completions([(name, None) for name in re.findall(r"^([\w.-]+):", text, re.MULTILINE)], incomplete)
 
 
 def _workspace(ctx: click.Context) -> Workspace:
@@ -115,14 +115,14 @@ def _first_argument(ctx: click.Context) -> str:
     return next(iter(ctx.args), "")
 
 
-def _of_query(ctx: click.Context, query: str, incomplete: str) -> Items:
+def _stored_completions(ctx: click.Context, query: str, incomplete: str) -> Items:
     """The rows of (value, remark) in the store that begin as typed."""
     with suppress(StoreError, sqlite3.Error), closing(open_reader(_workspace(ctx).database)) as connection:
-        return _beginning(connection.execute(query).fetchall(), incomplete)
+        return _completions(connection.execute(query).fetchall(), incomplete)
     return []
 
 
-def _beginning(values: Iterable[tuple[object, str | None]], incomplete: str) -> Items:
+def _completions(values: Iterable[tuple[object, str | None]], incomplete: str) -> Items:
     texts = [(str(value), remark) for value, remark in values]
     return [CompletionItem(text, help=remark) for text, remark in texts if text.startswith(incomplete)]
 
@@ -138,4 +138,4 @@ def _names_or_files(folders: Iterable[Path], incomplete: str) -> Items:
         with suppress(OSError):
             stems = sorted(path.stem for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
             names |= dict.fromkeys(stems)
-    return _beginning([(name, None) for name in names], incomplete) or [CompletionItem(incomplete, type="file")]
+    return _completions([(name, None) for name in names], incomplete) or [CompletionItem(incomplete, type="file")]

@@ -42,13 +42,13 @@ def command(_session: Session, topic: str | None) -> None:
     if topic not in pages:
         hint = did_you_mean(topic, pages) or f"there are {', '.join(pages)}"
         fail(f"no page {topic!r}; {hint}", Exit.USAGE)
-    show(in_terminal(pages[topic].read_text("utf-8"), pages), is_terminal=sys.stdout.isatty())
+    show(with_command_links(pages[topic].read_text("utf-8"), pages), is_terminal=sys.stdout.isatty())
 
 
 def show(page: str, *, is_terminal: bool) -> None:
     """Print a page, by a pager where it is longer than the terminal."""
     columns, lines = shutil.get_terminal_size((MOST_COLUMNS, 24))
-    text = rendered(page, min(columns, MOST_COLUMNS), is_terminal)
+    text = terminal_text(page, min(columns, MOST_COLUMNS), is_terminal)
     if is_terminal and text.count("\n") >= lines:
         click.echo_via_pager(text, color=True)
     else:
@@ -62,7 +62,7 @@ def summary(page: str) -> str:
     return re.split(r"(?<=[.:])\s", text)[0].rstrip(".:")
 
 
-def in_terminal(page: str, pages: Mapping[str, Path]) -> str:
+def with_command_links(page: str, pages: Mapping[str, Path]) -> str:
     """A page without pictures, its links to others as commands."""
 
     def command_for(link: re.Match[str]) -> str:
@@ -78,7 +78,7 @@ def in_terminal(page: str, pages: Mapping[str, Path]) -> str:
     return re.sub(r"\[(?P<text>[^]]*)\]\((?P<target>[^)]*)\)", command_for, without_pictures)
 
 
-def rendered(page: str, columns: int, is_terminal: bool) -> str:
+def terminal_text(page: str, columns: int, is_terminal: bool) -> str:
     """A page as text of a terminal, or without colours elsewhere."""
     from rich.console import Console
     from rich.markdown import Markdown

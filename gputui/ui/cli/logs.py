@@ -40,7 +40,7 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         if number < 1:
             fail(f"{view.run_id} has not started yet ({view.waiting_for or view.state})", Exit.REFUSED)
         attempts = session.workspace.run_dir(view.run_id) / "attempts"
-        files = chosen(attempts / str(number), rank)
+        files = rank_logs(attempts / str(number), rank)
         if not files and not follow:
             where = f"attempt {number}"
             if rank is not None:
@@ -54,7 +54,7 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         ended = get_attempt(connection, view.run_id, number)
         if ended is None or ended.state != "stopped":
             return
-        for log in chosen(attempts / str(number), rank):
+        for log in rank_logs(attempts / str(number), rank):
             report = stop_report(tail_text(log.path, STOP_BYTES).splitlines())
             if report is not None:
                 text = f"(attempt {number} was stopped: the {report.exception} above is how its launcher reports that)"
@@ -85,8 +85,8 @@ def _follow(
             time.sleep(FOLLOW_SECONDS)
 
 
-def chosen(folder: Path, rank: int | None) -> list[RankLog]:
-    """The requested log files that are not empty."""
+def rank_logs(folder: Path, rank: int | None) -> list[RankLog]:
+    """The log files of one rank, or of all, that are not empty."""
     return [log for log in shown_logs(folder) if rank is None or log.rank == rank]
 
 
@@ -112,7 +112,7 @@ def print_tail(path: Path, prefix: str, count: int, *, with_rest: bool) -> int:
 
 def follow_once(folder: Path, rank: int | None, positions: dict[Path, int], *, with_rest: bool) -> bool:
     """Print what was added; returns whether there was something."""
-    files = chosen(folder, rank)
+    files = rank_logs(folder, rank)
     printed = False
     for log in files:
         lines, positions[log.path] = new_lines(log.path, positions.get(log.path, 0), with_rest=with_rest)

@@ -109,7 +109,7 @@ def try_(
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
         fail(f"unknown kind of incident {kind!r}; {hint}", Exit.USAGE)
-    policy = None if policy_name is None else policy_subjects.ready(policy_name)
+    policy = None if policy_name is None else policy_subjects.builtin_policy(policy_name)
     if run is not None:
         subject = policy_subjects.of_run(session, run)
     elif profile is not None:

@@ -50,7 +50,7 @@ def example(policy: Policy = POLICIES["standard"]) -> PolicySubject:
     return PolicySubject(policy, policy_simulation.fresh(policy_simulation.EXAMPLE))
 
 
-def ready(name: str) -> Policy:
+def builtin_policy(name: str) -> Policy:
     """The built-in policy of this name; ends the command if there is none."""
     if name not in POLICIES:
         hint = did_you_mean(name, POLICIES) or f"known are {', '.join(POLICIES)}"

@@ -42,10 +42,10 @@ def print_recommended(
     if count > 1 and agent is not None and agent.source == "nvml":
         # Only the driver knows the topology. A child process asks it, because it may hang.
         pairs = read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
-    chosen = recommend(count, situation, memory_bytes, pairs)
-    if chosen is None:
+    recommended = recommend(count, situation, memory_bytes, pairs)
+    if recommended is None:
         fail(_refusal(situation, count, memory_bytes), Exit.REFUSED)
-    value = ",".join(gpu.uuid for gpu in chosen)
+    value = ",".join(gpu.uuid for gpu in recommended)
     if not as_json:
         say(value)
         return
@@ -55,9 +55,9 @@ def print_recommended(
             "cuda_visible_devices": value,
             "gpus": [
                 {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "free_bytes": _free_bytes(free[gpu.uuid])}
-                for gpu in chosen
+                for gpu in recommended
             ],
-            "links": _links(chosen, pairs),
+            "links": _links(recommended, pairs),
         }
     )
 
@@ -76,9 +76,9 @@ def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> s
     return f"{summary}: {'; '.join(reasons)}"
 
 
-def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:
+def _links(recommended: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:
     """The connections between the chosen GPUs, as far as the driver reports them."""
-    indices = {gpu.index for gpu in chosen}
+    indices = {gpu.index for gpu in recommended}
     return [
         {"gpus": [pair.first, pair.second], "path": pair.best_path, "p2p": pair.p2p}
         for pair in pairs

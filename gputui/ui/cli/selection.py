@@ -76,10 +76,10 @@ def filter_options(tag: str = "--tag") -> Decorator:
             help="Only what ended, or if active began, before: 30d.",
         ),
     )
-    return _handed_over("only", RunFilter, RunFilter.__struct_fields__, options)
+    return _as_argument("only", RunFilter, RunFilter.__struct_fields__, options)
 
 
-def _handed_over(
+def _as_argument(
     name: str, make: Callable[..., object], fields: Sequence[str], options: Sequence[Decorator]
 ) -> Decorator:
     """Options whose values, by the names of ``fields``, a command gets as one argument that ``make`` makes of them."""
@@ -121,7 +121,7 @@ def several_runs(tag: str = "--tag") -> Decorator:
         click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask about runs that were not named."),
         click.option("--dry-run", "is_rehearsal", is_flag=True, help="Only list the runs."),
     )
-    return _handed_over("choice", RunChoice, RunChoice._fields, options)
+    return _as_argument("choice", RunChoice, RunChoice._fields, options)
 
 
 def is_no_rehearsal(options: Mapping[str, Any]) -> bool:
@@ -143,7 +143,7 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
     if not choice.names and not choice.only:
         fail(f"name the runs, or choose them by --state, --profile, --older …; gputui {word} --help", Exit.USAGE)
     with closing(session.reader()) as connection:
-        by_id, refusals = _named(connection, choice.names)
+        by_id, refusals = _find_runs(connection, choice.names)
         runs = list(by_id.values())
         if choice.only:
             now = time.time()
@@ -151,7 +151,7 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
             runs = [run for run in candidates if choice.only.matches(run, now)]
     chosen_count = len(runs)
     if choice.only or choice.is_rehearsal:
-        runs = _shown(session, choice, verb, runs)
+        runs = _list_actionable(session, choice, verb, runs)
     if choice.is_rehearsal:
         is_refused = not choice.only and len(runs) < chosen_count
         if refusals or is_refused or not runs:
@@ -177,7 +177,7 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
         raise SystemExit(Exit.REFUSED)
 
 
-def _named(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[str, Run], dict[str, str]]:
+def _find_runs(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[str, Run], dict[str, str]]:
     """The runs of these names by their ids, and by the other names why they name none, which is said."""
     runs, refusals = {}, {}
     for name in names:
@@ -191,7 +191,7 @@ def _named(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[s
     return runs, refusals
 
 
-def _shown(session: Session, choice: RunChoice, verb: str, matching: Sequence[Run]) -> list[Run]:
+def _list_actionable(session: Session, choice: RunChoice, verb: str, matching: Sequence[Run]) -> list[Run]:
     """List those of the runs that the command acts on, and return them."""
     reasons = {run.run_id: REFUSALS[verb](run) for run in matching}
     runs = [run for run in matching if reasons[run.run_id] is None]

@@ -35,7 +35,7 @@ def test_a_page_in_a_pipe_is_plain_and_leads_to_pages_that_exist(workspace: Work
 
 def test_a_link_is_a_command_of_the_shell() -> None:
     page = "![picture](images/x.png)\n\nSee [how](profiles.md#sinks), [this](#a), [code](../x.md), [it](https://x.org)."
-    assert pages.in_terminal(page, pages.topics()) == (
+    assert pages.with_command_links(page, pages.topics()) == (
         "See how (`gputui help profiles`), this, code, [it](https://x.org)."
     )
 
