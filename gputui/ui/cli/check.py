@@ -60,11 +60,11 @@ def command(
         show_trial(loaded, log, as_json=as_json)
         return
     situation = launch_spec.gpu_situation(session)
-    spec, missing = launch_spec.resolve_without_gpus(loaded, changes, gpus, situation)
+    spec, gpu_problems = launch_spec.resolve_without_gpus(loaded, changes, gpus, situation)
     past = known_peaks(session.workspace.database, spec.name)
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
-    if missing:
-        problem = "; ".join(missing).removeprefix("gpus: ")
+    if gpu_problems:
+        problem = "; ".join(gpu_problems).removeprefix("gpus: ")
         for index, result in enumerate(results):
             if result.name == GPUS_CHECK:
                 results[index] = CheckResult(GPUS_CHECK, "fail", problem)
@@ -83,18 +83,18 @@ def command(
             launch += ["--gpus", gpus]
         say(verdict(results, shlex.join(launch)))
     if any(result.status == "fail" for result in results):
-        code = Exit.REFUSED if missing else Exit.USAGE
+        code = Exit.REFUSED if gpu_problems else Exit.USAGE
         raise SystemExit(code)
 
 
 def verdict(results: Sequence[CheckResult], launch: str) -> str:
     """The result of all checks for the command ``launch``."""
-    failed = [result.name for result in results if result.status == "fail"]
-    if failed:
-        return f"✗ {launch} would be refused: {', '.join(failed)}"
-    warned = [result.name for result in results if result.status == "warn"]
-    if warned:
-        return f"▲ ready but for {units.count_of(len(warned), 'warning')} ({', '.join(warned)}): {launch}"
+    failures = [result.name for result in results if result.status == "fail"]
+    if failures:
+        return f"✗ {launch} would be refused: {', '.join(failures)}"
+    warnings = [result.name for result in results if result.status == "warn"]
+    if warnings:
+        return f"▲ ready but for {units.count_of(len(warnings), 'warning')} ({', '.join(warnings)}): {launch}"
     return f"✓ ready: {launch}"
 
 

@@ -76,9 +76,9 @@ def command(
     from gputui.profiles.home_files import load_used_gpus
     from gputui.profiles.situation import read_situation
 
-    failed = quarantined(connection)
+    quarantines = quarantined(connection)
     if as_json:
-        print_json(shapes(connection, gpus, failed))
+        print_json(shapes(connection, gpus, quarantines))
         return
     if not gpus:
         say(problem or "no GPUs have been reported yet")
@@ -87,7 +87,7 @@ def command(
     promised: Mapping[str, str] = {}
     if situation is not None:
         promised = situation.promised
-    rows = [_row(gpu, failed.get(gpu.uuid), promised.get(gpu.uuid)) for gpu in gpus]
+    rows = [_row(gpu, quarantines.get(gpu.uuid), promised.get(gpu.uuid)) for gpu in gpus]
     print_table(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows)
     if problem:
         say(problem)

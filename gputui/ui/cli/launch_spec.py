@@ -103,6 +103,6 @@ def gpu_situation(session: Session) -> GpuSituation | None:
 
 def refuse_failed(results: Iterable[CheckResult]) -> None:
     """End the command if a check failed, with one line per failure."""
-    failed = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
-    if failed:
-        refuse(failed, Exit.REFUSED)
+    failures = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
+    if failures:
+        refuse(failures, Exit.REFUSED)

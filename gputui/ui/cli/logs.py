@@ -42,17 +42,17 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         attempts = session.workspace.run_dir(view.run_id) / "attempts"
         files = rank_logs(attempts / str(number), rank)
         if not files and not follow:
-            where = f"attempt {number}"
+            place = f"attempt {number}"
             if rank is not None:
-                where += f", rank {rank}"
-            fail(f"{view.run_id} has no output of {where} in {attempts / str(number)}", Exit.REFUSED)
+                place += f", rank {rank}"
+            fail(f"{view.run_id} has no output of {place} in {attempts / str(number)}", Exit.REFUSED)
         positions = {
             log.path: print_tail(log.path, label(log, len(files) > 1), lines, with_rest=not follow) for log in files
         }
         if follow:
             number = _follow(connection, view.run_id, attempts, rank, number, positions)
-        ended = get_attempt(connection, view.run_id, number)
-        if ended is None or ended.state != "stopped":
+        newest = get_attempt(connection, view.run_id, number)
+        if newest is None or newest.state != "stopped":
             return
         for log in rank_logs(attempts / str(number), rank):
             report = stop_report(tail_text(log.path, STOP_BYTES).splitlines())

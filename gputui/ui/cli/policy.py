@@ -109,32 +109,32 @@ def try_(
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
         fail(f"unknown kind of incident {kind!r}; {hint}", Exit.USAGE)
-    policy = None if policy_name is None else policy_subjects.builtin_policy(policy_name)
+    builtin = None if policy_name is None else policy_subjects.builtin_policy(policy_name)
     if run is not None:
         subject = policy_subjects.of_run(session, run)
     elif profile is not None:
         subject = policy_subjects.of_profile(session, profile)
     else:
         subject = policy_subjects.example()
-    chosen = policy or subject.policy
+    policy = builtin or subject.policy
     rounds = policy_simulation.attempts_of(
-        subject.situation, kind, chosen, times=times, progress=progress, refuses=refuses
+        subject.situation, kind, policy, times=times, progress=progress, refuses=refuses
     )
     assumed = policy_subjects.assumptions(subject, progress)
     if refuses:
         assumed = [*assumed, "with changed parameters the script ends with an exception before its first step"]
     is_stopped = rounds[-1].plan.verdict == "stop"
     if as_json:
-        shape = {"policy": chosen.name, "incident": kind, "profile": subject.profile, "run": subject.run}
+        shape = {"policy": policy.name, "incident": kind, "profile": subject.profile, "run": subject.run}
         attempts = [_round_json(attempt) for attempt in rounds]
         print_json({**shape, "progress": progress, "assumed": assumed, "attempts": attempts, "stopped": is_stopped})
         return
-    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.phrase}, policy {policy_words.own_name(chosen)}")
+    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.phrase}, policy {policy_words.own_name(policy)}")
     for sentence in assumed:
         say(f"assumed: {sentence}")
     for attempt in rounds:
         say("")
-        _say_round(attempt, kind, len(chosen.ladder(kind)))
+        _say_round(attempt, kind, len(policy.ladder(kind)))
     if not is_stopped:
         say("")
         say(f"… and so on; --times {len(rounds)} ends here")
@@ -148,16 +148,16 @@ def _effect(result: Result) -> tuple[str, str]:
 
 def _say_round(attempt: SimulatedAttempt, kind: str, rungs: int) -> None:
     plan = attempt.plan
-    where = ""
+    place = ""
     if attempt.kind != kind:
-        where = f" at its start ({attempt.kind})"
+        place = f" at its start ({attempt.kind})"
     elif attempt.step is not None:
-        where = f" at step {attempt.step}"
+        place = f" at step {attempt.step}"
     if plan.verdict == "stop":
-        say(f"attempt {attempt.attempt} fails{where}: the run stops")
+        say(f"attempt {attempt.attempt} fails{place}: the run stops")
         say(f"  {plan.reason}")
         return
-    say(f"attempt {attempt.attempt} fails{where}: rung {plan.rung + 1} of {rungs}")
+    say(f"attempt {attempt.attempt} fails{place}: rung {plan.rung + 1} of {rungs}")
     say(f"  {plan.reason}")
     before = redact_params(attempt.before)
     for name, value in redact_params(plan.changed).items():

@@ -41,9 +41,9 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     sizes: dict[str, int | None] = {}
     if as_json or order == "size" or is_wide():
         sizes = sizes_of(session, runs)
-    listed = _in_order([RunRow(run, progress_now(connection, run)) for run in runs], order, sizes)
+    rows = _in_order([RunRow(run, progress_now(connection, run)) for run in runs], order, sizes)
     if as_json:
-        print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in listed])
+        print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in rows])
         return
     is_active = any(not run.state.is_over for run in runs)
     if not is_active:
@@ -65,8 +65,8 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
             say(f"no runs yet in {session.workspace.state}; gputui profile list shows what can run")
         return
     unread = intake.without_metrics(connection)
-    has_own_metrics = any(row.progress.has_own_metric for row in listed)
-    table = [_row(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in listed]
+    has_own_metrics = any(row.progress.has_own_metric for row in rows)
+    table = [_row(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in rows]
     unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
     if all(run.run_id.rpartition("-")[0] == run.profile for run in runs):
         unused.append("PROFILE")

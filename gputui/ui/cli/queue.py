@@ -35,7 +35,7 @@ def command(session: Session, as_json: bool) -> None:
     """
     with closing(session.reader_or_empty()) as connection:
         connection.execute("BEGIN")
-        pause, waiting = queue.pause(connection), queue.entries(connection)
+        pause, entries = queue.pause(connection), queue.entries(connection)
     if as_json:
         shape: dict[str, Any] = {"paused": pause is not None, "paused_at": None, "paused_by": None}
         if pause is not None:
@@ -48,22 +48,22 @@ def command(session: Session, as_json: bool) -> None:
                 "queued_at": iso(entry.queued_at),
                 "waiting_for": entry.waiting_for,
             }
-            for entry in waiting
+            for entry in entries
         ]
         print_json(shape)
         return
     now = time.time()
     if pause is not None:
         say(pause_line(pause, now))
-    if not waiting:
+    if not entries:
         say("the queue is empty")
         return
     rows = []
-    for entry in waiting:
-        waits = "–"
+    for entry in entries:
+        wait = "–"
         if entry.queued_at is not None:
-            waits = units.duration(max(0.0, now - entry.queued_at))
-        rows.append((str(entry.position), entry.run_id, str(entry.priority), waits, entry.waiting_for or ""))
+            wait = units.duration(max(0.0, now - entry.queued_at))
+        rows.append((str(entry.position), entry.run_id, str(entry.priority), wait, entry.waiting_for or ""))
     print_table(("", "RUN", "PRIORITY", "WAITS", ""), rows)
 
 

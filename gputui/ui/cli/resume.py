@@ -48,8 +48,8 @@ def command(
     if checkpoint == "":
         fail("--from is empty; it takes the path of a checkpoint", Exit.USAGE)
     of_one = {"--set": changes, "--from": checkpoint, "--time": time_limit, "--wait": wait}
-    if used := [option for option, value in of_one.items() if value]:
-        choice.single(used)
+    if options := [option for option, value in of_one.items() if value]:
+        choice.single(options)
 
     def resume_one(run: Run) -> Answer:
         if not (changes or checkpoint or force) and run.state is RunState.SUCCEEDED:

@@ -82,9 +82,11 @@ def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
 
 
 def again_on_target(session: Session, run: Run, job: Mapping[str, str]) -> dict[str, str]:
-    """The argument of a command that starts a run on a target again: with this shell's environment
-    for the target's commands, and a job's options. Ends the command for an option that the run
-    cannot have. Raises CommandRefusedError."""
+    """The arguments of a command that starts a run again: empty unless it is on a target.
+
+    There, they hold this shell's environment for the target's commands, and the job's options. Ends the command for an
+    option that the run cannot have. Raises CommandRefusedError.
+    """
     if run.target is None and job:
         fail(f"--{next(iter(job))} is for a run on a target, and {run.run_id} runs here", Exit.USAGE)
     if run.target is None or not run.state.is_over:

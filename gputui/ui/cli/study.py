@@ -123,8 +123,8 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     study = load_file(session, file)
     note_ignored_gpus(study)
     spec, _ = resolve_study(session, study.spec, study.profile)
-    if (missing := missing_library(spec)) is not None:
-        fail(missing, Exit.REFUSED)
+    if (problem := missing_library(spec)) is not None:
+        fail(problem, Exit.REFUSED)
     if dry_run:
         print_plan(session, spec, as_json=as_json)
     else:

@@ -53,9 +53,16 @@ def load_file(session: Session, name: str, target: str | None = None) -> StudyFi
 def load_grid(
     session: Session, argv: Sequence[str], target: str | None, command: click.Command | None = None, **options: Any
 ) -> StudyFile:
-    """A grid over values of the parameters of a profile or command as a study; ends the command with
-    one line per problem. ``command`` is gputui's that has the ``options``, if ``argv`` is a command
-    and no profile."""
+    """A grid over values of the parameters of a profile or command as a study.
+
+    Ends the command with one line per problem.
+
+    Args:
+        argv: a profile's name, or a command with its arguments.
+        target: the name of the target where the trials run; None for here.
+        command: gputui's own command that has the ``options``; None if ``argv`` is a profile.
+        options: ``grid``, ``changes``, ``metric``, ``maximize``, ``over``, ``parallel`` and ``name`` of that command.
+    """
     if command is None:
         profile = launch_spec.load_profile(session, argv[0])
     else:
@@ -112,8 +119,8 @@ def planned_study(session: Session, study: StudyFile) -> StudySpec:
 def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:
     """Check the first point as a run, hand the study to the agent, and wait for its end if
     requested. Returns the exit code."""
-    if (missing := missing_library(spec)) is not None:
-        fail(missing, Exit.REFUSED)
+    if (problem := missing_library(spec)) is not None:
+        fail(problem, Exit.REFUSED)
     session.need_agent()
     if spec.target is None and (spec.gpus_per_trial or not profile.form.gpus.is_none):
         wait_for_gpus(session)

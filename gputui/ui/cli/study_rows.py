@@ -16,20 +16,20 @@ def study_row(
 ) -> tuple[str, ...]:
     """Id, state, trials, pruned ones, best value, time and reason of a study in a list."""
     spec, trials = study_spec(study), read_trials(connection, study.study_id, at)
-    over = sum(trial.state.is_over for trial in trials)
-    pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
+    over_count = sum(trial.state.is_over for trial in trials)
+    pruned_count = sum(trial.state is TrialState.PRUNED for trial in trials)
     best = ranked(trials, spec.objectives)
     value = units.UNKNOWN
     if len(spec.objectives) > 1:
         value = f"Pareto front: {units.count_of(len(best), 'trial')}"
     elif best:
         value = units.metric_value(best[0].value)
-    progress = str(over)
+    progress = str(over_count)
     if spec.wanted_trials is not None:
         # Points that a person added, reruns and earlier runs count beyond the budget.
         progress += f"/{max(spec.wanted_trials, len(trials))}"
-    took = units.duration(study_wall_seconds(connection, study.study_id, now))
-    return study.study_id, study.state, progress, str(pruned), value, took, study.remark
+    duration = units.duration(study_wall_seconds(connection, study.study_id, now))
+    return study.study_id, study.state, progress, str(pruned_count), value, duration, study.remark
 
 
 def waiting_trials(connection: sqlite3.Connection, study_id: str, now: float) -> dict[str, str]:

@@ -49,10 +49,10 @@ def several_words(runs: Sequence[Run], left_out: Mapping[str, str], effect: str,
     parts = [f"{_joined(names)}.", effect]
     sizes = [run.size_bytes for run in runs if run.size_bytes is not None]
     if with_sizes and sizes:
-        together = bytes_text(sum(sizes))
+        total = bytes_text(sum(sizes))
         if len(sizes) < len(runs):
-            together = f"at least {together}"
-        parts.insert(1, f"Together {together}.")
+            total = f"at least {total}"
+        parts.insert(1, f"Together {total}.")
     if left_out:
         parts.append(f"Left out: {_joined([f'{run_id} ({why})' for run_id, why in left_out.items()])}.")
     return clean(" ".join(filter(None, parts)))
@@ -214,8 +214,8 @@ def stop_words(row: RunRow, now: float) -> Span:
         return (text, "warn")
     parts = [f"{_since(now - stop.since)}: waits for its exit (it may save a checkpoint)"]
     is_seen = stop.saved_step is not None or row.run.target is None
-    if is_seen and (lost := unsaved_words(row.progress.step, stop)):
-        parts.append(lost)
+    if is_seen and (unsaved := unsaved_words(row.progress.step, stop)):
+        parts.append(unsaved)
     style = "text"
     silent = _silence(row, now)
     if silent is not None:
@@ -249,18 +249,18 @@ def waiting_words(run: Run, now: float) -> str:
 
 def placement_words(run: Run, now: float) -> Span:
     """``lab: pending (Priority), expected 14:30``, or ``lab: unknown since 14:02 (…)``."""
-    where, placement = clean(run.target or ""), run.placement
+    target, placement = clean(run.target or ""), run.placement
     if placement is None:
-        return (where, "text")
+        return (target, "text")
     if placement.is_unknown(now) and placement.contact_at is not None:
-        text = f"{where}: unknown since {dated_clock(placement.contact_at, now)}"
+        text = f"{target}: unknown since {dated_clock(placement.contact_at, now)}"
         if placement.problem:
             text += f" ({clean(placement.problem)})"
         return (text, "warn")
     state: str = placement.state
     if run.has_ended_there:
         state = "its end is being examined, its job ended"
-    text = f"{where}: {state}"
+    text = f"{target}: {state}"
     if placement.nodes:
         text += f" on {clean(', '.join(placement.nodes))}"
     if placement.reason:

@@ -17,10 +17,12 @@ from gputui.ui.views.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
-    """``{at, is_past, gap, problem, agent, gpu_problem, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts`
-    as those commands print them, runs with how far they had come; ``gap`` is the stretch without a recording in which
-    a past moment lies, ``problem`` why the record could not be read, ``gpu_problem`` why the agent sees no GPUs.
-    ``running``: whether an agent runs now."""
+    """A snapshot as JSON; ``running``: whether an agent runs now.
+
+    Its GPUs, runs and alerts are as the commands `gpus`, `ps` and `alerts` print them, the runs with how far they had
+    come. ``gap`` is the stretch without a recording in which a past moment lies, ``problem`` why the record could not
+    be read, ``gpu_problem`` why the agent sees no GPUs.
+    """
     gap = host = gpu_problem = None
     if snapshot.past is not None and snapshot.past.gap is not None:
         gap = {"start": iso(snapshot.past.gap.start), "end": iso(snapshot.past.gap.end)}

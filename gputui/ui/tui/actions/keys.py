@@ -29,9 +29,9 @@ def key_word(key: str, *, is_ascii: bool = False) -> str:
     """A key as it is printed: ``↵``, ``^p``, ``⇧tab``."""
     *modifiers, name = key.split("+") if len(key) > 1 else [key]
     marks = {**_MODIFIERS, "shift": "S-"} if is_ascii else _MODIFIERS
-    printed = _PRINTED_ASCII if is_ascii else _PRINTED
+    signs = _PRINTED_ASCII if is_ascii else _PRINTED
     prefix = "".join(marks.get(modifier, f"{modifier}+") for modifier in modifiers)
-    return prefix + printed.get(name, name)
+    return prefix + signs.get(name, name)
 
 
 def key_name(word: str) -> str | None:
