@@ -33,20 +33,22 @@ def prepare_environment(settings: Settings, environment: MutableMapping[str, str
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """One run of the trainer, or one of its commands, in this process. Only TrainerErrors become exit codes."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
-        if given and given[0] in commands.NAMES:
-            return commands.run(given[0], given[1:])
-        settings, action = config.from_arguments(given, os.environ)
+        if arguments and arguments[0] in commands.NAMES:
+            return commands.run(arguments[0], arguments[1:])
+        settings, action = config.from_arguments(arguments, os.environ)
     except TrainerError as error:
         # On every rank: whichever ends first has the launcher end the others, which then say nothing more.
         show(f"trainer: {error}", error=True)
         return error.exit_code
     rank = os.environ.get("RANK", "0")
     if action != "train":
-        if rank == "0":
-            schema = action == "json_schema"
-            show(json.dumps(config.json_schema(), indent=2) if schema else settings.model_dump_json(indent=2))
+        if rank == "0" and action == "json_schema":
+            show(json.dumps(config.json_schema(), indent=2))
+        elif rank == "0":
+            show(settings.model_dump_json(indent=2))
         return 0
     prepare_environment(settings)
 

@@ -24,8 +24,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run a command; its exit code. Raises TrainerError for what a person can mend."""
-    given = parser_of(name).parse_args(arguments)
-    code: int = given.command(given)
+    options = parser_of(name).parse_args(arguments)
+    code: int = options.command(options)
     return code
 
 
@@ -45,18 +45,18 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, metavar="N", help="default: as many as there are cores")
 
 
-def _prepare(given: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> int:
     from trainer.preparing import PreparationPlan, prepare
 
-    plan = PreparationPlan(tuple(given.inputs), given.tokenizer, given.context, given.held_out, given.column)
-    if given.processes is not None and given.processes < 1:
+    plan = PreparationPlan(tuple(options.inputs), options.tokenizer, options.context, options.held_out, options.column)
+    if options.processes is not None and options.processes < 1:
         raise SettingsError("--processes must be 1 or more")
     try:
-        done = prepare(plan, given.out, processes=given.processes)
+        done = prepare(plan, options.out, processes=options.processes)
     except KeyboardInterrupt:
         show("prepare: interrupted; the same command goes on from here", error=True)
         return 130
-    show(f"{given.out}: {done.documents:,} documents, {done.tokens:,} tokens in {done.seconds:.1f} s")
+    show(f"{options.out}: {done.documents:,} documents, {done.tokens:,} tokens in {done.seconds:.1f} s")
     return 0
 
 
@@ -74,11 +74,12 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: hf in the run's folder")
 
 
-def _export(given: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> int:
     from trainer.exporting import export
 
-    out = given.out or (given.run if given.run.is_dir() else given.run.parent) / "hf"
-    done = export(given.run, out, given.weights)
+    folder = options.run if options.run.is_dir() else options.run.parent
+    out = options.out or folder / "hf"
+    done = export(options.run, out, options.weights)
     show(f"{out}: {type(done.network).__name__} of step {done.step}, from {done.checkpoint}")
     return 0
 
@@ -95,18 +96,18 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="continue the text, instead of answering it in a chat")
 
 
-def _sample(given: argparse.Namespace) -> int:
+def _sample(options: argparse.Namespace) -> int:
     import torch
 
     from trainer.answering import answer
     from trainer.exporting import restore
 
-    if given.tokens < 1 or given.temperature < 0:
+    if options.tokens < 1 or options.temperature < 0:
         raise SettingsError("--tokens must be 1 or more, and --temperature 0 or more")
-    restored = restore(given.run, given.weights)
-    for prompt in given.prompt:
-        torch.manual_seed(given.seed)
-        show(answer(restored, prompt, tokens=given.tokens, temperature=given.temperature, plain=given.plain))
+    restored = restore(options.run, options.weights)
+    for prompt in options.prompt:
+        torch.manual_seed(options.seed)
+        show(answer(restored, prompt, tokens=options.tokens, temperature=options.temperature, plain=options.plain))
     return 0
 
 

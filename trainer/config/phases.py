@@ -59,13 +59,13 @@ def unfold(settings: Settings, where: Callable[[int, str], str] = lambda index, 
                 except ValueError as error:
                     raise wrong(index, key, str(error)) from None
         try:
-            one = Settings.model_validate(settings.model_dump() | changes)
+            phase_settings = Settings.model_validate(settings.model_dump() | changes)
         except ValidationError as error:
             key, problem = first(error)
             raise wrong(index, key, key + problem) from None
-        if unfolded and unfolded[-1].optimizer != one.optimizer and not one.reset_optimizer:
+        if unfolded and unfolded[-1].optimizer != phase_settings.optimizer and not phase_settings.reset_optimizer:
             raise wrong(index, "optimizer", "another optimizer than before needs reset_optimizer: true")
-        unfolded.append(one)
+        unfolded.append(phase_settings)
     return tuple(unfolded)
 
 
@@ -78,14 +78,14 @@ def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
 
 def _lengths(settings: Settings, wrong: Callable[[int, str, str], SettingsError]) -> list[int]:
     """The steps of each phase; of shares, whole numbers whose sum is exactly the run's."""
-    given: list[Any] = [phase.get("steps") for phase in settings.phases]
-    shares = [share for share in map(_share, given) if share is not None]
-    if len(shares) < len(given):
-        for index, steps in enumerate(given):
+    steps_of_phases: list[Any] = [phase.get("steps") for phase in settings.phases]
+    shares = [share for share in map(_share, steps_of_phases) if share is not None]
+    if len(shares) < len(steps_of_phases):
+        for index, steps in enumerate(steps_of_phases):
             if type(steps) is not int or steps < 1:
                 text = f"steps must be a number of at least 1, or a share such as x0.5 in every phase; got {steps!r}"
                 raise wrong(index, "steps", text)
-        return given
+        return steps_of_phases
     total = math.fsum(shares)
     if abs(total - 1) > 1e-3:
         raise wrong(0, "steps", f"the shares of the steps of all phases must add up to 1, got {total:g}")
@@ -104,16 +104,16 @@ def _value(settings: Settings, key: str, value: Any) -> Any:
         raise ValueError(f"unknown setting {key}{did_you_mean(key)}")
     if key in RUN_WIDE:
         raise ValueError(f"{key} is the same for the whole run and cannot be set in a phase")
-    share, own = _share(value), getattr(settings, key)
+    share, of_run = _share(value), getattr(settings, key)
     if share is None:
         return value
-    if isinstance(own, bool) or not isinstance(own, int | float):
-        raise ValueError(f"{key} {value} is a share of a number, but the run's own is {own}")
-    if isinstance(own, float):
-        return share * own
+    if isinstance(of_run, bool) or not isinstance(of_run, int | float):
+        raise ValueError(f"{key} {value} is a share of a number, but the run's own is {of_run}")
+    if isinstance(of_run, float):
+        return share * of_run
     # The batch size, which may be a word, has its limit elsewhere.
     limits = [limit.ge for limit in Settings.model_fields[key].metadata if hasattr(limit, "ge")]
-    return max(max(limits, default=1), math.floor(share * own + 0.5))
+    return max(max(limits, default=1), math.floor(share * of_run + 0.5))
 
 
 def _share(value: Any) -> float | None:

@@ -35,8 +35,8 @@ class _Group(BaseModel):
     @classmethod
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         numeric = cls.model_fields[info.field_name or ""].annotation in (int, float, BatchSize, Shares)
-        given = value.values() if isinstance(value, dict) else [value]
-        if numeric and any(isinstance(one, bool) for one in given):
+        numbers = value.values() if isinstance(value, dict) else [value]
+        if numeric and any(isinstance(number, bool) for number in numbers):
             raise PydanticCustomError("number", "Input should be a number, not true or false")
         return value
 
@@ -245,11 +245,11 @@ class Settings(
 
     @model_validator(mode="before")
     @classmethod
-    def _with_task_defaults(cls, given: Any) -> Any:
-        task = given.get("task") if isinstance(given, dict) else None
+    def _with_task_defaults(cls, values: Any) -> Any:
+        task = values.get("task") if isinstance(values, dict) else None
         if isinstance(task, str) and task in TASK_DEFAULTS:
-            return {**TASK_DEFAULTS[task], **given}
-        return given
+            return {**TASK_DEFAULTS[task], **values}
+        return values
 
     @field_validator("data_dir", "weights", "tokenizer", mode="before")
     @classmethod
@@ -329,9 +329,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def did_you_mean(name: str, known: Iterable[str] | None = None) -> str:
+def did_you_mean(name: str, names: Iterable[str] | None = None) -> str:
     """A hint at the known name, by default a setting's, most like this one; empty if none is."""
-    near = difflib.get_close_matches(name, list(Settings.model_fields if known is None else known), n=1, cutoff=0.5)
+    if names is None:
+        names = Settings.model_fields
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]}?"
     return ""
@@ -343,5 +345,9 @@ def first(error: ValidationError) -> tuple[str, str]:
     place = errors[0]["loc"]
     if not place:  # it does not fit the others
         return errors[0]["ctx"]["name"], errors[0]["msg"]
-    same = [_KINDS.get(one["type"], one["msg"].removeprefix("Input ")) for one in errors if one["loc"][0] == place[0]]
+    same = [
+        _KINDS.get(problem["type"], problem["msg"].removeprefix("Input "))
+        for problem in errors
+        if problem["loc"][0] == place[0]
+    ]
     return str(place[0]), f" {', or '.join(same)}, got {errors[0]['input']!r}"

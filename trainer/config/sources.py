@@ -45,8 +45,8 @@ _Yaml.add_implicit_resolver(
 _Yaml.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
-class _Given:
-    """The values that were given, and where, by the keys and indices that lead to them: a flag, a variable, a line."""
+class _Sources:
+    """The values of settings, and their places by the keys and indices that lead to them, such as a flag or a line."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -54,15 +54,19 @@ class _Given:
 
     def add(self, name: str, value: Any, place: str) -> None:
         self.values[name] = value
-        self._places = {keys: words for keys, words in self._places.items() if keys[0] != name} | {(name,): place}
+        self._places = {keys: text for keys, text in self._places.items() if keys[0] != name} | {(name,): place}
 
     def add_text(self, name: str, text: Any, place: str) -> None:
         """Add what a flag or variable says."""
-        try:
-            value = _structured(name, text) if name in _STRUCTURED else text
-        except ValueError as error:
-            raise SettingsError(f"{place}: {error}") from None
-        self.add(name, Settings.model_fields[name].default if value is None else value, place)
+        value = text
+        if name in _STRUCTURED:
+            try:
+                value = _structured(name, text)
+            except ValueError as error:
+                raise SettingsError(f"{place}: {error}") from None
+        if value is None:
+            value = Settings.model_fields[name].default
+        self.add(name, value, place)
 
     def add_file(self, path: Path) -> None:
         """Add a YAML or JSON file. Raises SettingsError, naming file and line, if it is not made of ``name: value``."""
@@ -75,7 +79,8 @@ class _Given:
             raise SettingsError(f"--config {path}: {error.strerror}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
-            raise SettingsError(f"{path}:{mark.line + 1 if mark else 1}: {_not_yaml(error)}") from None
+            line = mark.line + 1 if mark else 1
+            raise SettingsError(f"{path}:{line}: {_not_yaml(error)}") from None
         if not isinstance(values, dict):
             raise SettingsError(f"{path}:1: expected settings as name: value, one per line")
         for key, value in values.items():
@@ -83,7 +88,7 @@ class _Given:
             if key not in Settings.model_fields:
                 raise SettingsError(f"{place}: unknown setting {key}{did_you_mean(str(key))}")
             self.add(key, value, f"{place}: {key}")
-        self._places |= {keys: words for keys, words in lines.items() if len(keys) > 1}
+        self._places |= {keys: text for keys, text in lines.items() if len(keys) > 1}
 
     def place(self, *keys: str | int) -> str:
         """The words for where a value is, or the nearest one around it."""
@@ -104,24 +109,24 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     flags = vars(parsed)
     action: Action = flags.pop("action", "train")
 
-    given = _Given()
+    sources = _Sources()
     for path in flags.pop("config", []):
-        given.add_file(Path(path))
+        sources.add_file(Path(path))
     for variable in sorted(variable for variable in environment if variable.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name not in Settings.model_fields:
-            known = [PREFIX + setting.upper() for setting in Settings.model_fields]
-            raise SettingsError(f"unknown setting {variable}{did_you_mean(variable, known)}")
-        given.add_text(name, environment[variable], variable)
+            variables = [PREFIX + setting.upper() for setting in Settings.model_fields]
+            raise SettingsError(f"unknown setting {variable}{did_you_mean(variable, variables)}")
+        sources.add_text(name, environment[variable], variable)
     for name, text in flags.items():
-        given.add_text(name, text, flag(name))
-    if given.values.get("phase"):
-        raise SettingsError(f"{given.place('phase')} is set by the trainer; name the phase in phases")
-    return _complete(given, environment), action
+        sources.add_text(name, text, flag(name))
+    if sources.values.get("phase"):
+        raise SettingsError(f"{sources.place('phase')} is set by the trainer; name the phase in phases")
+    return _complete(sources, environment), action
 
 
-def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
-    values = given.values
+def _complete(sources: _Sources, environment: Mapping[str, str]) -> Settings:
+    values = sources.values
     output = values.get("output_dir") or environment.get("GPUTUI_RUN_DIR") or f"runs/{values.get('task', 'classify')}"
     for name, value in (
         ("output_dir", output),
@@ -130,7 +135,7 @@ def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
         ("resume", environment.get("GPUTUI_CHECKPOINT") or "none"),
     ):
         if values.get(name) in (None, ""):
-            given.add(name, value, flag(name))
+            sources.add(name, value, flag(name))
     if "stop_timeout" not in values and (grace := environment.get("GPUTUI_GRACE")):
         try:
             seconds = float(grace)
@@ -138,17 +143,18 @@ def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
             seconds = math.nan
         if not 0 < seconds < math.inf:
             raise SettingsError(f"GPUTUI_GRACE must be seconds, a number above 0, got {grace!r}")
-        given.add("stop_timeout", seconds * 5 / 6, "GPUTUI_GRACE")  # the rest is for stacks to be written
+        sources.add("stop_timeout", seconds * 5 / 6, "GPUTUI_GRACE")  # the rest is for stacks to be written
     try:
         settings = Settings(**values)
     except ValidationError as error:
         name, problem = first(error)
-        raise SettingsError(f"{given.place(name) if name in values else flag(name)}{problem}") from None
-    steps = sum(phase.steps for phase in unfold(settings, lambda *keys: f"{given.place('phases', *keys)}: "))
+        place = sources.place(name) if name in values else flag(name)
+        raise SettingsError(f"{place}{problem}") from None
+    steps = sum(phase.steps for phase in unfold(settings, lambda *keys: f"{sources.place('phases', *keys)}: "))
     if "steps" in values and settings.steps != steps:
         raise SettingsError(
-            f"{given.place('steps')} is {settings.steps}, but the steps of the phases add up to {steps}: leave it out,"
-            " or give every phase a share such as x0.5"
+            f"{sources.place('steps')} is {settings.steps}, but the steps of the phases add up to {steps}: leave it"
+            " out, or give every phase a share such as x0.5"
         )
     return settings.model_copy(update={"steps": steps})
 
@@ -204,8 +210,8 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings in YAML; of several the last wins")
-    for name, shown in {"print_config": "every setting as JSON", "json_schema": "a JSON schema of the files"}.items():
-        parser.add_argument(flag(name), action="store_const", const=name, dest="action", help=f"print {shown}")
+    for name, content in {"print_config": "every setting as JSON", "json_schema": "a JSON schema of the files"}.items():
+        parser.add_argument(flag(name), action="store_const", const=name, dest="action", help=f"print {content}")
     for group in GROUPS:
         section = parser.add_argument_group(group.__doc__)
         for name in group.model_fields:
@@ -232,9 +238,9 @@ def _defaults(name: str) -> str:
     if default in ("", (), {}, None, Path()):
         return ""
     tasks: dict[str, list[str]] = {}
-    for task, own in TASK_DEFAULTS.items():
-        if own.get(name, default) != default:
-            tasks.setdefault(_plain(own[name]), []).append(task)
+    for task, defaults in TASK_DEFAULTS.items():
+        if defaults.get(name, default) != default:
+            tasks.setdefault(_plain(defaults[name]), []).append(task)
     others = [f"{', '.join(names)}: {value}" for value, names in tasks.items()]
     return f" (default: {'; '.join([_plain(default), *others])})"
 
