@@ -363,7 +363,8 @@ class HeldOut(_Feed):
         if len(split) == 0:
             raise TrainerError("there are no held-out samples to validate on; check --data and --data-dir")
         self._samples = min(settings.validate_samples or len(split), len(split))
-        choice = functools.partial(evenly, self._samples, len(split) if split.blocks is None else self._samples)
+        spread_over = len(split) if split.blocks is None else self._samples
+        choice = functools.partial(evenly, self._samples, spread_over)
         self._held_out_reader = self._reader(choice, replaces=False)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:
@@ -381,7 +382,9 @@ class HeldOut(_Feed):
             requests = []
             for start, end in itertools.pairwise(cuts):
                 stride = (end - start) * readers.count
-                requests.append(Request(start, end - start, stride if start + stride < last else 0))
+                if start + stride >= last:
+                    stride = 0
+                requests.append(Request(start, end - start, stride))
             for fetched in readers.fetch(requests):
                 fields = self._receive(fetched)
                 yield fields or {name: tensor[:0] for name, tensor in self.any_sample().items()}

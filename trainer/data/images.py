@@ -72,8 +72,9 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
         raise TrainerError("images are decoded with Pillow: pip install 'gputui[train]'") from None
     except Exception as error:  # a decoder that is given damaged bytes may raise anything
         text = one_line(error)
-        unknown = "cannot identify image file" in text
-        raise UndecodableError("no image of a known kind" if unknown else text) from error
+        if "cannot identify image file" in text:
+            text = "no image of a known kind"
+        raise UndecodableError(text) from error
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     if shape is not None and tuple(pixels.shape) != shape:
         sizes = f"{pixels.shape[2]} x {pixels.shape[1]} pixels, but the first image has {shape[2]} x {shape[1]}"

@@ -37,11 +37,11 @@ class Deal(NamedTuple):
     lanes: int
     turn: int
 
-    def taken(self, lane: Indices, until: Indices | int) -> Indices:
+    def taken(self, lane: Indices, stop: Indices | int) -> Indices:
         """The number of the positions start .. until - 1 that a lane takes."""
-        rounds, rest = np.divmod(until - self.start, self.lanes * self.turn)
-        taken: Indices = rounds * self.turn + np.clip(rest - lane * self.turn, 0, self.turn)
-        return taken
+        rounds, rest = np.divmod(stop - self.start, self.lanes * self.turn)
+        count: Indices = rounds * self.turn + np.clip(rest - lane * self.turn, 0, self.turn)
+        return count
 
 
 _UNDEALT = Deal(0, 1, 1)
@@ -99,9 +99,9 @@ class Order:
         return samples
 
 
-def evenly(wanted: int, total: int, start: int, count: int, deals: Sequence[Deal]) -> Indices:
-    """Positions start .. start + count - 1 of `wanted` out of `total` samples, evenly spread, ascending."""
-    return np.arange(start, min(start + count, wanted), dtype=np.int64) * total // wanted
+def evenly(chosen: int, total: int, start: int, count: int, deals: Sequence[Deal]) -> Indices:
+    """Positions start .. start + count - 1 of `chosen` out of `total` samples, evenly spread, ascending."""
+    return np.arange(start, min(start + count, chosen), dtype=np.int64) * total // chosen
 
 
 # --- deals ------------------------------------------------------------------------------------------------------------
@@ -113,11 +113,13 @@ def redealt(deals: Sequence[Deal], size: int, position: int, lanes: int, turn: i
     An epoch starts with the last deal before it. A deal within an epoch divides what is left of it, so every sample is
     still taken once. Dropped are deals of past epochs, and those at or after `position`, of which nothing was taken.
     """
-    kept = [deal for deal in deals if deal.start < position] or [_UNDEALT]
-    new = Deal(position, lanes, turn if lanes > 1 else 1)
-    if kept[-1][1:] != new[1:]:
-        kept.append(new)
-    return tuple(_since(kept, position - position % size))
+    if lanes == 1:
+        turn = 1
+    current = [deal for deal in deals if deal.start < position] or [_UNDEALT]
+    new = Deal(position, lanes, turn)
+    if current[-1][1:] != new[1:]:
+        current.append(new)
+    return tuple(_since(current, position - position % size))
 
 
 def _since(deals: list[Deal], begin: int) -> list[Deal]:
@@ -140,7 +142,7 @@ def _epoch_offsets(positions: Indices, begin: int, size: int, deals: Sequence[De
     leftovers = []  # per superseded deal: the start and the length of what each lane's range has left
     for deal, following in itertools.pairwise(current):
         lanes = np.arange(deal.lanes)
-        at_begin, at_following, at_end = (deal.taken(lanes, until) for until in (begin, following.start, end))
+        at_begin, at_following, at_end = (deal.taken(lanes, position) for position in (begin, following.start, end))
         leftovers.append((np.cumsum(at_end - at_begin) - (at_end - at_following), at_end - at_following))
         begin = following.start
     deal = current[-1]
@@ -170,13 +172,13 @@ def _permuted(size: int, key: tuple[int, ...], start: int, stop: int) -> Indices
     values = np.arange(start, stop, dtype=np.uint64)
     outside = np.arange(len(values))
     while len(outside):
-        left, right = values[outside] >> half_bits, values[outside] & mask
+        high, low = values[outside] >> half_bits, values[outside] & mask
         for secret in rounds:
-            mixed = (right ^ secret) * GAMMA
+            mixed = (low ^ secret) * GAMMA
             mixed ^= mixed >> np.uint64(29)
             mixed *= np.uint64(0xBF58476D1CE4E5B9)
-            left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
-        values[outside] = (left << half_bits) | right
+            high, low = low, high ^ ((mixed >> np.uint64(32)) & mask)
+        values[outside] = (high << half_bits) | low
         outside = outside[values[outside] >= size]
     return values.astype(np.int64)
 
@@ -186,8 +188,8 @@ def hashed(numbers: Words) -> Words:
     return finalised((numbers + np.uint64(1)) * GAMMA)
 
 
-def finalised(words: Words) -> Words:
+def finalised(numbers: Words) -> Words:
     """The finaliser of splitmix64: neighbouring words become unrelated ones."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

@@ -96,8 +96,10 @@ class ParquetLayout:
         name = name or names[0]
         kind = str(self.schema.field(name).type)
         for path, schema in self.schemas.items():
-            own = str(schema.field(name).type) if name in schema.names else ""
-            if not re.fullmatch(fitting, own) or own.startswith("struct") != kind.startswith("struct"):
+            file_type = ""
+            if name in schema.names:
+                file_type = str(schema.field(name).type)
+            if not re.fullmatch(fitting, file_type) or file_type.startswith("struct") != kind.startswith("struct"):
                 raise TrainerError(f"{path} has no column {name} of type {kind}, as {next(iter(self.schemas))} has")
         return name
 
@@ -111,8 +113,8 @@ def layout(settings: Settings) -> ParquetLayout:
     """
     folder = require_data_dir(settings, "*.parquet files")
     pattern = "{}/*.parquet" if (folder / "train").is_dir() else "{}*.parquet"
-    named = (sorted(folder.glob(pattern.format(name))) for name in HELD_OUT_NAMES)
-    train, held_out = sorted(folder.glob(pattern.format("train"))), next(filter(None, named), [])
+    held_out_files = (sorted(folder.glob(pattern.format(name))) for name in HELD_OUT_NAMES)
+    train, held_out = sorted(folder.glob(pattern.format("train"))), next(filter(None, held_out_files), [])
     if not train:
         train, held_out = sorted(folder.glob("*.parquet")), []
     if not train:
@@ -270,8 +272,11 @@ def _load_images(image: str, in_struct: bool, label: str, span: RowSpan) -> _Enc
     import pyarrow
     from pyarrow import compute
 
-    table = span.read(f"{image}.bytes" if in_struct else image, label)
-    images = compute.struct_field(table.column(image), "bytes") if in_struct else table.column(image)
+    column = f"{image}.bytes" if in_struct else image
+    table = span.read(column, label)
+    images = table.column(image)
+    if in_struct:
+        images = compute.struct_field(images, "bytes")
     labels = compute.fill_null(compute.cast(table.column(label), pyarrow.int64()), -1)
     return images, labels.to_numpy()
 
@@ -302,9 +307,12 @@ def parquet_text(settings: Settings) -> Text:
     files, context = layout(settings), settings.context
     candidates = [field for field in files.schema if settings.data_column in ("", field.name)]
     has_tokens = any(re.fullmatch(_TOKENS, str(field.type)) for field in candidates)
-    description = "lists of tokens" if has_tokens else "text or lists of tokens"
-    name = files.column(settings.data_column, description, _TOKENS if has_tokens else _TEXT)
-    load = partial(_load_tokens if has_tokens else _load_text, name)
+    if has_tokens:
+        name = files.column(settings.data_column, "lists of tokens", _TOKENS)
+        load = partial(_load_tokens, name)
+    else:
+        name = files.column(settings.data_column, "text or lists of tokens", _TEXT)
+        load = partial(_load_text, name)
     spans, cut = files.train + files.held_out, len(files.train)
 
     def count(number: int) -> TokenCount:
@@ -313,7 +321,9 @@ def parquet_text(settings: Settings) -> Text:
 
     sources = [(span.path, f"{name}:{span.group}:{span.start}:{span.stop}") for span in spans]
     counts = cached_token_counts(files.folder, sources, count)
-    vocabulary = 1 + max(count.largest for count in counts) if has_tokens else BYTES
+    vocabulary = BYTES
+    if has_tokens:
+        vocabulary = 1 + max(count.largest for count in counts)
     train = TokenRows(files.train, counts[:cut], load, context, vocabulary)
     held_out = TokenRows(files.held_out, counts[cut:], load, context, vocabulary)
     if not len(train) or not len(held_out):

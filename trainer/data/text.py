@@ -49,9 +49,9 @@ def read_windows(streams: Grouped, indices: Indices, stride: int, context: int, 
             if len(window) <= context:
                 raise BrokenSample(int(indices[row]), str(where), "it has fewer tokens than it had at first")
             windows[row] = window
-        taken = windows[rows]
-        if taken.max() >= vocabulary or taken.min() < 0:
-            bad = int(np.flatnonzero(((taken >= vocabulary) | (taken < 0)).any(axis=1))[0])
+        row_windows = windows[rows]
+        if row_windows.max() >= vocabulary or row_windows.min() < 0:
+            bad = int(np.flatnonzero(((row_windows >= vocabulary) | (row_windows < 0)).any(axis=1))[0])
             place = f"{where}, from token {offsets[bad] * stride}"
             raise BrokenSample(int(indices[rows[bad]]), place, f"a token is not 0 .. {vocabulary - 1}")
     return torch.from_numpy(windows)
@@ -69,7 +69,9 @@ class ByteWindows(Split):
         self._parts = Concatenation([path.stat().st_size + 1 for path in paths])
         self.bytes = max(0, len(self._parts) - 1)
         self._start = start
-        self._windows = window_count((self.bytes if stop is None else stop) - start, context)
+        if stop is None:
+            stop = self.bytes
+        self._windows = window_count(stop - start, context)
         self._context = context
 
     def __len__(self) -> int:
@@ -87,14 +89,14 @@ class ByteWindows(Split):
         part, offset = self._parts.locate(start)
         while len(content) < count:
             path, size = self._paths[part], self._parts.lengths[part] - 1
-            wanted = min(size - offset, count - len(content))
+            length = min(size - offset, count - len(content))
             try:
                 with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                     file.seek(offset)
-                    piece = file.read(wanted)
+                    piece = file.read(length)
             except OSError as error:
                 raise BrokenSample(index, path, error) from error
-            if len(piece) < wanted:
+            if len(piece) < length:
                 raise BrokenSample(index, path, f"it is shorter than the {size} bytes that it had at first")
             content += piece + b"\n"
             part, offset = part + 1, 0
@@ -108,8 +110,8 @@ def text_files(settings: Settings) -> Text:
     file, the last tenth of the whole text is.
     """
     source = require_data_dir(settings, "text files", allow_file=True)
-    found = [source] if source.is_file() else map(source.joinpath, files_below(source))
-    paths = [path for path in found if path.is_file()]
+    candidates = [source] if source.is_file() else map(source.joinpath, files_below(source))
+    paths = [path for path in candidates if path.is_file()]
     return _split_text(sorted(paths), source, settings.context)
 
 
@@ -123,8 +125,8 @@ def _split_text(paths: Sequence[Path], source: Path, context: int) -> Text:
     """Hold out files by their names relative to `source`, or else the last tenth of the joined text."""
     is_held_out = name_hashes(os.fsencode(path.relative_to(source)) for path in paths) % _HELD_OUT_ONE_IN == 0
     train, held_out = (
-        ByteWindows([path for path, held in zip(paths, is_held_out, strict=True) if held == wanted], context)
-        for wanted in (False, True)
+        ByteWindows([path for path, is_out in zip(paths, is_held_out, strict=True) if is_out == side], context)
+        for side in (False, True)
     )
     if not len(train) or not len(held_out):
         size = ByteWindows(paths, context).bytes
@@ -149,13 +151,17 @@ class TokenFiles(Split):
 
     def __init__(self, files: Sequence[MappedArray], context: int, vocabulary: int, *, marked: bool) -> None:
         self._files = files
-        self._marks = [MappedArray(file.path.with_suffix(".marks"), "uint8") for file in files] if marked else []
-        if marked and [len(marks) for marks in self._marks] != [len(file) for file in files]:
-            raise TrainerError(f"{files[0].path.parent} has not one mark for each token; prepare the tokens again")
-        self._stride = context + 1 if marked else context
-        self._parts = Concatenation(
-            [len(file) // (context + 1) if marked else window_count(len(file), context) for file in files]
-        )
+        self._marks: list[MappedArray] = []
+        lengths = [len(file) for file in files]
+        if marked:
+            self._marks = [MappedArray(file.path.with_suffix(".marks"), "uint8") for file in files]
+            if [len(marks) for marks in self._marks] != lengths:
+                raise TrainerError(f"{files[0].path.parent} has not one mark for each token; prepare the tokens again")
+            self._stride = context + 1
+            self._parts = Concatenation([length // self._stride for length in lengths])
+        else:
+            self._stride = context
+            self._parts = Concatenation([window_count(length, context) for length in lengths])
         self._context = context
         self._vocabulary = vocabulary
 
@@ -195,13 +201,17 @@ def tokens(settings: Settings) -> Text:
     there, all files are read once to find their largest token, which is cached. Where meta.json has a ``row``, the
     files were written by `trainer.preparing`; those of --data documents are in `prepared_folder`.
     """
-    of_run = settings.data == "documents"
-    folder = prepared_folder(settings) if of_run else require_data_dir(settings, "train.bin and val.bin (or .npy)")
+    if settings.data == "documents":
+        folder = prepared_folder(settings)
+    else:
+        folder = require_data_dir(settings, "train.bin and val.bin (or .npy)")
     context = settings.context
     if (folder / JOURNAL).is_file() and not (folder / META).is_file():
         raise TrainerError(f"{folder} is not finished; run python -m trainer prepare with it again")
+    meta = _Meta()
     try:
-        meta = _Meta.model_validate_json((folder / META).read_bytes()) if (folder / META).is_file() else _Meta()
+        if (folder / META).is_file():
+            meta = _Meta.model_validate_json((folder / META).read_bytes())
     except ValueError as error:
         raise TrainerError(f"{folder / META} does not describe tokens: {one_line(error)[:200]}") from error
     if meta.row is not None and meta.row != context + 1:
@@ -226,12 +236,13 @@ def tokens(settings: Settings) -> Text:
         )
         vocabulary = 1 + max(count.largest for count in counts)
     marked = meta.row is not None
+    tokenizer = None if meta.tokenizer is None else folder / meta.tokenizer
     return Text(
         train=TokenFiles(files["train"], context, vocabulary, marked=marked),
         held_out=TokenFiles(files["val"], context, vocabulary, marked=marked),
         context=context,
         vocabulary=vocabulary,
         marked=marked,
-        tokenizer=None if meta.tokenizer is None else folder / meta.tokenizer,
+        tokenizer=tokenizer,
         prompts=meta.prompts,
     )

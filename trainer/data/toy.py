@@ -119,8 +119,12 @@ def synthetic_images(settings: Settings) -> Images:
 
 def synthetic_text(settings: Settings) -> Text:
     """--synthetic-samples windows of as many tokens as the task's models know, and a tenth as many held out."""
-    of_gpt2, of_bert = 50257, 30522
-    vocabulary = 256 if settings.model in ("auto", "bytes") else of_gpt2 if settings.task == "lm" else of_bert
+    if settings.model in ("auto", "bytes"):
+        vocabulary = 256
+    elif settings.task == "lm":
+        vocabulary = 50257  # of GPT-2
+    else:
+        vocabulary = 30522  # of BERT
     samples, context = settings.synthetic_samples, settings.context
     train = SyntheticTokens(samples, 0, context, vocabulary)
     held_out = SyntheticTokens(max(2, samples // 10), _HELD_OUT, context, vocabulary)

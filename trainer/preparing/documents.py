@@ -53,9 +53,12 @@ def list_slices(inputs: Sequence[Path]) -> list[Slice]:
     for place in inputs:
         if not place.exists():
             raise TrainerError(f"{place} does not exist; give text, JSON lines or Parquet files, or folders of them")
-        root, names = (place, sorted(map(Path, files_below(place)))) if place.is_dir() else (place.parent, [place.name])
-        found = ((root / name, _HELD_OUT.search(str(name).lower()) is not None) for name in names)
-        files |= {path: held_out for path, held_out in found if path.is_file()}
+        if place.is_dir():
+            root, names = place, sorted(map(Path, files_below(place)))
+        else:
+            root, names = place.parent, [Path(place.name)]
+        marked_files = ((root / name, _HELD_OUT.search(str(name).lower()) is not None) for name in names)
+        files |= {path: held_out for path, held_out in marked_files if path.is_file()}
     by_name = any(files.values())
     slices: list[Slice] = []
     for path, held_out in files.items():
@@ -64,7 +67,8 @@ def list_slices(inputs: Sequence[Path]) -> list[Slice]:
         else:
             size = path.stat().st_size
             ranges = [(start, min(start + SLICE_BYTES, size)) for start in range(0, size, SLICE_BYTES)]
-        slices += [Slice(path, start, stop, held_out if by_name else None) for start, stop in ranges]
+        by_file = held_out if by_name else None
+        slices += [Slice(path, start, stop, by_file) for start, stop in ranges]
     if not slices:
         raise TrainerError(f"no documents in {', '.join(map(str, inputs))}")
     return slices
@@ -153,13 +157,13 @@ def _content(row: Any, column: str, where: Where) -> str | Messages:
     if messages is None and isinstance(text, str):
         return text
     if messages is None:
-        found = ", ".join(map(str, fields)) or type(row).__name__
-        raise TrainerError(f"{where()}: neither messages nor a text in {column}, but {found}")
+        columns = ", ".join(map(str, fields)) or type(row).__name__
+        raise TrainerError(f"{where()}: neither messages nor a text in {column}, but {columns}")
     try:
         turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     except (TypeError, KeyError):
         turns = []
-    if not turns or not all(isinstance(words, str) for message in turns for words in message.values()):
+    if not turns or not all(isinstance(text, str) for message in turns for text in message.values()):
         raise TrainerError(f"{where()}: messages is not a list of messages with role and content in words")
     return turns
 

@@ -248,12 +248,16 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
             encoded = Encoded(encoded.tokens[:row], encoded.learn[:row])
         split = split_document(encoded, row)
         counts["left_out"] += not split
-        # By content: duplicates are all in one split, and stay there when documents are added.
-        by_content = zlib.crc32(json.dumps(content).encode()) % plan.held_out == 0
-        held_out = by_content if part.held_out is None else part.held_out
+        held_out = part.held_out
+        if held_out is None:
+            # By content: duplicates are all in one split, and stay there when documents are added.
+            held_out = zlib.crc32(json.dumps(content).encode()) % plan.held_out == 0
         pieces["val" if held_out else "train"] += split
         if split and held_out:
-            first = min(_PROMPT_TOKENS, len(encoded.tokens) // 2) if is_text else int(np.argmax(encoded.learn))
+            if is_text:
+                first = min(_PROMPT_TOKENS, len(encoded.tokens) // 2)
+            else:
+                first = int(np.argmax(encoded.learn))
             if 0 < first < plan.context and len(prompts) < _PROMPTS:
                 prompts[tuple(encoded.tokens[:first].tolist())] = None
     for name, rows in (("train", "rows"), ("val", "held_out_rows")):
