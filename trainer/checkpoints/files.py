@@ -118,8 +118,8 @@ def _reading(checkpoint: Path) -> Iterator[None]:
 
 def _write_hashes(path: Path, hashes: Hashes) -> None:
     lines = ""
-    for own, shards in hashes.items():
-        lines += f"{own}  {path.name}\n"
+    for main_sha256, shards in hashes.items():
+        lines += f"{main_sha256}  {path.name}\n"
         lines += "".join(f"{sha256}  {shards_folder(path).name}/{name}\n" for name, sha256 in sorted(shards.items()))
     replace(hash_file(path), lines.encode())
     sync_folder(path.parent)  # a power loss must not leave a new file with former hashes alone
@@ -263,9 +263,9 @@ def settle(path: Path, sha256: str, shards: dict[str, str]) -> None:
     sync_folder(path.parent)
     if read_hashes(path) != {sha256: shards}:
         _write_hashes(path, {sha256: shards})
-    for other in shards_folder(path).glob("*"):
-        if other.name not in shards:
-            other.unlink(missing_ok=True)
+    for shard in shards_folder(path).glob("*"):
+        if shard.name not in shards:
+            shard.unlink(missing_ok=True)
     if stale(path).exists():
         remove(stale(path))
 

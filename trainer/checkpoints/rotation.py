@@ -30,8 +30,8 @@ def step_of(path: Path) -> int | None:
 
 def existing(directory: Path) -> list[Path]:
     """The checkpoints in rotation, valid or not, the latest step first."""
-    found = (path for path in directory.glob("step_*.pt") if step_of(path) is not None)
-    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
+    checkpoints = (path for path in directory.glob("step_*.pt") if step_of(path) is not None)
+    return sorted(checkpoints, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,11 @@ def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> Non
 
     `known_valid` is not verified, because it has just been written. Raises OSError.
     """
-    kept, victims = existing(directory)[:keep], existing(directory)[keep:]
-    newest = (step_of(kept[0]) if kept else None) or 0
+    checkpoints = existing(directory)
+    kept_paths, victims = checkpoints[:keep], checkpoints[keep:]
+    newest = max((step_of(path) or 0 for path in kept_paths), default=0)
     victims += [path for path in directory.glob("step_*.pt.stale") if (step_of(path) or 0) <= newest]
-    if victims and (known_valid in kept or choose("auto", directory).path in kept):
+    if victims and (known_valid in kept_paths or choose("auto", directory).path in kept_paths):
         for path in victims:
             files.remove(path)
 

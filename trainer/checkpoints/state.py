@@ -39,7 +39,8 @@ def _converted(value: Any, change: Callable[[Any, str], Any], name: str = "") ->
     if (changed := change(value, name)) is not value:
         return changed
     if isinstance(value, dict):
-        return {key: _converted(item, change, f"{name}/{key}" if name else str(key)) for key, item in value.items()}
+        prefix = f"{name}/" if name else ""
+        return {key: _converted(item, change, f"{prefix}{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_converted(item, change, f"{name}/{number}") for number, item in enumerate(value)]
         if isinstance(value, list):
@@ -86,11 +87,11 @@ class HostBuffers:
             copies[view] = buffer.copy_(tensor, non_blocking=True)
             return buffer
 
-        taken = _converted(state, change)
+        copied_state = _converted(state, change)
         if any(device.type == "cuda" for _, device, _ in copies):
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
-        return taken
+        return copied_state
 
     def wait(self) -> None:
         """Wait for the copies from the GPU."""
@@ -139,8 +140,10 @@ def whole(state: State, world: World) -> State:
 def parts_on_host(state: State, world: World) -> Parts:
     """This rank's part of a sharded state in host memory: its shards, on rank 0 also all that is not sharded."""
     rest, pieces = split(state)
+    if not world.is_main:
+        rest = {}
     buffers = HostBuffers()
-    parts: Parts = buffers.take((rest if world.is_main else {}, pieces), copy=False)
+    parts: Parts = buffers.take((rest, pieces), copy=False)
     buffers.wait()
     return parts
 
@@ -157,7 +160,7 @@ def shared_state(parts: Parts, world: World, folder: Path) -> State:
         path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     try:
         torch.save(parts, path)
-        shared = [files.load_file(one) for one in world.gather(path)]
+        shared = [files.load_file(part_path) for part_path in world.gather(path)]
         world.barrier()
     finally:
         os.close(descriptor)
@@ -168,7 +171,11 @@ def shared_state(parts: Parts, world: World, folder: Path) -> State:
 
 def assembled(state: State, shards: list[Pieces], path: Path) -> State:
     """A state with full tensors in place of references: its dictionaries become `Assembled`. `path` is for errors."""
-    return {name: Assembled(value, shards, path) if isinstance(value, dict) else value for name, value in state.items()}
+    full = dict(state)
+    for name, value in state.items():
+        if isinstance(value, dict):
+            full[name] = Assembled(value, shards, path)
+    return full
 
 
 class Assembled(Mapping[str, Any]):

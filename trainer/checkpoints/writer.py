@@ -123,19 +123,21 @@ class Checkpointer:
         if not self.busy:
             self._take_result()
         settings, directory = self._settings, self._settings.checkpoint_dir
-        own = files.step_file(directory, step)
+        step_path = files.step_file(directory, step)
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
-        paths = [own] if need != "none" and own.resolve() != self._resumed_from else []
+        paths: list[Path] = []
+        if need != "none" and step_path.resolve() != self._resumed_from:
+            paths.append(step_path)
         if epoch is not None and settings.epoch_checkpoints:
             paths.append(files.epoch_file(directory, phase, epoch))
         if better:
             paths.append(files.best_file(directory))
         if not paths:
             return
-        if busy and paths == [own] and need == "due":
+        if busy and paths == [step_path] and need == "due":
             if self._world.is_main:
                 blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
-                self._outcomes.append(Outcome(step, own, (), "checkpoint_skipped", blocked, error=reason))
+                self._outcomes.append(Outcome(step, step_path, (), "checkpoint_skipped", blocked, error=reason))
             return
         self.wait()
         background = settings.async_checkpoints and need != "required"
@@ -145,9 +147,13 @@ class Checkpointer:
             state, pieces = split(state)
         else:
             state = whole(state, self._world)
-        state, pieces = self._buffers.take((state if self._world.is_main else {}, pieces), copy=background)
+        if not self._world.is_main:
+            state = {}
+        if not better:
+            score = None
+        state, pieces = self._buffers.take((state, pieces), copy=background)
         outcome = Outcome(step, paths[0], tuple(paths[1:]))
-        self._job = job = _Job(outcome, state, pieces, began, score if better else None)
+        self._job = job = _Job(outcome, state, pieces, began, score)
         if background:
             # Set before the start: the thread may finish before this one continues.
             outcome.blocked_seconds = time.perf_counter() - began
@@ -158,10 +164,13 @@ class Checkpointer:
         if background:
             return
         self.wait()
-        if need == "required" and (error := self._world.from_main(None if job.published else job.error)):
-            raise CheckpointError(
-                f"checkpoint {outcome.path} was not written: {error}; mend the disk, then start again"
-            )
+        if need == "required":
+            error = None if job.published else job.error
+            error = self._world.from_main(error)
+            if error:
+                raise CheckpointError(
+                    f"checkpoint {outcome.path} was not written: {error}; mend the disk, then start again"
+                )
 
     def wait(self) -> None:
         """Wait until no rank is writing (collective). Raises RankError if one is stuck for --timeout seconds."""
@@ -190,8 +199,9 @@ class Checkpointer:
         although that may fail."""
         if score is None or not (self._settings.best_checkpoint and self._world.is_main and math.isfinite(score)):
             return False
-        pending = self._job.best_value if self._job is not None else None
-        best = self._best_value if pending is None else pending
+        best = self._best_value
+        if self._job is not None and self._job.best_value is not None:
+            best = self._job.best_value
         if best is None:
             return True
         if self._settings.best_metric.endswith(_LOWER_IS_BETTER):
@@ -262,7 +272,9 @@ class Checkpointer:
     def _write_main(self, job: _Job, shards: dict[str, str]) -> None:
         """Write the main file under all names, and delete older checkpoints. Raises OSError."""
         settings, outcome = self._settings, job.outcome
-        state = {**job.state, "shards": shards} if shards else job.state
+        state = job.state
+        if shards:
+            state = {**state, "shards": shards}
         best = files.best_file(settings.checkpoint_dir)
         with files.writing():
             if self._before_write is not None:
@@ -273,9 +285,9 @@ class Checkpointer:
             job.published = True
             outcome.bytes = size + (outcome.bytes or 0)
             also, outcome.also = outcome.also, ()
-            for other in also:
-                files.publish_link(outcome.path, other, sha256, shards)
-                outcome.also += (other,)
+            for link in also:
+                files.publish_link(outcome.path, link, sha256, shards)
+                outcome.also += (link,)
             if job.best_value is not None:
                 record = {
                     "metric": settings.best_metric,
@@ -310,6 +322,7 @@ def _agreed(world: World, work: Callable[[], T]) -> list[T]:
         bug = error
         result = RankError(f"rank {world.rank} could not write its checkpoint: {type(error).__name__}: {error}")
     results = world.gather(result)
-    if failed := [one for one in results if isinstance(one, Exception)]:
-        raise bug or failed[0]
+    failures = [outcome for outcome in results if isinstance(outcome, Exception)]
+    if failures:
+        raise bug or failures[0]
     return results
