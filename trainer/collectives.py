@@ -52,9 +52,9 @@ def shard_like(full: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return full
     (chunk,) = like.__create_chunk_list__()  # type: ignore[no-untyped-call]
-    own = full[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))]
+    shard = full[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))]
     sharded = DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return sharded.to(like.device)  # from_local moves it to the mesh's devices, also one that belongs into host memory
 
@@ -75,10 +75,10 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.
         by_groups.setdefault(groups, []).append(local_shard(gradient))
     square = torch.zeros((), device=device)
     for groups, shards in by_groups.items():
-        own = get_total_norm(shards).to(device) ** 2
+        group_square = get_total_norm(shards).to(device) ** 2
         for group in groups:
-            dist.all_reduce(own, group=group)
-        square += own
+            dist.all_reduce(group_square, group=group)
+        square += group_square
     norm = square.sqrt()
     factor = ((max_norm or math.inf) / (norm + 1e-6)).clamp(max=1.0)
     if gradients:

@@ -67,15 +67,14 @@ def parameter_groups(
         raise SettingsError(f"--lr-shares: no parameter's name has {min(unused)} in it that has no share yet")
     if muon and not any(is_matrix for _, is_matrix, _ in groups):
         raise SettingsError("--optimizer muon: the model has no row of equal blocks with matrices; use adamw")
-    return [
-        {
-            "params": members,
-            "weight_decay": 0.0 if is_small else settings.weight_decay,
-            "lr_share": share,
-            **({"matrices": is_matrix, "momentum": settings.momentum} if muon else {}),
-        }
-        for (is_small, is_matrix, share), members in sorted(groups.items(), key=lambda item: item[0])
-    ]
+    options: list[dict[str, Any]] = []
+    for (is_small, is_matrix, share), members in sorted(groups.items(), key=lambda item: item[0]):
+        decay = 0.0 if is_small else settings.weight_decay
+        group = {"params": members, "weight_decay": decay, "lr_share": share}
+        if muon:
+            group |= {"matrices": is_matrix, "momentum": settings.momentum}
+        options.append(group)
+    return options
 
 
 def optimizer_options(settings: Settings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -175,7 +174,9 @@ class Ema:
         """The model has the averaged weights inside, and its own again afterwards."""
         # Averages of weights in half precision would come back rounded.
         precise = {
-            name: one.clone() for name, one in self._averages.items() if one.dtype != self._parameters[name].dtype
+            name: average.clone()
+            for name, average in self._averages.items()
+            if average.dtype != self._parameters[name].dtype
         }
         self._swap()
         try:
@@ -201,4 +202,7 @@ class Ema:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Load full averages. One that the state lacks, as when averaging begins in mid-run, is its parameter."""
         for name, average in self._averages.items():
-            average.copy_(shard_like(state[name], average) if name in state else self._parameters[name])
+            if name in state:
+                average.copy_(shard_like(state[name], average))
+            else:
+                average.copy_(self._parameters[name])

@@ -57,7 +57,8 @@ def switch_backends(settings: Settings, device: torch.device) -> None:
         return
     tf32 = settings.tf32 and not settings.deterministic
     # These two, unlike the switches by operator, leave both of torch's ways to ask for TF32 in agreement.
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    matmul_precision = "high" if tf32 else "highest"
+    torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = not settings.deterministic
     torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, device)

@@ -48,8 +48,8 @@ def _parameters(module: nn.Module) -> int:
 def matrices_of_blocks(model: nn.Module) -> frozenset[str]:
     """The names of the matrices in the repeated blocks: neither embeddings, nor heads, nor convolutions."""
     inside = {id(parameter) for block in transformer_blocks(model) for parameter in block.parameters()}
-    named = model.named_parameters()
-    return frozenset(name for name, parameter in named if parameter.dim() == 2 and id(parameter) in inside)
+    parameters = model.named_parameters()
+    return frozenset(name for name, parameter in parameters if parameter.dim() == 2 and id(parameter) in inside)
 
 
 def apply_recompute(model: nn.Module, mode: Recompute) -> None:

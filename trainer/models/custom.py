@@ -50,11 +50,11 @@ def configuration(kind: Any, values: Mapping[str, Any], options: Mapping[str, An
     Raises SettingsError for values that do not fit, and for an option that is no key or that the data decides.
     """
     aliases: Mapping[str, str] = kind.attribute_map
-    known = {key for key in fitting(lambda: kind(**values)).to_dict() if not key.startswith("_")} | set(aliases)
+    keys = {key for key in fitting(lambda: kind(**values)).to_dict() if not key.startswith("_")} | set(aliases)
     for key in options:
         if key in _FROM_DATA:
             raise SettingsError(f"model_options: {key} cannot be set, it follows from the data")
-    _check_options(options, known.difference(_FROM_DATA), kind.model_type)
+    _check_options(options, keys.difference(_FROM_DATA), kind.model_type)
     chosen = {aliases.get(key, key): value for key, value in {**values, **options}.items()}
     return fitting(lambda: kind(**chosen))
 
@@ -91,7 +91,8 @@ def from_config_file(settings: Settings, data: Data) -> nn.Module:
     if isinstance(data, Images):
         channels, height, width = data.shape
         config.num_labels = 0 if settings.task == "contrastive" else len(data.classes)
-        for key, value in (("num_channels", channels), ("image_size", height if height == width else [height, width])):
+        facts = {"num_channels": channels, "image_size": height if height == width else [height, width]}
+        for key, value in facts.items():
             if hasattr(config, key):
                 setattr(config, key, value)
         family = hf.AutoModelForImageClassification
@@ -124,21 +125,21 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
         signature = inspect.signature(function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise SettingsError(f"model: {settings.model} cannot be used: {one_line(error)}") from None
-    if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         _check_options(options, signature.parameters, settings.model)
         facts = {key: value for key, value in facts.items() if key in signature.parameters}
-    given = {**facts, **options}
+    arguments = {**facts, **options}
     try:
-        signature.bind(**given)
+        signature.bind(**arguments)
     except TypeError as error:
         raise SettingsError(f"model: {settings.model}: {error}; give it in model_options") from None
-    model = function(**given)
+    model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
     return Logits(model)
 
 
-def _check_options(options: Mapping[str, Any], known: Collection[str], whose: str) -> None:
+def _check_options(options: Mapping[str, Any], names: Collection[str], whose: str) -> None:
     for key in options:
-        if key not in known:
-            raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, known)}")
+        if key not in names:
+            raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, names)}")

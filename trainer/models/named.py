@@ -134,8 +134,11 @@ def _feature_size(model: nn.Module, settings: Settings) -> int:
     """The size of the output of a network without classes."""
     config: Any = getattr(network_of(model)[0], "config", model)
     for name in ("hidden_sizes", "hidden_size", "feature_size"):
-        if size := getattr(config, name, None):
-            return int(size[-1] if name == "hidden_sizes" else size)
+        size = getattr(config, name, None)
+        if size and name == "hidden_sizes":
+            return int(size[-1])
+        if size:
+            return int(size)
     raise SettingsError(f"model: {settings.model} does not tell the size of its features; write a function")
 
 
@@ -161,7 +164,8 @@ def _network(settings: Settings, data: Data) -> nn.Module:
         return ByteTransformer(data.vocabulary, data.context, **sizes)
     if min(data.shape[1:]) < SMALLEST_IMAGE:
         raise SettingsError(f"model: cnn needs images of 8x8 pixels or more, not {data.shape[1:]}; set image_size")
-    return SmallCnn(data.shape, 0 if settings.task == "contrastive" else len(data.classes), **sizes)
+    classes = 0 if settings.task == "contrastive" else len(data.classes)
+    return SmallCnn(data.shape, classes, **sizes)
 
 
 def _configured(settings: Settings, further: Mapping[str, Any]) -> Any:
@@ -207,8 +211,11 @@ def _vision(settings: Settings, data: Images) -> nn.Module:
     facts: dict[str, Any] = {"num_channels": channels, "num_labels": classes}
     family, _ = _SIZES[settings.model]
     if family is _VIT:
-        given = settings.model_options.get("patch_size")
-        patch = given if isinstance(given, int) and given > 0 else _patch_size(height, width)
+        patch_option = settings.model_options.get("patch_size")
+        if isinstance(patch_option, int) and patch_option > 0:
+            patch = patch_option
+        else:
+            patch = _patch_size(height, width)
         if height % patch or width % patch or (height // patch) * (width // patch) > _MOST_PATCHES:
             raise SettingsError(f"vit-b16: patches of {patch} do not suit {height}x{width}; set another image_size")
         facts |= {"image_size": height if height == width else [height, width], "patch_size": patch}

@@ -191,7 +191,11 @@ class Embedder(nn.Module):
 
 
 def _only_tensor(output: Any) -> Tensor:
-    found = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
-    if not isinstance(found, Tensor):
+    logits = output
+    if hasattr(output, "logits"):
+        logits = output.logits
+    elif isinstance(output, tuple):
+        logits = output[0]
+    if not isinstance(logits, Tensor):
         raise TrainerError(f"the model returns {type(output).__name__}, not a tensor or an output with logits")
-    return found
+    return logits

@@ -33,7 +33,10 @@ def load_weights(model: nn.Module, folder: Path) -> tuple[str, ...]:
     network, prefix = network_of(model)
     base: str | None = getattr(network, "base_model_prefix", None)
     try:
-        stored, unknown, vocabularies = (_read(folder), [], None) if base is None else _of_hugging_face(network, folder)
+        if base is not None:
+            stored, unknown, vocabularies = _of_hugging_face(network, folder)
+        else:
+            stored, unknown, vocabularies = _read(folder), [], None
     except Exception as error:  # the libraries raise many types for a damaged file
         raise TrainerError(f"weights: {folder} cannot be read: {one_line(error)}") from None
 
@@ -55,7 +58,9 @@ def load_weights(model: nn.Module, folder: Path) -> tuple[str, ...]:
             else:
                 problems.append(f"{name} is missing")
             continue
-        rows = min(len(theirs), len(tensor)) if theirs.dim() == tensor.dim() > 0 else 0
+        rows = 0
+        if theirs.dim() == tensor.dim() > 0:
+            rows = min(len(theirs), len(tensor))
         same_rows = rows > 0 and theirs.shape[1:] == tensor.shape[1:]
         is_vocabulary = same_rows and (len(theirs), len(tensor)) == vocabularies
         is_padded = is_vocabulary and abs(len(theirs) - len(tensor)) < _PADDING

@@ -137,9 +137,10 @@ class Ddp(Plain):
     def _wrap(self) -> DistributedDataParallel:
         settings, world = self._settings, self.world
         self._graph_known = not settings.static_graph
+        device_ids = [world.device] if world.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             _Entered(self.objective, self.exchange),
-            device_ids=[world.device] if world.device.type == "cuda" else None,
+            device_ids=device_ids,
             process_group=world.group,
             bucket_cap_mb=settings.bucket_cap_mb,
             static_graph=settings.static_graph,
@@ -329,19 +330,21 @@ class Zero1(Ddp):
 
     def optimizer_state(self) -> OptimizerState:
         """The full state on rank 0, on the CPU; tensors are sent one at a time."""
-        own = state_by_name(self.optimizer.optim, self.names)
+        own_state = state_by_name(self.optimizer.optim, self.names)
         layouts = self.world.gather(
             {
                 name: {key: (value.shape, value.dtype, value.device.type) for key, value in values.items()}
-                for name, values in own.items()
+                for name, values in own_state.items()
             }
         )
         result: OptimizerState = {}
         for name in self.names.values():
             for owner, layout in enumerate(layouts):
                 for key, (shape, dtype, device) in layout.get(name, {}).items():
-                    is_owner = self.world.rank == owner
-                    sent = own[name][key].contiguous() if is_owner else torch.empty(shape, dtype=dtype, device=device)
+                    if self.world.rank == owner:
+                        sent = own_state[name][key].contiguous()
+                    else:
+                        sent = torch.empty(shape, dtype=dtype, device=device)
                     if owner != 0:
                         dist.broadcast(sent, src=owner, group=self.world.group)
                     if self.world.is_main:

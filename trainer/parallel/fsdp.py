@@ -46,7 +46,8 @@ class Fsdp(Strategy):
         # Sharding moves each block to the device, where only its shard stays.
         self._shard_model(settings)
         if deferred:
-            self._initialise("cpu" if settings.cpu_offload else world.device)
+            device = torch.device("cpu") if settings.cpu_offload else world.device
+            self._initialise(device)
         super().__init__(settings, objective, world)  # after sharding, which replaces parameters
 
     def _shard_model(self, settings: Settings) -> None:
@@ -62,13 +63,14 @@ class Fsdp(Strategy):
         shard_model(self.objective.model, mesh, settings)
 
     @torch.no_grad()
-    def _initialise(self, device: torch.device | str) -> None:
+    def _initialise(self, device: torch.device) -> None:
         """Allocate the shards of parameters on the meta device, and initialise one block after another."""
         model = self.objective.model
         buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
         model.to_empty(device=device)
         for module, name, buffer in buffers:
-            module._buffers[name] = None if buffer is None else buffer.to(self.world.device)
+            if buffer is not None:
+                module._buffers[name] = buffer.to(self.world.device)
         for parameter, values in first_values(model):
             parameter.copy_(collectives.shard_like(values, parameter))
 
@@ -108,13 +110,13 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
     """Shard every repeated block by itself, and the rest as one more; gradients are reduced in fp32."""
     # The warning is about writing to the model's output, which no objective does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    half = torch.bfloat16 if settings.precision == "bf16" else None
-    reduced = torch.float32 if half else None
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": settings.reshard_after_forward}
     if settings.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     # The model's output stays as it is: the objective takes to fp32 what it needs of it.
-    options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced)
+    options["mp_policy"] = MixedPrecisionPolicy()
+    if settings.precision == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in transformer_blocks(model):
         fully_shard(block, **options)
     fully_shard(model, **options)

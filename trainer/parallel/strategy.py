@@ -153,8 +153,8 @@ def _own_copy(key: str, value: Any, parameter: Tensor) -> Any:
             return value.clone()
         return value
     # In the parameter's memory order, which torch's fused kernels take for granted.
-    own = shard_like(value, parameter)
-    return torch.empty_like(parameter, dtype=own.dtype).copy_(own)
+    shard = shard_like(value, parameter)
+    return torch.empty_like(parameter, dtype=shard.dtype).copy_(shard)
 
 
 def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

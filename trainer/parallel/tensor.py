@@ -168,9 +168,8 @@ def _split_groups(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         by_mesh: dict[DeviceMesh | None, list[tuple[str, Tensor]]] = {}
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            by_mesh.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(
-                (name, parameter)
-            )
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            by_mesh.setdefault(mesh, []).append((name, parameter))
         for members in by_mesh.values():
             names, parameters = zip(*members, strict=True)
             groups.append({**group, "params": list(parameters), "param_names": list(names)})
