@@ -50,7 +50,9 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
     """
     settings, tokens = session.settings, session.objective.tokens_per_sample
     may_halve = bool(settings.oom_retries or settings.batch_size == "auto") and session.strategy.measures_alone
-    least = min(_MIN_SAMPLES, max(1, _MIN_TOKENS // tokens)) if tokens else _MIN_SAMPLES
+    least = _MIN_SAMPLES
+    if tokens:
+        least = min(least, max(1, _MIN_TOKENS // tokens))
     size = session.validation_batch or max(min(least, settings.max_batch_size), session.batch_size)
     parts: dict[str, list[Tensor]] = defaultdict(list)
     batches = session.held_out.batches(size)
@@ -67,10 +69,13 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
             continue
         for name, value in measured.items():
             parts[name].append(value)
-    return {
-        name: torch.cat(values) if values[0].dim() else torch.stack(values).sum(dtype=torch.float64)
-        for name, values in parts.items()
-    }
+    measures = {}
+    for name, values in parts.items():
+        if values[0].dim():
+            measures[name] = torch.cat(values)
+        else:
+            measures[name] = torch.stack(values).sum(dtype=torch.float64)
+    return measures
 
 
 def _measure(session: PhaseSession, fields: Fields, *, survive: bool) -> dict[str, Tensor] | None:
@@ -78,12 +83,20 @@ def _measure(session: PhaseSession, fields: Fields, *, survive: bool) -> dict[st
     empty = not len(next(iter(fields.values())))
     try:
         with session.precision.autocast():
-            # An empty batch still needs a forward pass, which may be collective; few networks accept 0 samples.
-            measured = session.objective.measure(session.held_out.any_sample() if empty else fields)
+            if empty:
+                # It still needs a forward pass, which may be collective; few networks accept 0 samples.
+                fields = session.held_out.any_sample()
+            measured = session.objective.measure(fields)
     except Exception as error:
         if survive and is_out_of_memory(error):
             return None
         raise
     if not empty:
         return measured
-    return {name: value[:0] if value.dim() else torch.zeros_like(value) for name, value in measured.items()}
+    nothing = {}
+    for name, value in measured.items():
+        if value.dim():
+            nothing[name] = value[:0]
+        else:
+            nothing[name] = torch.zeros_like(value)
+    return nothing

@@ -47,13 +47,13 @@ class Contrastive(VisionObjective):
         self._view = Augmentation(settings.seed, height, width, smallest_area=area, flip=natural, light=0.4)
 
     def forward(self, fields: Fields) -> Tensor:
-        settings, own, images = self._settings, self._embeddings(fields), fields["identity"]
-        candidates, others, first = own, images, self._world.rank * len(own)
+        settings, embeddings, images = self._settings, self._embeddings(fields), fields["identity"]
+        candidates, others, first = embeddings, images, self._world.rank * len(embeddings)
         if self.exchanges:
             gather: Any = _AllGather.apply
-            candidates, others = gather(own, self._world), gather(images, self._world)
+            candidates, others = gather(embeddings, self._world), gather(images, self._world)
         same = images.unsqueeze(1) == others
-        return info_nce(own, candidates, first, settings.temperature, hardest=settings.hard_negatives, same=same)
+        return info_nce(embeddings, candidates, first, settings.temperature, hardest=settings.hard_negatives, same=same)
 
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
@@ -79,7 +79,8 @@ class Contrastive(VisionObjective):
         return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
 
     def transform(self, *, training: bool) -> Transform:
-        return functools.partial(_with_two_views, self._view, "training" if training else "held-out")
+        purpose = "training" if training else "held-out"
+        return functools.partial(_with_two_views, self._view, purpose)
 
 
 def _with_two_views(view: Augmentation, place: str, raw: Fields, positions: Indices) -> Fields:
@@ -93,18 +94,24 @@ def _with_two_views(view: Augmentation, place: str, raw: Fields, positions: Indi
 
 
 def info_nce(
-    own: Tensor, candidates: Tensor, first: int, temperature: float, *, hardest: int = 0, same: Tensor | None = None
+    embeddings: Tensor,
+    candidates: Tensor,
+    first: int,
+    temperature: float,
+    *,
+    hardest: int = 0,
+    same: Tensor | None = None,
 ) -> Tensor:
-    """The mean over `own` [n, 2, size] of the loss to find each view's partner among the other views of `candidates`.
+    """The mean over `embeddings` [n, 2, size] of the loss to find each view's partner among the other `candidates`.
 
-    `candidates` [m, 2, size] holds `own` from row `first` on. With `hardest`, each view is compared with its partner
-    and only so many of the others, the most similar ones. Candidates of the `same` image [n, m] are no others.
+    `candidates` [m, 2, size] holds `embeddings` from row `first` on. With `hardest`, each view is compared with its
+    partner and only so many of the others, the most similar ones. Candidates of the `same` image [n, m] are no others.
     """
-    truth = torch.arange(first, first + len(own), device=own.device)
-    partner = torch.arange(len(candidates), device=own.device) == truth.unsqueeze(1)
+    truth = torch.arange(first, first + len(embeddings), device=embeddings.device)
+    partner = torch.arange(len(candidates), device=embeddings.device) == truth.unsqueeze(1)
     losses = []
     for view in (0, 1):
-        logits = _similarities(own[:, view], candidates[:, 1 - view]) / temperature
+        logits = _similarities(embeddings[:, view], candidates[:, 1 - view]) / temperature
         if same is not None:
             logits = logits.masked_fill(same & ~partner, -torch.inf)
         target = truth
@@ -128,10 +135,10 @@ class _AllGather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, world: World) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, world: World) -> Tensor:
         ctx.world = world
-        joined = own.new_empty(world.size * len(own), *own.shape[1:])
-        dist.all_gather(list(joined.chunk(world.size)), own.contiguous(), group=world.group)
+        joined = shard.new_empty(world.size * len(shard), *shard.shape[1:])
+        dist.all_gather(list(joined.chunk(world.size)), shard.contiguous(), group=world.group)
         return joined
 
     @staticmethod

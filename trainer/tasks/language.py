@@ -34,7 +34,11 @@ class LanguageObjective(Objective):
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
         means = super().summary(sums)
-        return {**means, "perplexity": math.inf if means["loss"] > 700 else math.exp(means["loss"])}
+        if means["loss"] > 700:
+            perplexity = math.inf
+        else:
+            perplexity = math.exp(means["loss"])
+        return {**means, "perplexity": perplexity}
 
     def flops_per_sample(self) -> float | None:
         per_token = flops_per_token(self.model, self.context)
@@ -137,10 +141,10 @@ def _masked(seed: int, purpose: str, chosen: int, vocabulary: int, raw: Fields, 
     inputs = raw["tokens"][:, :-1].clone()
     context = inputs.shape[1]
     draws = uniform(seed, purpose, positions, context + 2 * chosen)
-    order, fate, other = np.split(draws, (context, context + chosen), axis=1)
+    order, fate, replacement = np.split(draws, (context, context + chosen), axis=1)
     places = torch.from_numpy(np.sort(np.argpartition(order, chosen - 1, axis=1)[:, :chosen], axis=1))
     targets = inputs.gather(1, places)
-    anything = torch.from_numpy((other * vocabulary).astype(np.int64))
+    anything = torch.from_numpy((replacement * vocabulary).astype(np.int64))
     hidden = torch.where(torch.from_numpy(fate < 0.8), vocabulary, anything)
     hidden = torch.where(torch.from_numpy(fate < 0.9), hidden, targets)
     return {"inputs": inputs.scatter_(1, places, hidden), "places": places, "targets": targets}

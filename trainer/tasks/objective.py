@@ -55,8 +55,8 @@ class Objective(nn.Module):
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The means that sums over all batches and ranks amount to; NaN if nothing counted."""
-        count = sums["count"]
-        return {name: value / count if count else math.nan for name, value in sums.items() if name != "count"}
+        count = sums["count"] or math.nan
+        return {name: value / count for name, value in sums.items() if name != "count"}
 
     @abstractmethod
     def transform(self, *, training: bool) -> Transform:
@@ -77,5 +77,5 @@ def uniform(seed: int, purpose: str, positions: Indices, count: int) -> npt.NDAr
     key = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype="<u8").astype(np.uint64)
     starts = finalised(key + positions.astype(np.uint64) * GAMMA)
     steps = np.arange(1, count + 1, dtype=np.uint64) * GAMMA
-    words = finalised(starts[:, None] + steps)
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers = finalised(starts[:, None] + steps)
+    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53

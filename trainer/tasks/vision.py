@@ -81,18 +81,20 @@ class Augmentation:
         """
         area, ratio, across, down, side, contrast, brightness = uniform(self.seed, purpose, positions, 7).T
         if self.smallest_area is None:
-            wide = high = np.ones_like(area)
-            left = np.floor(across * (2 * self.padding + 1) - self.padding) * 2 / self.width
-            top = np.floor(down * (2 * self.padding + 1) - self.padding) * 2 / self.height
+            x_factor = y_factor = np.ones_like(area)
+            x_shift = np.floor(across * (2 * self.padding + 1) - self.padding) * 2 / self.width
+            y_shift = np.floor(down * (2 * self.padding + 1) - self.padding) * 2 / self.height
         else:
             share = self.smallest_area + (1 - self.smallest_area) * area
             shape = np.exp(np.log(4 / 3) * (2 * ratio - 1))
-            wide, high = (np.minimum(1, np.sqrt(share * factor)) for factor in (shape, 1 / shape))
-            left, top = (1 - wide) * (2 * across - 1), (1 - high) * (2 * down - 1)
+            x_factor, y_factor = (np.minimum(1, np.sqrt(share * factor)) for factor in (shape, 1 / shape))
+            x_shift, y_shift = (1 - x_factor) * (2 * across - 1), (1 - y_factor) * (2 * down - 1)
         if self.flip:
-            wide = np.where(side < 0.5, -wide, wide)
+            x_factor = np.where(side < 0.5, -x_factor, x_factor)
         contrast, brightness = (1 + self.light * (2 * factor - 1) for factor in (contrast, brightness))
-        return torch.from_numpy(np.stack([wide, left, high, top, contrast, brightness], axis=1).astype(np.float32))
+        return torch.from_numpy(
+            np.stack([x_factor, x_shift, y_factor, y_shift, contrast, brightness], axis=1).astype(np.float32)
+        )
 
     def apply(self, images: Tensor, changes: Tensor) -> Tensor:
         """Images [n, channels, height, width] cropped, moved and mirrored, bilinear, then relit; fp32 in 0 .. 255."""
@@ -139,10 +141,15 @@ class Classification(VisionObjective):
         self._label_smoothing = settings.label_smoothing
         _, height, width = data.shape
         shorter = min(height, width)
-        crop: dict[str, Any] = {"smallest_area": 0.08} if shorter >= _SMALL_SIDE else {"padding": max(1, shorter // 8)}
-        augmentation = Augmentation(settings.seed, height, width, flip=not are_digits(settings), **crop)
-        self._augmentation = augmentation if settings.augment else None
-        self.metrics = ("accuracy", "loss", *(["top5_accuracy"] if len(data.classes) >= _TOP_5_FROM else []))
+        crop: dict[str, Any] = {"padding": max(1, shorter // 8)}
+        if shorter >= _SMALL_SIDE:
+            crop = {"smallest_area": 0.08}
+        self._augmentation: Augmentation | None = None
+        if settings.augment:
+            self._augmentation = Augmentation(settings.seed, height, width, flip=not are_digits(settings), **crop)
+        self.metrics = ("accuracy", "loss")
+        if len(data.classes) >= _TOP_5_FROM:
+            self.metrics = ("accuracy", "loss", "top5_accuracy")
 
     def forward(self, fields: Fields) -> Tensor:
         images = fields["image"]
@@ -165,7 +172,8 @@ class Classification(VisionObjective):
         return sums
 
     def transform(self, *, training: bool) -> Transform:
-        return functools.partial(_with_changes, self._augmentation if training else None)
+        augmentation = self._augmentation if training else None
+        return functools.partial(_with_changes, augmentation)
 
 
 def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:

@@ -63,8 +63,8 @@ def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
                 places = torch.bucketize(values, inner, out_int32=True, right=True)
                 counts += torch.bincount(places, minlength=len(counts)).cpu()
                 norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-                found = [values.sum(dtype=torch.float64), norm.square(), *values.aminmax(), (values == 0).sum()]
-                numbers.append(torch.stack([number.double() for number in found]).tolist())
+                figures = [values.sum(dtype=torch.float64), norm.square(), *values.aminmax(), (values == 0).sum()]
+                numbers.append(torch.stack([number.double() for number in figures]).tolist())
     if not numbers:
         return Histogram(name, kind, not_finite)
     sums, squares, least, most, zeros = zip(*numbers, strict=True)
@@ -86,10 +86,10 @@ def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
     )
 
 
-def gradients(found: Mapping[str, Tensor]) -> list[Histogram]:
+def gradients(by_name: Mapping[str, Tensor]) -> list[Histogram]:
     """One histogram per part of the model, of gradients by parameter name."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    for name, gradient in found.items():
+    for name, gradient in by_name.items():
         parts[part_of(name)].append(gradient)
     return [count(part, "gradient", tensors) for part, tensors in parts.items()]
 
@@ -126,7 +126,7 @@ def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
 
 def _block(module: str) -> str:
     """The outermost numbered module that a module is in, such as transformer.h.3; empty if there is none."""
-    found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", module)
-    if found:
-        return found[0]
+    match = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", module)
+    if match:
+        return match[0]
     return ""

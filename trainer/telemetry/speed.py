@@ -43,9 +43,14 @@ class StepDurations:
 
 def means(steps: Sequence[StepDurations]) -> StepDurations:
     """Means, each over the steps for which it is known."""
-    columns = ([value for value in column if value is not None] for column in zip(*map(astuple, steps), strict=True))
-    each: list[Any] = [fmean(known) if known else None for known in columns]
-    return StepDurations(*each)
+    figures: list[Any] = []
+    for column in zip(*map(astuple, steps), strict=True):
+        durations = [seconds for seconds in column if seconds is not None]
+        if durations:
+            figures.append(fmean(durations))
+        else:
+            figures.append(None)
+    return StepDurations(*figures)
 
 
 # From `exchange` and `device_wait`, as the caller measured them, to all times of a step whose results were read.
@@ -95,7 +100,9 @@ class Lagged(Generic[T]):
     """A queue of scalars on the device, which are read once `lag` more steps were pushed: 1 on CUDA, else 0."""
 
     def __init__(self, device: torch.device, lag: int | None = None) -> None:
-        self.lag = lag if lag is not None else int(device.type == "cuda")
+        self.lag = int(device.type == "cuda")
+        if lag is not None:
+            self.lag = lag
         self._held: deque[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event | None, T]] = deque()
 
     def push(self, step: int, scalars: Mapping[str, Tensor], note: T) -> None:
@@ -111,7 +118,8 @@ class Lagged(Generic[T]):
     def pop_ready(self, force: bool = False) -> list[Result[T]]:
         """The steps that are `lag` pushes old, or with `force` all of them, oldest first."""
         ready: list[Result[T]] = []
-        while len(self._held) > (0 if force else self.lag):
+        lag = 0 if force else self.lag
+        while len(self._held) > lag:
             step, names, packed, arrived, note = self._held.popleft()
             before = time.perf_counter()
             if arrived is not None:
@@ -153,13 +161,16 @@ def record(path: Path, device: torch.device) -> Iterator[Trace]:
     # Kineto marks each recording with two lines on stderr, at a level above its errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     trace, cuda = Trace(path), device.type == "cuda"
-    wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
-    wait()  # work belongs to the step in which it was launched
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
+    activities = [ProfilerActivity.CPU]
+    if cuda:
+        activities.append(ProfilerActivity.CUDA)
+        torch.cuda.synchronize()  # work belongs to the step in which it was launched
+    with profile(activities=activities) as profiler:
         began = time.perf_counter()
         with record_function("trainer step"):
             yield trace
-            wait()
+            if cuda:
+                torch.cuda.synchronize()
         trace.seconds = time.perf_counter() - began
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,14 +191,18 @@ def summarise(events: Iterable[FunctionEvent], seconds: float) -> tuple[float | 
     on_device = [event for event in work if event.device_type.name != "CPU"]
     costs: dict[str, float] = defaultdict(float)
     for event in on_device or work:
-        own = event.time_range.end - event.time_range.start if on_device else event.self_cpu_time_total
-        costs[event.name] += own / 1e6
+        microseconds = event.self_cpu_time_total
+        if on_device:
+            microseconds = event.time_range.end - event.time_range.start
+        costs[event.name] += microseconds / 1e6
     top = sorted(costs.items(), key=lambda cost: -cost[1])[:_TOP]
+    if not on_device:
+        return None, top
     busy, reached = 0.0, float("-inf")
     for begin, end in sorted((event.time_range.start, event.time_range.end) for event in on_device):
         busy += max(end - max(begin, reached), 0.0)
         reached = max(reached, end)
-    return min(busy / 1e6 / seconds, 1.0) if on_device else None, top
+    return min(busy / 1e6 / seconds, 1.0), top
 
 
 # --- peaks and verdicts -----------------------------------------------------------------------------------------------
@@ -237,8 +252,10 @@ def peak_of(settings: Settings, device: torch.device) -> float | None:
     """Peak operations per second of the device in the arithmetic that the settings ask for; None where unknown."""
     if device.type != "cuda":
         return None
-    full: Arithmetic = "tf32" if settings.tf32 and not settings.deterministic else "fp32"
-    return peak_flops(torch.cuda.get_device_name(device), full if settings.precision == "fp32" else "half")
+    arithmetic: Arithmetic = "half"
+    if settings.precision == "fp32":
+        arithmetic = "tf32" if settings.tf32 and not settings.deterministic else "fp32"
+    return peak_flops(torch.cuda.get_device_name(device), arithmetic)
 
 
 @dataclass(frozen=True)
@@ -258,7 +275,9 @@ def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float 
     data = max(times.data for times in ranks) / mean.step  # the rank that waits longest for data delays all others
     waits = [times.exchange for times in ranks if times.exchange is not None]
     # Of the collectives themselves: what even the last rank to arrive waits for.
-    exchange = min(waits) / mean.step if len(ranks) > 1 and len(waits) == len(ranks) else None
+    exchange = None
+    if len(ranks) > 1 and len(waits) == len(ranks):
+        exchange = min(waits) / mean.step
     ahead = None if mean.device_wait is None else mean.device_wait / mean.step
     shares = {"data_share": data, "comm_share": exchange, "device_wait_share": ahead, "device_busy": device_busy}
     figures = {"step_time": mean.step, **{name: share for name, share in shares.items() if share is not None}}
@@ -285,14 +304,17 @@ def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float 
 
 def _straggler(ranks: Sequence[StepDurations], figures: dict[str, float]) -> Bottleneck | None:
     """A rank whose time without waiting for others exceeds the mean of theirs by STRAGGLER_EXCESS."""
-    own = [max(times.step - (times.exchange or 0.0), 0.0) for times in ranks]
-    slow = max(range(len(own)), key=own.__getitem__)
-    others = (sum(own) - own[slow]) / (len(own) - 1)
-    if own[slow] <= others * (1 + STRAGGLER_EXCESS):
+    working = [max(times.step - (times.exchange or 0.0), 0.0) for times in ranks]
+    slow = max(range(len(working)), key=working.__getitem__)
+    others = (sum(working) - working[slow]) / (len(working) - 1)
+    if working[slow] <= others * (1 + STRAGGLER_EXCESS):
         return None
     other_data = (sum(times.data for times in ranks) - ranks[slow].data) / (len(ranks) - 1)
-    late = ranks[slow].data - other_data > (own[slow] - others) / 2
-    cause = "its data arrives late" if late else "its own work takes longer"
-    sentence = f"Rank {slow} holds up the others: {own[slow]:.3g} s a step against {others:.3g} s, because {cause}."
-    figures |= {"straggler_time": own[slow], "others_time": others}
-    return Bottleneck("data" if late else "compute", sentence, figures, slow)
+    kind: Kind = "compute"
+    cause = "its own work takes longer"
+    if ranks[slow].data - other_data > (working[slow] - others) / 2:
+        kind = "data"
+        cause = "its data arrives late"
+    sentence = f"Rank {slow} holds up the others: {working[slow]:.3g} s a step against {others:.3g} s, because {cause}."
+    figures |= {"straggler_time": working[slow], "others_time": others}
+    return Bottleneck(kind, sentence, figures, slow)

@@ -74,8 +74,8 @@ class Telemetry:
             return
         self._metrics.write(step, rank=0, phase=self._settings.phase or None, **values)
         if step % self._settings.log_every == 0 or step == self._total_steps:
-            shown = [(name, values.get(name), form) for name, form in _ON_CONSOLE.items()]
-            parts = [f"{name} {value:{form}}" for name, value, form in shown if value is not None]
+            figures = [(name, values.get(name), form) for name, form in _ON_CONSOLE.items()]
+            parts = [f"{name} {value:{form}}" for name, value, form in figures if value is not None]
             self.say("  ".join([f"step {step}/{self._total_steps}", *parts]).replace("_per_s", "/s"))
 
     def rank_timings(self, step: int, times: StepDurations) -> None:
@@ -98,15 +98,16 @@ class Telemetry:
         """Every --bottleneck-every steps, log on rank 0 what limits the speed (collective)."""
         if not _due(step, self._settings.bottleneck_every):
             return
-        own, self._since_verdict = means(self._since_verdict) if self._since_verdict else None, []
-        all_times = [times for times in self._world.gather(own) if times is not None]
+        own_means = means(self._since_verdict) if self._since_verdict else None
+        self._since_verdict = []
+        all_times = [times for times in self._world.gather(own_means) if times is not None]
         if self._main and all_times:
-            found = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
-            figures = {**found.figures, "straggler": found.straggler}
-            self.event(step, "bottleneck", kind=found.kind, sentence=found.sentence, **figures)
-            if self._last_verdict != (found.kind, found.straggler):
-                self._last_verdict = (found.kind, found.straggler)
-                self.say(f"bottleneck at step {step}: {found.sentence}")
+            limit = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
+            figures = {**limit.figures, "straggler": limit.straggler}
+            self.event(step, "bottleneck", kind=limit.kind, sentence=limit.sentence, **figures)
+            if self._last_verdict != (limit.kind, limit.straggler):
+                self._last_verdict = (limit.kind, limit.straggler)
+                self.say(f"bottleneck at step {step}: {limit.sentence}")
 
     @contextlib.contextmanager
     def observe(self, step: int, model: nn.Module) -> Iterator[None]:
@@ -146,11 +147,13 @@ class Telemetry:
     def say(self, text: str, *, error: bool = False) -> None:
         """Print a line, on rank 0."""
         if self._main:
-            show(f"trainer: {text}" if error else text, error=error)
+            prefix = "trainer: " if error else ""
+            show(f"{prefix}{text}", error=error)
 
     def warn(self, text: str) -> None:
         """Print a problem of this rank, on any rank."""
-        show(f"trainer: {text}" if self._main else f"trainer: rank {self._world.rank}: {text}", error=True)
+        prefix = "" if self._main else f"rank {self._world.rank}: "
+        show(f"trainer: {prefix}{text}", error=True)
 
     def skipped(self, step: int, reasons: Sequence[str]) -> None:
         """Write an event for each sample that this rank could not read."""
