@@ -15,7 +15,8 @@ from pathlib import Path
 
 from gputui.agent.context import AgentContext
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
-from gputui.runs.executors import EXECUTORS, Executors
+from gputui.runs.executors import Executors
+from gputui.runs.executors.kinds import EXECUTORS
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.runs import get_run

@@ -17,7 +17,8 @@ from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, rea
 from gputui.core.yaml_forms.forms import findings
 from gputui.core.yaml_forms.problems import NAME_PATTERN, ProfileError, did_you_mean, nearest
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
+from gputui.runs.executors import Executors
+from gputui.runs.executors.kinds import LOCAL, REMOTE_KINDS
 from gputui.runs.executors.options import OPTIONS
 
 if TYPE_CHECKING:

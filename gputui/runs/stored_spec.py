@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from gputui.runs.executors import EXECUTORS
+from gputui.runs.executors.kinds import EXECUTORS
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store.rows import UNREADABLE

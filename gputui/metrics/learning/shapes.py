@@ -180,7 +180,8 @@ def _piece(token: Token, columns: Sequence[LearnedColumn]) -> str:
         return re.escape(token.text)
     if token.kind == "pair":
         # A pair with one column is a number out of a total that nobody asks for, as of ranks.
-        first, second = (f"({_WHOLE})" if index < len(columns) else _WHOLE for index in range(2))
+        first = f"({_WHOLE})" if columns else _WHOLE
+        second = f"({_WHOLE})" if len(columns) > 1 else _WHOLE
         return first + PAIR_SEPARATOR + second
     if token.kind == "tensor":
         if columns:

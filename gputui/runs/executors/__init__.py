@@ -1,7 +1,7 @@
 """Executors: programs that run an attempt on a target, by the attempt contract (docs/architecture.md).
 
 The agent starts the program, signals it and, where possible, replaces it; it knows nothing else
-of it. Read first: base.py, then process.py. The registry below names the kinds.
+of it. Read first: base.py, then process.py. ``kinds`` names them all.
 """
 
 from __future__ import annotations
@@ -10,19 +10,11 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gputui.runs.executors.kinds import EXECUTORS, LOCAL
+
 if TYPE_CHECKING:
     from gputui.runs.executors.base import Executor
     from gputui.runs.spec import RunSpec
-
-LOCAL = "local"
-EXECUTORS = {
-    LOCAL: "gputui.runs.executors.base:LocalExecutor",
-    "ray": "gputui.runs.executors.ray:RayExecutor",
-    "slurm": "gputui.runs.executors.slurm:SlurmExecutor",
-    "ssh": "gputui.runs.executors.ssh:SshExecutor",
-}
-"""Module and class by kind of target; imported when a run needs it."""
-REMOTE_KINDS = tuple(kind for kind in EXECUTORS if kind != LOCAL)
 
 
 class Executors:

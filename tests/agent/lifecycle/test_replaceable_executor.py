@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from gputui.agent.lifecycle.execution import REPLACE_SECONDS, REPORTS_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
-from gputui.runs.executors import EXECUTORS
 from gputui.runs.executors.base import Executor
+from gputui.runs.executors.kinds import EXECUTORS
 from gputui.runs.spec import GpuRequest
 from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
