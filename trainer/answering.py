@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,10 +67,16 @@ def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, 
     context.
     """
     tokenizer, network = restored.tokenizer(), restored.network
-    ids = tokenizer.beginning(prompt) if plain else tokenizer.prompt([{"role": "user", "content": prompt}])
+    if plain:
+        ids = tokenizer.beginning(prompt)
+    else:
+        ids = tokenizer.prompt([{"role": "user", "content": prompt}])
     context = getattr(network.config, "max_position_embeddings", None) or len(ids) + tokens
     if len(ids) >= context:
         raise SettingsError(f"--prompt has {len(ids)} tokens, and the model sees {context} at once: shorten it")
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
     inputs = torch.tensor([ids])
     new = network.generate(
         inputs,
@@ -76,6 +84,6 @@ def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, 
         max_new_tokens=min(tokens, context - len(ids)),
         eos_token_id=list(tokenizer.stops) or None,
         pad_token_id=tokenizer.pad,
-        **({"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}),
+        **sampling,
     )
     return tokenizer.text([token for token in new[0, len(ids) :].tolist() if token not in tokenizer.stops])

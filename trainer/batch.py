@@ -53,13 +53,18 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
     best, too_large = 0, limit + 1
     points: list[tuple[int, float]] = []  # batch size and share of memory of the last two that fit
     while too_large - best > max(1, best // 8):
-        size = min(max(1, 2 * best), limit) if too_large > limit else (best + too_large) // 2
+        if too_large > limit:
+            size = min(max(1, 2 * best), limit)
+        else:
+            size = (best + too_large) // 2
         is_likely = _forecast(points, size) <= USABLE
-        probes = [each for each in world.gather(probe(size)) if each is not None] if is_likely else []
+        probes: list[Probe] = []
+        if is_likely:
+            probes = [memory for memory in world.gather(probe(size)) if memory is not None]
         if len(probes) < world.size:
             too_large = size
             continue
-        worst = max(probes, key=lambda each: each.peak_bytes / each.total_bytes)
+        worst = max(probes, key=lambda memory: memory.peak_bytes / memory.total_bytes)
         if worst.base_bytes and not points:
             points = [(0, worst.base_bytes / worst.total_bytes)]
         points = [*points[-1:], (size, worst.peak_bytes / worst.total_bytes)]

@@ -37,7 +37,8 @@ def require_exportable(model: nn.Module) -> None:
             raise ValueError("it is not a transformers model")
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             rebuilt = type(network)(_configuration(network))
-        ours, theirs = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, rebuilt))
+        ours = {name: tensor.shape for name, tensor in network.state_dict().items()}
+        theirs = {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}
         if ours != theirs:
             raise ValueError("it has other weights than in transformers")
     except Exception as error:  # networks raise many types here
@@ -129,12 +130,12 @@ def restore(source: Path, weights: Weights = "last") -> Restored:
 def _find_checkpoint(source: Path, weights: Weights) -> Path:
     """The verified checkpoint of `source` with such weights. Raises CheckpointError."""
     folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
-    named = "auto"
+    name = "auto"
     if source.is_file():
-        named = str(source)
+        name = str(source)
     elif weights == "best":
-        named = str(files.best_file(folder))
-    choice = choose(named, folder)
+        name = str(files.best_file(folder))
+    choice = choose(name, folder)
     for reason in choice.rejected:
         show(f"trainer: {reason}; trying the one before", error=True)
     if choice.path is None:

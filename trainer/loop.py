@@ -115,11 +115,14 @@ class Loop:
             ended_epoch = epoch if settings.epoch_checkpoints and session.epoch > epoch else None
             if stop:
                 return self.stop(ended_epoch)
-            due = bool(settings.checkpoint_every and step % settings.checkpoint_every == 0)
-            if not done:
-                self.save("asked" if save else "due" if due else "none", epoch=ended_epoch, score=score)
             if done:
                 return self.finish(ended_epoch, last_phase)
+            need: Need = "none"
+            if save:
+                need = "asked"
+            elif settings.checkpoint_every and step % settings.checkpoint_every == 0:
+                need = "due"
+            self.save(need, epoch=ended_epoch, score=score)
             self.report_checkpoints()
         return self.finish(None, last_phase)
 
@@ -129,7 +132,8 @@ class Loop:
         means = self.validate()
         if means is None:
             return self.stop(epoch)
-        self.save("required" if last_phase else "asked", epoch=epoch, score=means.get(self.settings.best_metric))
+        need: Need = "required" if last_phase else "asked"
+        self.save(need, epoch=epoch, score=means.get(self.settings.best_metric))
         with self.signals.patient(sign_of_life):
             self.checkpoints.wait()
         self.report_checkpoints()
@@ -170,7 +174,10 @@ class Loop:
         voted = votes()
         if voted.save:
             self.signals.save = False
-        loss = self.sum_over_ranks(local_loss) if world.device.type == "cuda" else torch.tensor(voted.cpu_loss)
+        if world.device.type == "cuda":
+            loss = self.sum_over_ranks(local_loss)
+        else:
+            loss = torch.tensor(voted.cpu_loss)
         if factor is not None:
             loss = loss * factor
         telemetry.skipped(step, session.feed.skipped())
@@ -223,7 +230,9 @@ class Loop:
 
     def begin_vote(self, loss: Tensor | None) -> Callable[[], Votes]:
         """Begin the only all-reduce of a step besides the gradients. It must not wait for a GPU."""
-        cpu_loss = float(loss) if loss is not None and self.world.device.type == "cpu" else 0.0
+        cpu_loss = 0.0
+        if loss is not None and self.world.device.type == "cpu":
+            cpu_loss = float(loss)
         sums = self.world.begin_vote(loss is None, bool(self.signals.stop), self.signals.save, cpu_loss)
         return lambda: Votes(*sums())
 
@@ -345,24 +354,28 @@ class Loop:
         tokens, flops = session.objective.tokens_per_sample, session.flops_per_sample
         peak = (self.peak_flops or 0) * self.world.size * session.strategy.devices
         self.progress.metrics |= {"loss": loss, "grad_norm": norm}
-        self.telemetry.step(
-            result.step,
-            {
-                "epoch": facts.epoch,
-                "loss": loss,
-                "lr": facts.rate,
-                "grad_norm": norm,
-                "samples": facts.samples,
-                "samples_per_s": samples_per_s,
-                "tokens_per_s": samples_per_s * tokens if tokens else None,
-                "mfu": samples_per_s * flops / peak if flops and peak else None,
-                "step_time": times.step,
-                "data_time": times.data,
-                "comm_time": times.exchange,
-                "gpu_mem_peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-                "loss_scale": result.values.get("loss_scale"),
-            },
-        )
+        metrics = {
+            "epoch": facts.epoch,
+            "loss": loss,
+            "lr": facts.rate,
+            "grad_norm": norm,
+            "samples": facts.samples,
+            "samples_per_s": samples_per_s,
+            "tokens_per_s": None,
+            "mfu": None,
+            "step_time": times.step,
+            "data_time": times.data,
+            "comm_time": times.exchange,
+            "gpu_mem_peak": None,
+            "loss_scale": result.values.get("loss_scale"),
+        }
+        if tokens:
+            metrics["tokens_per_s"] = samples_per_s * tokens
+        if flops and peak:
+            metrics["mfu"] = samples_per_s * flops / peak
+        if device.type == "cuda":
+            metrics["gpu_mem_peak"] = torch.cuda.max_memory_allocated(device)
+        self.telemetry.step(result.step, metrics)
         self.telemetry.rank_timings(result.step, times)
         # With fp16, infinite gradients are normal while the scale settles: the scaler has skipped that update.
         if not math.isfinite(loss) or not (math.isfinite(norm) or scaled):
@@ -433,8 +446,8 @@ class Loop:
             if outcome.error and outcome.event != "checkpoint_skipped":
                 negation = "not " if outcome.event == "checkpoint_failed" else ""
                 self.telemetry.say(f"checkpoint {outcome.path} was {negation}written: {outcome.error}", error=True)
-            for other in outcome.also:
-                self.telemetry.event(outcome.step, "checkpoint", path=str(other))
+            for link in outcome.also:
+                self.telemetry.event(outcome.step, "checkpoint", path=str(link))
 
 
 @contextlib.contextmanager

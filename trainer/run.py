@@ -48,7 +48,8 @@ def run(settings: Settings) -> None:
     telemetry = Telemetry(settings, world)
     try:
         launched = "TORCHELASTIC_RUN_ID" in os.environ
-        with Signals(settings.stop_timeout, launcher=os.getppid() if launched else None) as signals:
+        launcher = os.getppid() if launched else None
+        with Signals(settings.stop_timeout, launcher=launcher) as signals:
             try:
                 Run(settings, world, telemetry, signals).train()
             except Exception as error:
@@ -93,9 +94,11 @@ class Run:
         if not self.prepare():
             return
         choice = self.choose()
-        self.former = load(choice.path) if choice.path else None
-        number, _, _ = phase_at(self.phases, self.former["step"] + 1 if self.former else 1)
-        if self.former is not None and choice.path is not None:
+        number = 0
+        self.former: State | None = None
+        if choice.path is not None:
+            self.former = load(choice.path)
+            number, _, _ = phase_at(self.phases, self.former["step"] + 1)
             check_fits(self.former, self.phases[number], choice.path)
         while True:
             last = number == len(self.phases) - 1
@@ -188,7 +191,9 @@ class Run:
             last = number == len(self.phases) - 1
             ending = Loop(session, self.telemetry, checkpoints, self.signals, self.faults).train(last_phase=last)
             self.step = progress.step
-            carried = ({}, {}) if last or ending.stopped else parts_on_host(session.state(), world)
+            carried: Parts = ({}, {})
+            if not last and not ending.stopped:
+                carried = parts_on_host(session.state(), world)
         del session
         gc.collect()
         release_memory(world.device)
@@ -215,9 +220,10 @@ class Run:
     def announce(self, session: PhaseSession, number: int) -> None:
         """Log the start of the run or of a phase."""
         settings, step = session.settings, session.progress.step
+        event = "start" if not number or self.step == 0 else "phase"
         self.telemetry.event(
             step,
-            "start" if not number or self.step == 0 else "phase",
+            event,
             task=settings.task,
             model=session.built.name,
             total_steps=self.total_steps,
@@ -249,8 +255,8 @@ class Run:
 
     def describe(self, session: PhaseSession) -> None:
         """Write the model's description beside the checkpoints. Raises SettingsError if --export is impossible."""
-        wanted = self.settings.export != "none"
-        if wanted:
+        exports = self.settings.export != "none"
+        if exports:
             require_exportable(session.built.model)
             require_replaceable(self.settings.output_dir / "hf")
         if not self.world.is_main:
@@ -259,7 +265,7 @@ class Run:
         try:
             describe(session.built.model, tokenizer, session.settings.checkpoint_dir)
         except Exception as error:  # not only the disk's: transformers raises many types
-            if wanted:
+            if exports:
                 raise SettingsError(f"--export: {one_line(error)}") from None
             self.telemetry.say(f"checkpoints cannot be exported: {one_line(error)}", error=True)
 

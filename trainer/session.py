@@ -176,7 +176,10 @@ class PhaseSession:
 
     def _compile(self) -> None:
         settings, objective = self.settings, self.objective
-        blocks = transformer_blocks(self.built.model) if settings.compile_scope == "blocks" else [objective]
+        if settings.compile_scope == "blocks":
+            blocks = transformer_blocks(self.built.model)
+        else:
+            blocks = [objective]
         if not blocks:
             raise SettingsError("--compile-scope blocks: the model has no row of equal blocks; use whole")
         compile_modules(blocks, settings)

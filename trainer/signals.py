@@ -93,8 +93,13 @@ class Signals:
     def waiting(self, report: Callable[[str], None]) -> Iterator[None]:
         """Inside, this rank waits for others: the timeout is suspended, and `report` gets a stop, repeatedly."""
         self.reached()
+
+        def poll() -> None:
+            if self.stop:
+                report(self.stop)
+
         try:
-            with self._polled(lambda: report(self.stop) if self.stop else None):
+            with self._polled(poll):
                 yield
         finally:
             with self._lock:

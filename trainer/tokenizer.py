@@ -86,7 +86,7 @@ class Tokenizer:
         if what it renders before the last one, an answer, is not the prompt for it.
         """
         if isinstance(content, str):
-            ids = [*self.beginning(content), *([] if self.eos is None else [self.eos])]
+            ids = [*self.beginning(content), *self._eos]
             return Encoded(np.array(ids, dtype=np.uint32), np.arange(len(ids)) > 0)
         text = self.rendered(content)
         ids, offsets = self._encode(text)
@@ -95,9 +95,9 @@ class Tokenizer:
         for number, message in enumerate(content):
             if message["role"] == "assistant":
                 before = self.rendered(content[:number], answer=True)
-                until = self.rendered(content[: number + 1])
-                if until.startswith(before) and text.startswith(until):
-                    learn |= (starts >= len(before)) & (starts < len(until.rstrip()))
+                after = self.rendered(content[: number + 1])
+                if after.startswith(before) and text.startswith(after):
+                    learn |= (starts >= len(before)) & (starts < len(after.rstrip()))
                 elif number == len(content) - 1:
                     raise ValueError("the chat template renders an answer otherwise than what asks for it")
         return Encoded(np.array(ids, dtype=np.uint32), learn)
@@ -132,7 +132,9 @@ class Tokenizer:
 
         broken = [dict(message) for message in messages]
         for message in broken:
-            for special in self._specials if message["role"] != "assistant" else ():
+            if message["role"] == "assistant":
+                continue
+            for special in self._specials:
                 message["content"] = message["content"].replace(special, special[0] + _BREAK + special[1:])
         try:
             return str(self._loaded.apply_chat_template(broken, tokenize=False, add_generation_prompt=answer))
@@ -148,7 +150,14 @@ class Tokenizer:
         """Tokens that end an answer: `eos`, and the one that the template puts after the assistant's words."""
         answered = self.document([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
         last = [token for token in answered.tokens[answered.learn].tolist()[-1:] if token in self._added]
-        return tuple(dict.fromkeys([*([] if self.eos is None else [self.eos]), *last]))
+        return tuple(dict.fromkeys([*self._eos, *last]))
+
+    @property
+    def _eos(self) -> list[int]:
+        """The token `eos`, if there is one."""
+        if self.eos is None:
+            return []
+        return [self.eos]
 
     def digest(self) -> str:
         """SHA-256 over the tokenizer's files, hexadecimal."""
@@ -158,7 +167,8 @@ class Tokenizer:
     def copy_to(self, folder: Path) -> None:
         """Copy the tokenizer's files, and the template in use, into another folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        for path in self._files if self.folder.resolve() != folder.resolve() else ():
-            shutil.copyfile(path, folder / path.name)
+        if self.folder.resolve() != folder.resolve():
+            for path in self._files:
+                shutil.copyfile(path, folder / path.name)
         if not self._has_template:
             (folder / "chat_template.jinja").write_text(SIMPLE_TEMPLATE, encoding="utf-8")

@@ -187,22 +187,25 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
         torch.cuda.set_device(device)
     if "RANK" not in environment:
         return World(rank=0, size=1, device=device, backend="")
-    cuda = device.type == "cuda"
-    if cuda:
+    backend = backends = "gloo"
+    device_id = None
+    if device.type == "cuda":
+        backend, backends = "nccl", "cpu:gloo,cuda:nccl"
+        device_id = device
         record_collectives(settings.output_dir / "evidence", os.environ)
     timeout = datetime.timedelta(seconds=max(settings.timeout, settings.start_timeout))
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     # torchrun keeps its store over restarts: without a prefix, a new attempt reads the former one's addresses.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        backends,
         store=dist.PrefixStore(f"attempt{attempt}", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timeout,
-        device_id=device if cuda else None,
+        device_id=device_id,
     )
-    return World(rank=rank, size=size, device=device, backend="nccl" if cuda else "gloo", timeout=timeout)
+    return World(rank=rank, size=size, device=device, backend=backend, timeout=timeout)
 
 
 def record_collectives(folder: Path, environment: MutableMapping[str, str]) -> None:
