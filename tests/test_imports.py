@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
+import grimp
 import pytest
 
 HEAVY = ("torch", "textual", "rich", "transformers", "numpy", "plotext", "sqlite_utils", "pandas")
@@ -57,3 +59,10 @@ def test_the_api_loads_no_package_with_the_name_of_a_function() -> None:
     code = "import gputui, sys; print(gputui.run, [m for m in ('gputui.runs', 'gputui.metrics') if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.strip().endswith("[]")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor for types alone, nor inside of functions."""
+    graph = grimp.build_graph("gputui", "trainer")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert list(TopologicalSorter(imports).static_order())

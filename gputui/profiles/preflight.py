@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_params
@@ -20,8 +21,14 @@ from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
 from gputui.profiles.interpreter_checks import check_interpreter, chosen_interpreter, other_interpreter
 from gputui.profiles.params import RESERVED_NAMES, RUN_DIR, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
-from gputui.profiles.profile_file import valid_part
-from gputui.profiles.resolve import ResolveError, resolve
+from gputui.profiles.profile_file import Profile, valid_part
+from gputui.profiles.resolve import (
+    ResolveError,
+    interpreter_of,
+    resolve,
+    shell_interpreter,
+    working_directory,
+)
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.command import PLACEHOLDER, checkpoint_place
@@ -360,3 +367,13 @@ def _disk(spec: RunSpec, state: Path) -> CheckResult:
     if free_bytes < spec.disk_bytes:
         return CheckResult("disk", "fail", f"{detail}, {bytes_text(spec.disk_bytes)} needed", remedy)
     return CheckResult("disk", "pass", detail)
+
+
+def survey_target(target: Mapping[str, Any], profile: Profile | None = None) -> Iterator[CheckResult]:
+    """Check step by step whether a target can be used, with the interpreter of a profile."""
+    python = target.get("python")
+    if not python and profile is None:
+        python = shell_interpreter(os.environ).path
+    elif not python and profile is not None:
+        python = interpreter_of(profile, working_directory(profile, os.environ), os.environ).path
+    return Executors().of(target).survey({**target, "python": python})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,13 +15,8 @@ from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text
 from gputui.core.yaml_forms.forms import findings
 from gputui.core.yaml_forms.problems import NAME_PATTERN, ProfileError, did_you_mean, nearest
-from gputui.runs.checks import CheckResult
-from gputui.runs.executors import Executors
 from gputui.runs.executors.kinds import LOCAL, REMOTE_KINDS
 from gputui.runs.executors.options import OPTIONS
-
-if TYPE_CHECKING:
-    from gputui.profiles.profile_file import Profile
 
 
 class TargetNotFoundError(ExplainedError, LookupError):
@@ -76,18 +70,6 @@ def with_job_options(target: Mapping[str, Any], changes: Mapping[str, str]) -> d
         place, what = next(findings(error, model))
         problem = what.get("problem") or f"expected {what['expected']}, found {what['actual']}"
         raise TargetOptionError(f"--{place[0]}: {problem}") from error
-
-
-def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterator[CheckResult]:
-    """Check step by step whether a target can be used, with the interpreter of a profile."""
-    from gputui.profiles.resolve import interpreter_of, shell_interpreter, working_directory
-
-    python = target.get("python")
-    if not python and profile is None:
-        python = shell_interpreter(os.environ).path
-    elif not python and profile is not None:
-        python = interpreter_of(profile, working_directory(profile, os.environ), os.environ).path
-    return Executors().of(target).survey({**target, "python": python})
 
 
 def target_findings(targets: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:

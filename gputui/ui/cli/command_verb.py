@@ -6,14 +6,8 @@ import click
 
 from gputui.ui.cli.context import Session, Verb
 
-SCRIPT_SUFFIXES = (".py", ".ipynb", ".sh")
 IS_COMMAND = "gputui.is_command"
 """Of a click context: whether its words are a command and not a profile."""
-
-
-def options_of(command: click.Command) -> list[str]:
-    """The options of a command, in all their spellings."""
-    return [option for parameter in command.params for option in parameter.opts]
 
 
 class CommandVerb(Verb):

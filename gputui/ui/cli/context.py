@@ -26,6 +26,7 @@ from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, empty_store, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, find_run, read_runs
 
+SCRIPT_SUFFIXES = (".py", ".ipynb", ".sh")
 WIDE_COLUMNS = 120
 LEAST_LAST_COLUMNS = 24
 """What the last column of a table gets before others are left out."""
@@ -59,6 +60,11 @@ class CommandRefusedError(ExplainedError):
 Changes = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a command changes anything: runs, queue, agent, this machine or a server. A function of the options' values
 where it depends on them. To write a file that the person names, such as a report, is no change."""
+
+
+def options_of(command: click.Command) -> list[str]:
+    """The options of a command, in all their spellings."""
+    return [option for parameter in command.params for option in parameter.opts]
 
 
 class Verb(click.Command):

@@ -16,8 +16,8 @@ from gputui.profiles.init.command_profile import meant_option
 from gputui.profiles.init.draft import Draft, draft
 from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.profile_file import read_profile
-from gputui.ui.cli.command_verb import IS_COMMAND, options_of
-from gputui.ui.cli.context import Exit, Session, Verb, fail, say, verb
+from gputui.ui.cli.command_verb import IS_COMMAND
+from gputui.ui.cli.context import Exit, Session, Verb, fail, options_of, say, verb
 from gputui.ui.cli.log_trial import read_log
 
 

@@ -21,8 +21,7 @@ from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
-from gputui.ui.cli.command_verb import SCRIPT_SUFFIXES, options_of
-from gputui.ui.cli.context import Exit, Session, refuse
+from gputui.ui.cli.context import SCRIPT_SUFFIXES, Exit, Session, options_of, refuse
 
 
 def load_profile(session: Session, name: str) -> Profile:

@@ -16,8 +16,9 @@ from gputui.store.studies import find_study, read_studies, read_trials
 from gputui.studies.json_shapes import report_shape, show_shape, study_shape
 from gputui.studies.spec import missing_library, study_spec
 from gputui.ui.cli import completers
-from gputui.ui.cli.command_verb import IS_COMMAND, SCRIPT_SUFFIXES, CommandVerb
+from gputui.ui.cli.command_verb import IS_COMMAND, CommandVerb
 from gputui.ui.cli.context import (
+    SCRIPT_SUFFIXES,
     Exit,
     Group,
     Session,

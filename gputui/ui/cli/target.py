@@ -41,11 +41,12 @@ def check(session: Session, name: str, as_json: bool) -> None:
     Is it reached, has it the right partition and account, free GPUs, and a clock that agrees? Over
     SSH it also goes through a launch of nothing there.
     """
-    from gputui.profiles.targets import find_target, survey
+    from gputui.profiles.preflight import survey_target
+    from gputui.profiles.targets import find_target
 
     target = find_target(name, {}, session.workspace)
     results = []
-    for result in survey(target):
+    for result in survey_target(target):
         results.append(result)
         if not as_json:
             say(result.line)

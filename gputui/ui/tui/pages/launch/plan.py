@@ -106,7 +106,8 @@ def read_target_names(workspace: Workspace) -> tuple[str, ...]:
 def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     """The state of a form's target, line by line. Each line may take until its own deadline."""
     from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.profiles.targets import TargetNotFoundError, find_target, survey
+    from gputui.profiles.preflight import survey_target
+    from gputui.profiles.targets import TargetNotFoundError, find_target
 
     profile, targets = None, {}
     if form.entry is not None and form.entry.profile is not None:
@@ -117,7 +118,7 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     except (TargetNotFoundError, ProfileError) as error:
         yield from str(error).splitlines()
         return
-    yield from (clean(check.line) for check in survey(target, profile))
+    yield from (clean(check.line) for check in survey_target(target, profile))
 
 
 def profile_path(run: Run) -> str | None:
