@@ -22,6 +22,7 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
+from gputui.agent.group_access import GroupAccess
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.execution import note_report, read_rest
 from gputui.agent.lifecycle.rebuild import follow_moved_home, rebuild
@@ -30,7 +31,6 @@ from gputui.agent.maintenance import Maintenance, note_predecessor
 from gputui.agent.notify.news import News
 from gputui.agent.notify.outbox import Outbox
 from gputui.agent.recording.output import FileOutput
-from gputui.agent.sharing import Sharing
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
 from gputui.core.config import Workspace
@@ -104,7 +104,7 @@ class Agent:
         self.alert_evaluation = AlertEvaluation(context, self.supervisor.running, interval)
         self.news = News(context, Outbox(context))
         self.maintenance = Maintenance(context)
-        self.sharing = Sharing(context)
+        self.group_access = GroupAccess(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
         self._began_at = self._needed_at = now = context.monotonic()
@@ -319,7 +319,7 @@ class Agent:
         living = [live.record for live in self.supervisor.attempts.values()]
         barrier.run("the sampler", lambda: self._watch_sampler(now))
         barrier.run("maintenance", lambda: self.maintenance.turn(now, living))
-        barrier.run("sharing", self.sharing.turn)
+        barrier.run("group access", self.group_access.turn)
         barrier.run("alerts", self.alert_evaluation.turn)
         barrier.run("exports", self.sinks.turn)
         barrier.run("studies", self.studies.turn)

@@ -20,7 +20,7 @@ from gputui.profiles.home_files import SettingsFile, load_group
 
 
 @dataclass(slots=True)
-class Sharing:
+class GroupAccess:
     """The group of ``record.yaml``, and up to when attempts were shared (UTC unix seconds)."""
 
     context: AgentContext
