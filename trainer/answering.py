@@ -33,7 +33,8 @@ class Prompts:
 
     def answers(self) -> list[tuple[str, str]]:
         """Answer each prompt greedily with the current weights; pairs of prompt and answer (collective)."""
-        session, text = self._session, self._tokenizer.text
+        session = self._session
+        text = self._tokenizer.text
         session.objective.eval()
         try:
             # Each token makes another length, for which compiled blocks would be compiled again.
@@ -43,7 +44,8 @@ class Prompts:
             session.objective.train()
 
     def _answer(self, prompt: tuple[int, ...]) -> list[int]:
-        session, tokens = self._session, list(prompt)
+        session = self._session
+        tokens = list(prompt)
         while len(tokens) < min(len(prompt) + session.settings.answer_tokens, self._context):
             # Rank 0's choice, because GPUs may round differently.
             token = session.world.from_main(int(self._scores(tokens).argmax()))
@@ -66,7 +68,8 @@ def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, 
     Greedy, or with a temperature above 0 sampled by torch's random state. Raises SettingsError if the prompt fills the
     context.
     """
-    tokenizer, network = restored.tokenizer(), restored.network
+    tokenizer = restored.tokenizer()
+    network = restored.network
     if plain:
         ids = tokenizer.beginning(prompt)
     else:

@@ -50,7 +50,8 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
     because a rank that runs out of memory inside a collective of FSDP leaves the others waiting.
     Raises TrainerError if not even one sample fits.
     """
-    best, too_large = 0, limit + 1
+    best = 0
+    too_large = limit + 1
     points: list[tuple[int, float]] = []  # batch size and share of memory of the last two that fit
     while too_large - best > max(1, best // 8):
         if too_large > limit:

@@ -70,7 +70,8 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.
     for gradient in gradients:
         groups: tuple[dist.ProcessGroup, ...] = ()
         if isinstance(gradient, DTensor):
-            mesh, placements = gradient.device_mesh, enumerate(gradient.placements)
+            mesh = gradient.device_mesh
+            placements = enumerate(gradient.placements)
             groups = tuple(mesh.get_group(axis) for axis, placement in placements if not placement.is_replicate())
         by_groups.setdefault(groups, []).append(local_shard(gradient))
     square = torch.zeros((), device=device)

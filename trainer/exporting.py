@@ -42,7 +42,8 @@ def require_exportable(model: nn.Module) -> None:
         if ours != theirs:
             raise ValueError("it has other weights than in transformers")
     except Exception as error:  # networks raise many types here
-        kind, reason = type(network).__name__, one_line(error)
+        kind = type(network).__name__
+        reason = one_line(error)
         raise SettingsError(f"{kind} cannot be exported: {reason}; choose another model or drop --export") from None
 
 

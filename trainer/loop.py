@@ -85,7 +85,8 @@ class Loop:
 
         Raises FloatingPointError if a loss or gradient is not finite, before anything of that step is saved.
         """
-        settings, session = self.settings, self.session
+        settings = self.settings
+        session = self.session
         self.world.wait_for(max(settings.timeout, settings.start_timeout))
         if not session.batch_size:
             session.batch_size = self.largest_batch()
@@ -98,13 +99,16 @@ class Loop:
 
     def steps(self, last_phase: bool) -> PhaseEnd:
         """Do the remaining steps of the phase, with what is due after each."""
-        settings, session, first = self.settings, self.session, self.progress.step + 1
+        settings = self.settings
+        session = self.session
+        first = self.progress.step + 1
         while session.phase_step < settings.steps:
             epoch = session.epoch
             stop, save = self.step()
             if self.progress.step == first:
                 self.world.wait_for(settings.timeout)
-            step, done = self.progress.step, session.phase_step == settings.steps
+            step = self.progress.step
+            done = session.phase_step == settings.steps
             score = None
             if not (done or stop) and settings.validate_every and step % settings.validate_every == 0:
                 means = self.validate()
@@ -150,7 +154,10 @@ class Loop:
 
     def step(self) -> tuple[bool, bool]:
         """Do one optimizer step. Returns whether any rank was asked to stop, and to save."""
-        session, world, telemetry, strategy = self.session, self.world, self.telemetry, self.session.strategy
+        session = self.session
+        world = self.world
+        telemetry = self.telemetry
+        strategy = self.session.strategy
         epoch = session.epoch
         self.progress.step += 1
         step = self.progress.step
@@ -199,7 +206,8 @@ class Loop:
 
         The loss is None if memory ran out and `survive` is set; the all-reduces that others wait for are done then.
         """
-        session, strategy = self.session, self.session.strategy
+        session = self.session
+        strategy = self.session.strategy
         total = torch.zeros((), device=self.world.device)
         self.weight = torch.zeros_like(total)  # of the micro batches, for `normalize_weights`
         votes: Callable[[], Votes] | None = None
@@ -250,7 +258,9 @@ class Loop:
 
     def update(self) -> Tensor:
         """Clip gradients, step the optimizer and the averages. Returns the norm [] before clipping, on the device."""
-        session, strategy, scaler = self.session, self.session.strategy, self.session.precision.scaler
+        session = self.session
+        strategy = self.session.strategy
+        scaler = self.session.precision.scaler
         norm = strategy.clip(self.settings.grad_clip)
         scaler.step(strategy.optimizer)
         scaler.update()
@@ -304,7 +314,8 @@ class Loop:
 
         Raises TrainerError if not even one sample fits.
         """
-        session, world = self.session, self.world
+        session = self.session
+        world = self.world
         state = shared_state(parts_on_host(session.state(), world), world, self.settings.checkpoint_dir)
         accumulation = session.grad_accum
         # Memory must be measured with the optimizer's state, which the first step creates.
@@ -319,7 +330,8 @@ class Loop:
 
     def probe(self, batch_size: int) -> Probe | None:
         """Train one step of up to two micro batches of this size. Returns None if any rank ran out of memory."""
-        device, strategy = self.world.device, self.session.strategy
+        device = self.world.device
+        strategy = self.session.strategy
         self.session.set_batch(batch_size, min(self.session.grad_accum, 2))
         forget_compiled(self.settings)
         base = 0
@@ -346,12 +358,16 @@ class Loop:
 
     def publish(self, result: Result[StepFacts]) -> None:
         """Write a step's metrics. Raises FloatingPointError if its loss or gradients are not finite."""
-        session, facts, device = self.session, result.note, self.world.device
-        loss, norm = result.values["loss"] / self.world.size, result.values["norm"]
+        session = self.session
+        facts = result.note
+        device = self.world.device
+        loss = result.values["loss"] / self.world.size
+        norm = result.values["norm"]
         times = facts.times(session.strategy.exchange_seconds(), result.waited)
         scaled = session.precision.scaler.is_enabled()
         samples_per_s = facts.samples_in_step / times.step
-        tokens, flops = session.objective.tokens_per_sample, session.flops_per_sample
+        tokens = session.objective.tokens_per_sample
+        flops = session.flops_per_sample
         peak = (self.peak_flops or 0) * self.world.size * session.strategy.devices
         self.progress.metrics |= {"loss": loss, "grad_norm": norm}
         metrics = {
@@ -407,7 +423,8 @@ class Loop:
         with self.signals.patient(lambda: batches):
             means, seconds = validate(self.session, stopping)
         if (batch := self.session.validation_batch) != before:
-            step, cause = self.progress.step, "out of memory"
+            step = self.progress.step
+            cause = "out of memory"
             self.telemetry.event(step, "validation_batch_reduced", cause=cause, batch_size=batch)
             self.telemetry.say(f"out of memory in validation: batches of {batch} from here on", error=True)
         if means is None:
@@ -431,7 +448,8 @@ class Loop:
         if need == "none" and epoch is None and score is None:
             return
         self.drain()
-        phase, step = self.settings.phase, self.progress.step
+        phase = self.settings.phase
+        step = self.progress.step
         try:
             with self.signals.patient(sign_of_life):
                 self.checkpoints.save(self.session.state, step=step, need=need, epoch=epoch, phase=phase, score=score)

@@ -56,7 +56,8 @@ def parameter_groups(
     where a share is for no parameter, or there are no matrices for Muon.
     """
     groups: dict[tuple[bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
-    muon, unused = settings.optimizer == "muon", set(settings.lr_shares)
+    muon = settings.optimizer == "muon"
+    unused = set(settings.lr_shares)
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             part = next((part for part in settings.lr_shares if part in name), "")
@@ -190,7 +191,8 @@ class Ema:
     def _swap(self) -> None:
         # Values, not storages: optimizers, buckets and shards refer to the parameters' memory.
         for name, parameter in self._parameters.items():
-            current, average = parameter.clone(), self._averages[name]
+            current = parameter.clone()
+            average = self._averages[name]
             parameter.copy_(average)
             average.copy_(current)
 

@@ -22,7 +22,8 @@ class Precision:
     def __init__(self, settings: Settings, device: torch.device) -> None:
         if settings.precision == "fp16" and device.type != "cuda" and settings.device != "cpu":
             raise SettingsError("--precision fp16 needs a CUDA GPU; use bf16 or fp32 here")
-        self._device, self._channels_last = device, settings.channels_last
+        self._device = device
+        self._channels_last = settings.channels_last
         self._dtype = _AUTOCAST.get(settings.precision)
         self.scaler = torch.amp.GradScaler(
             device.type,

@@ -105,8 +105,10 @@ class Run:
             ranks = self.phases[number].ranks or self.world.size
             takes_part = self.worlds[ranks] is not None
             # Ranks that wait leave a note of a stop signal: those that train join their collectives only afterwards.
-            key, notes = f"stop_in_phase_{number}", self.meeting if ranks < self.world.size else self.world
-            read, write = functools.partial(notes.note, key), functools.partial(notes.leave_note, key)
+            key = f"stop_in_phase_{number}"
+            notes = self.meeting if ranks < self.world.size else self.world
+            read = functools.partial(notes.note, key)
+            write = functools.partial(notes.leave_note, key)
             with self.signals.listening(read) if takes_part else self.signals.waiting(write):
                 own_ending, carried = self.phase(number, choice)
                 ending = self.meeting.from_main(own_ending)
@@ -115,7 +117,8 @@ class Run:
                 break
             self.former = shared_state(carried, self.meeting, self.settings.checkpoint_dir)
             del carried
-            number, choice = number + 1, ResumeChoice(None)
+            number = number + 1
+            choice = ResumeChoice(None)
         self.signals.reached()
         if ending.stopped:
             self.telemetry.event(self.step, "stop", reason=ending.stopped)
@@ -154,7 +157,8 @@ class Run:
 
     def export(self) -> None:
         """Export the result as a model of transformers for --export, on rank 0."""
-        settings, out = self.settings, self.settings.output_dir / "hf"
+        settings = self.settings
+        out = self.settings.output_dir / "hf"
         if settings.export == "none" or not self.world.is_main:
             return
         exported = export(settings.checkpoint_dir, out, settings.export)
@@ -168,7 +172,8 @@ class Run:
 
     def phase(self, number: int, choice: ResumeChoice) -> tuple[PhaseEnd | None, Parts]:
         """Train one phase. Returns its end, None on ranks that wait in it, and this rank's part of its last state."""
-        settings, state = self.phases[number], self.former
+        settings = self.phases[number]
+        state = self.former
         self.former = None  # else it stays in memory
         first_step = sum(phase.steps for phase in self.phases[:number]) + 1
         world = self.worlds[settings.ranks or self.world.size]
@@ -207,19 +212,23 @@ class Run:
             source = f"checkpoint {choice.path}" if choice.path else "the state of the phase before"
             raise CheckpointError(f"{source} does not fit this model: {error.args[0]}") from None
         if choice.path:
-            step, samples = session.progress.step, session.progress.samples
+            step = session.progress.step
+            samples = session.progress.samples
             self.telemetry.event(step, "resume", path=str(choice.path), samples=samples)
             self.telemetry.say(f"resumed from {choice.path} at step {step}")
-            former_samples, now = math.prod(state["batch"].values()), session.samples_per_step
+            former_samples = math.prod(state["batch"].values())
+            now = session.samples_per_step
             if now and former_samples != now and state["phase"] == session.settings.phase:
                 self.telemetry.say(f"{now} samples per step instead of {former_samples}; steps and rate stay as given")
-            former, optimizer = state["config"]["optimizer"], session.settings.optimizer
+            former = state["config"]["optimizer"]
+            optimizer = session.settings.optimizer
             if former != optimizer:
                 self.telemetry.say(f"the optimizer's state starts afresh: {optimizer} instead of {former}")
 
     def announce(self, session: PhaseSession, number: int) -> None:
         """Log the start of the run or of a phase."""
-        settings, step = session.settings, session.progress.step
+        settings = session.settings
+        step = session.progress.step
         event = "start" if not number or self.step == 0 else "phase"
         self.telemetry.event(
             step,
@@ -249,7 +258,8 @@ class Run:
             )
         if fresh := session.built.fresh:
             self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(fresh)}")
-        data, model = session.data, session.built.model
+        data = session.data
+        model = session.built.model
         if isinstance(data, Text) and data.marked and not getattr(model, "keeps_documents", False):
             self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
 

@@ -61,10 +61,8 @@ class PhaseSession:
         self.strategy = build_strategy(settings, self.objective, world)
         trained = {name: parameter for parameter, name in self.strategy.names.items() if parameter.requires_grad}
         self.ema = Ema(trained, settings.ema) if settings.ema else None
-        share, transform = (
-            Share(self.strategy.data_rank, self.strategy.data_ranks, world.device),
-            self.objective.transform,
-        )
+        share = Share(self.strategy.data_rank, self.strategy.data_ranks, world.device)
+        transform = self.objective.transform
         self.feed = BatchFeed(self.data.train, transform(training=True), settings, share)
         self.held_out = HeldOut(self.data.held_out, transform(training=False), settings, share)
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
@@ -94,7 +92,8 @@ class PhaseSession:
 
     def set_batch(self, batch_size: int, grad_accum: int) -> None:
         """Use micro batches of this size from the current position on."""
-        self.batch_size, self.grad_accum = batch_size, grad_accum
+        self.batch_size = batch_size
+        self.grad_accum = grad_accum
         self.feed.seek(self.progress.samples, batch_size)
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -126,8 +125,10 @@ class PhaseSession:
 
     def load(self, state: State) -> None:
         """Load a state of full tensors, the same on every rank. Current settings override those in the state."""
-        settings, former = self.settings, state["config"]
-        self.progress.step, self.progress.samples = state["step"], state["samples"]
+        settings = self.settings
+        former = state["config"]
+        self.progress.step = state["step"]
+        self.progress.samples = state["samples"]
         self.progress.metrics = dict(state["metrics"])
         self.feed.resume(tuple(Deal(*deal) for deal in state["deals"]))
         self.strategy.load_model_state(state["model"])
@@ -137,7 +138,8 @@ class PhaseSession:
         if self.ema:
             self.ema.load(state["ema"])
         if self.precision.scaler.is_enabled() and state["scaler"]:
-            scaler, former_scaler = self.precision.scaler, state["scaler"]
+            scaler = self.precision.scaler
+            former_scaler = state["scaler"]
             # Only what it has learnt: the factors and the interval are settings.
             learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
             scaler.load_state_dict(scaler.state_dict() | learnt)
@@ -149,7 +151,8 @@ class PhaseSession:
                 self.batch_size, self.grad_accum = smaller(self.batch_size, self.grad_accum) or (1, self.grad_accum)
         elif is_same_batch:
             # The settings are the same, so a batch size that was found or reduced still fits.
-            self.batch_size, self.grad_accum = batch["batch_size"], batch["grad_accum"]
+            self.batch_size = batch["batch_size"]
+            self.grad_accum = batch["grad_accum"]
         # Ranks that share layers draw the same numbers.
         source = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
         if source < len(state["random"]):
@@ -175,7 +178,8 @@ class PhaseSession:
         return objective
 
     def _compile(self) -> None:
-        settings, objective = self.settings, self.objective
+        settings = self.settings
+        objective = self.objective
         if settings.compile_scope == "blocks":
             blocks = transformer_blocks(self.built.model)
         else:

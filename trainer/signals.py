@@ -149,7 +149,8 @@ class Signals:
 
     def _watch(self) -> None:
         """Read signals and the launcher's death, poll, and start the timeout at the first stop request."""
-        pipe, launcher = self._pipe[0], _watch_death(self._launcher)
+        pipe = self._pipe[0]
+        launcher = _watch_death(self._launcher)
         watched = [pipe] if launcher is None else [pipe, launcher]
         while True:
             ready, _, _ = select.select(watched, [], [], _POLL_SECONDS)

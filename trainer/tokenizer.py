@@ -115,7 +115,9 @@ class Tokenizer:
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Tokens of a rendered text, and where each begins in it. What `_BREAK` separates is tokenized apart."""
-        ids, starts, offset = list[int](), list[int](), 0
+        ids = list[int]()
+        starts = list[int]()
+        offset = 0
         for piece in text.split(_BREAK):
             encoding = self._fast.encode(piece, add_special_tokens=False)
             ids += encoding.ids

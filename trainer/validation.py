@@ -48,7 +48,8 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
     If memory runs out on a rank, all begin again with half the batch, kept in `session.validation_batch`. This needs
     settings that allow smaller batches in training, too, and a forward pass without collectives.
     """
-    settings, tokens = session.settings, session.objective.tokens_per_sample
+    settings = session.settings
+    tokens = session.objective.tokens_per_sample
     may_halve = bool(settings.oom_retries or settings.batch_size == "auto") and session.strategy.measures_alone
     least = _MIN_SAMPLES
     if tokens:

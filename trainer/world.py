@@ -131,13 +131,16 @@ class World:
         Ranks meet every second, so none times out. Raises RankError on all ranks if a thread shows the same
         `sign_of_life` for more than `patience` seconds.
         """
-        last, changed = sign_of_life(), time.monotonic()
+        last = sign_of_life()
+        changed = time.monotonic()
         while True:
             if work is not None:
                 work.join(1.0)
-            alive, sign = work is not None and work.is_alive(), sign_of_life()
+            alive = work is not None and work.is_alive()
+            sign = sign_of_life()
             if sign != last or not alive:
-                last, changed = sign, time.monotonic()
+                last = sign
+                changed = time.monotonic()
             busy, stuck = self.vote(alive, time.monotonic() - changed > patience)
             if stuck:
                 raise RankError(f"a checkpoint was not written: no progress for {patience:g} seconds; check its disk")
@@ -180,8 +183,10 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
 
     Raises SettingsError if a requested GPU does not exist.
     """
-    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-    local_rank, local_size = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    rank = int(environment.get("RANK", "0"))
+    size = int(environment.get("WORLD_SIZE", "1"))
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     device = _choose_device(settings, local_rank, local_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -190,7 +195,8 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
     backend = backends = "gloo"
     device_id = None
     if device.type == "cuda":
-        backend, backends = "nccl", "cpu:gloo,cuda:nccl"
+        backend = "nccl"
+        backends = "cpu:gloo,cuda:nccl"
         device_id = device
         record_collectives(settings.output_dir / "evidence", os.environ)
     timeout = datetime.timedelta(seconds=max(settings.timeout, settings.start_timeout))

@@ -72,9 +72,13 @@ class ErrorBarrier:
         except Exception as error:
             if isinstance(error, sqlite3.Error) and not isinstance(error, _ROW_ERRORS):
                 raise
-            run_id, what, seconds = None, f"{name} failed in the agent", STEP_REST_SECONDS
+            run_id = None
+            what = f"{name} failed in the agent"
+            seconds = STEP_REST_SECONDS
             if is_run:
-                run_id, what, seconds = name, "cannot be looked after", RUN_REST_SECONDS
+                run_id = name
+                what = "cannot be looked after"
+                seconds = RUN_REST_SECONDS
             log.error("%s: %s", name, what, exc_info=error)
             roll_back(self.context.connection)
             recent.rests_until = self.context.monotonic() + seconds
@@ -110,17 +114,20 @@ class ErrorBarrier:
 
     def begin_turn(self) -> None:
         """Reset the state of the turn."""
-        self.unwritable, self.has_skipped_step = None, False
+        self.unwritable = None
+        self.has_skipped_step = False
         self._cpu_at = time.thread_time()
         self._took.clear()
 
     def end_turn(self) -> None:
         """Keep the longest turn, and log turns that took too long, at most one a minute."""
         total = sum(self._took.values())
-        is_longest, now = total > self.longest_seconds, self.context.monotonic()
+        is_longest = total > self.longest_seconds
+        now = self.context.monotonic()
         name = max(self._took, key=self._took.__getitem__, default="")
         if is_longest:
-            self.longest_seconds, self.longest_step = total, name
+            self.longest_seconds = total
+            self.longest_step = name
         if total > LONG_TURN_SECONDS and (is_longest or now >= self._logged_at):
             self._logged_at = now + _LOGGED_SECONDS
             # Much less processor time than wall time points to the disk or to other processes.

@@ -34,7 +34,8 @@ class GroupAccess:
     def turn(self) -> None:
         """Follow the file, and share what is new. A mistake in the file changes nothing. Raises
         sqlite3.Error."""
-        workspace, now = self.context.workspace, self.context.now()
+        workspace = self.context.workspace
+        now = self.context.now()
         self._follow_file()
         if self.group is None:
             return
@@ -56,7 +57,8 @@ class GroupAccess:
             return
         # The janitor, which reads the rest of the file, tells of a mistake in it.
         if not isinstance(version.content, ProfileError):
-            self.group, self.shared_until = version.content, 0.0
+            self.group = version.content
+            self.shared_until = 0.0
             if self.group is None:
                 close(self.context.workspace)
         self.file.follow(version)

@@ -184,7 +184,8 @@ class Janitor:
         self._move_log()
         if self._log_bytes() >= LONG_LOG_BYTES:
             return False
-        wall, is_more = self.now(), False
+        wall = self.now()
+        is_more = False
         # Spans are rolled up only when all their samples are stored. Deletion goes on: it may make
         # room.
         if not self.recorder.is_waiting:
@@ -298,7 +299,8 @@ class Janitor:
         self.file.follow(version)
 
     def _warn_if_too_large(self) -> None:
-        limit, used = self.retention.size_bytes, room(self.connection).used_bytes
+        limit = self.retention.size_bytes
+        used = room(self.connection).used_bytes
         is_too_large = limit is not None and used > limit
         if is_too_large and not self._is_too_large:
             self._warn(

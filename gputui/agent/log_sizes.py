@@ -35,7 +35,8 @@ LOOK_SECONDS = 30.0
 DEADLINE_SECONDS = 3600.0
 AGENT_LOG_BYTES = 4 << 20
 # linux/falloc.h
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
 # Holes consist of whole blocks; common file systems have smaller ones.
 _BLOCK_BYTES = 64 << 10
 # st_blocks is in units of 512 bytes on any file system: stat(2).
@@ -96,7 +97,8 @@ def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
         if os.lseek(descriptor, begin, os.SEEK_DATA) >= end:
             # Trimmed already; the rest is not read yet.
             return None
-        libc, mode = ctypes.CDLL(None, use_errno=True), _KEEP_SIZE | _PUNCH_HOLE
+        libc = ctypes.CDLL(None, use_errno=True)
+        mode = _KEEP_SIZE | _PUNCH_HOLE
         if libc.fallocate(descriptor, mode, ctypes.c_int64(begin), ctypes.c_int64(length)) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))

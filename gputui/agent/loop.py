@@ -115,7 +115,8 @@ class Agent:
         source: Literal["nvml", "simulated"] = "nvml"
         scenario = None
         if self.is_simulated:
-            source, scenario = "simulated", workspace.scenario
+            source = "simulated"
+            scenario = workspace.scenario
             self._due["occupants"] = now
         command = SamplerCommand(
             source=source,
@@ -211,7 +212,8 @@ class Agent:
     def _turn(self, ready: set[int]) -> None:
         """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part
         fails alone. Raises sqlite3.OperationalError if the database is locked."""
-        barrier, due_times = self.supervisor.barrier, self._due
+        barrier = self.supervisor.barrier
+        due_times = self._due
         barrier.run("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and barrier.run("samples", self._read_sampler)
         if is_tick:
@@ -280,7 +282,8 @@ class Agent:
 
     def _read_sampler(self) -> bool:
         """Take in the sampler's messages; True if its tick is among them."""
-        messages, recorder = self.sampler.read(), self.context.recorder
+        messages = self.sampler.read()
+        recorder = self.context.recorder
         inventories = [message for message in messages if isinstance(message, Inventory)]
         if inventories:
             # Before the first sample, which is what a command waits for that asks which GPUs are free.
@@ -330,7 +333,8 @@ class Agent:
         barrier.run("the agent's own state", lambda: self._check_own_state(now))
 
     def _watch_sampler(self, now: float) -> None:
-        health, inventory = self.sampler.check(now), self.context.recorder.inventory
+        health = self.sampler.check(now)
+        inventory = self.context.recorder.inventory
         problem = self.sampler.problem
         if not problem and inventory is not None:
             problem = inventory.problem
@@ -346,7 +350,8 @@ class Agent:
     def _check_own_state(self, now: float) -> None:
         """Report the longest turn, and stop if nobody needs this agent, or if its database or its
         lock was replaced: another agent may have the new one."""
-        barrier, options = self.supervisor.barrier, self.options
+        barrier = self.supervisor.barrier
+        options = self.options
         if barrier.longest_seconds > self._shown_turn:
             self._shown_turn = barrier.longest_seconds
             self.context.connection.execute(
@@ -377,7 +382,8 @@ class Agent:
             return open_writer(path, self._describe)
         except StoreCorruptError as error:
             aside = set_aside(path, self.started_at)
-            connection, now = open_writer(path), self.started_at
+            connection = open_writer(path)
+            now = self.started_at
             text = f"the database was damaged and set aside as {aside.name}; a new one was created"
             add_event(connection, "database_replaced", text, now=now, severity="error")
             log.error("%s; set aside as %s", error, aside)

@@ -143,7 +143,8 @@ class RunSizes:
         if not ends:
             self.next_at = now + SIZES_SECONDS
             return
-        work, most_seconds = partial(self._measure, ends[:RUNS_AT_ONCE]), RUNS_AT_ONCE * FOLDER_SECONDS
+        work = partial(self._measure, ends[:RUNS_AT_ONCE])
+        most_seconds = RUNS_AT_ONCE * FOLDER_SECONDS
         job = self.context.jobs.ask(JobKey(Purpose.RUN_SIZES), work, deadline_seconds=most_seconds)
         if job is None:
             return

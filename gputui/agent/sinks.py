@@ -33,17 +33,20 @@ class Sinks:
     def __post_init__(self) -> None:
         state = self.context.workspace.state
         arguments = ("--state", str(state))
-        lock, log_file = state / LOCK_FILE, state / LOG_FILE
+        lock = state / LOCK_FILE
+        log_file = state / LOG_FILE
         self.child = Child("gputui.reports.export.exporter", arguments, lock, log_file, AGAIN_SECONDS)
 
     def turn(self) -> None:
         """Start or restart the process if it is needed; called once a second. Raises
         sqlite3.Error."""
-        context, child = self.context, self.child
+        context = self.context
+        child = self.child
         recent = context.now() - RECENT_SECONDS
         self.newest_transition, changed = runs_with_sinks(context.connection, self.newest_transition, recent)
         self.is_needed |= bool(changed)
-        was_running, was_adopted = child.is_running, child.adopted is not None
+        was_running = child.is_running
+        was_adopted = child.adopted is not None
         if not (was_running or self.is_needed):
             return
         problem = child.turn(context.monotonic())

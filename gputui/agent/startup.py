@@ -249,11 +249,13 @@ class _Reporter:
     def __call__(self, agent: Agent) -> None:
         if self.is_asked_to_stop:
             agent.stopping = True
-        context, recorder = agent.context, agent.context.recorder
+        context = agent.context
+        recorder = agent.context.recorder
         if recorder.host is None or recorder.inventory is None or not self._is_due():
             return
         indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
-        runs, problem = active_run_count(context.connection), recorder.inventory.problem
+        runs = active_run_count(context.connection)
+        problem = recorder.inventory.problem
         self._print(record_shape(indices, recorder.fast.values(), recorder.host, problem, runs, context.now()))
         if self.is_gone:
             agent.stopping = True
@@ -276,7 +278,8 @@ class _Reporter:
         end = "\n"
         if self._rewrites:
             width = shutil.get_terminal_size().columns - 1
-            line, end = "\r\x1b[2K" + clip(line, max(1, width)), ""
+            line = "\r\x1b[2K" + clip(line, max(1, width))
+            end = ""
         try:
             print(line, end=end, file=self._output, flush=True)
         except BrokenPipeError:

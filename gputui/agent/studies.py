@@ -50,7 +50,8 @@ class Studies:
         for study_id, child in list(self.served.items()):
             if study_id not in needed and not child.is_running:
                 del self.served[study_id]
-                child.failures, problem = 0, None
+                child.failures = 0
+                problem = None
             else:
                 problem = child.turn(self.context.monotonic())
             if problem is not None:
@@ -73,7 +74,8 @@ class Studies:
         with suppress(OSError):  # the start says why
             workspace.studies.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         home = ("--profiles", str(workspace.profiles), "--state", str(workspace.state))
-        lock, log_file = folder / LOCK_FILE, folder / LOG_FILE
+        lock = folder / LOCK_FILE
+        log_file = folder / LOG_FILE
         return Child("gputui.studies", (*home, "--study", study_id), lock, log_file, AGAIN_SECONDS)
 
     def _note_failure(self, study_id: str, child: Child, problem: str) -> None:

@@ -223,15 +223,18 @@ def _shipped(name: str) -> Path:
 
 def file_system_of(path: Path, mountinfo: str) -> str | None:
     """The type of the file system that holds ``path``, by the text of /proc/self/mountinfo."""
-    best, best_type = "", None
+    best = ""
+    best_type = None
     target = str(path)
     for line in mountinfo.splitlines():
         mount_part, _, right = line.partition(" - ")
-        fields, tail = mount_part.split(), right.split()
+        fields = mount_part.split()
+        tail = right.split()
         if len(fields) < 5 or not tail:
             continue
         mount = fields[4].replace("\\040", " ")
         inside = target == mount or target.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
-            best, best_type = mount, tail[0]
+            best = mount
+            best_type = tail[0]
     return best_type

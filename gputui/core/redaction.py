@@ -139,9 +139,11 @@ def _without_named(
 ) -> str:
     """``head`` ends where a value begins. What is no secret's name is passed over alone: behind it
     may be one (``ValueError: password=x``)."""
-    pieces, done = [], 0
+    pieces = []
+    done = 0
     for match in head.finditer(text):
-        name, is_word = match["name"].lstrip("-"), match["between"].lstrip().startswith(":")
+        name = match["name"].lstrip("-")
+        is_word = match["between"].lstrip().startswith(":")
         if match.start() < done or not is_secret(name, "-", is_word) or MARKED.match(text, match.end()):
             continue
         value = VALUE.match(text, match.end())
@@ -150,7 +152,8 @@ def _without_named(
         bare = value[0].strip("\\\"'")
         if not bare or not is_secret(name, bare, is_word):
             continue
-        opening, closing = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))], ""
+        opening = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))]
+        closing = ""
         if opening in ("'", '"') and len(value[0]) > 1 and value[0][-1] == opening:
             closing = opening
         pieces += [text[done : value.start()], opening, REDACTED, closing]

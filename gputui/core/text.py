@@ -84,7 +84,8 @@ def clip_middle(text: str, width: int) -> str:
     if room < 2:
         return clip(text, width)
     behind = room // 2
-    end, used = len(text), 0
+    end = len(text)
+    used = 0
     while end > 0 and used + (size := char_width(text[end - 1])) <= behind:
         end -= 1
         used += size

@@ -34,7 +34,8 @@ class HostSampler:
         """The host at ``at`` (UTC unix seconds); ``now`` is monotonic and measures the time between
         ticks."""
         counters = {**_disk_counters(), **_network_counters()}
-        before, self._counters = self._counters, (now, counters)
+        before = self._counters
+        self._counters = (now, counters)
         memory = psutil.virtual_memory()
         if self._read_seldom_at is None or now - self._read_seldom_at >= _SELDOM_SECONDS:
             self._read_seldom_at = now
@@ -76,7 +77,8 @@ class HostSampler:
         # User time includes guest time. Waiting for a disk counts as idle.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         idle = times.idle + getattr(times, "iowait", 0.0)
-        before, self._cpu = self._cpu, (total, idle)
+        before = self._cpu
+        self._cpu = (total, idle)
         if before is None or total <= before[0]:
             return None
         share = 1.0 - (idle - before[1]) / (total - before[0])

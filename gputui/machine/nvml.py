@@ -191,7 +191,8 @@ class NvmlSource:
 
     def events(self, at: float) -> list[GpuEvent]:
         self._take_xids(at)
-        happened, self._events = self._events, []
+        happened = self._events
+        self._events = []
         return happened
 
     def occupy(self, occupants: Sequence[Occupant]) -> None:
@@ -209,7 +210,9 @@ class NvmlSource:
                 self._mark_lost(at, self._gpus[uuid], xid_text(code))
             elif code in FIRMWARE_SILENT:
                 gpu = self._gpus[uuid]
-                gpu.handle, gpu.state, gpu.detail = None, "error", xid_text(code)
+                gpu.handle = None
+                gpu.state = "error"
+                gpu.detail = xid_text(code)
 
     def _read_each(self, at: float, read: Callable[[Gpu, Calls], T]) -> dict[str, T]:
         """The result of ``read`` for each GPU that answers. GPUs that are gone are marked."""
@@ -299,7 +302,8 @@ class NvmlSource:
     def _mark_lost(self, at: float, gpu: Gpu, reason: str) -> None:
         gpu.handle = None
         if gpu.state != "lost":
-            gpu.state, gpu.detail = "lost", reason
+            gpu.state = "lost"
+            gpu.detail = reason
             self._events.append(GpuEvent(at=at, uuid=gpu.uuid, event="lost", text=reason))
 
     def _mark_driver_lost(self, at: float, reason: str) -> None:
@@ -309,8 +313,11 @@ class NvmlSource:
 
     def _end_session(self) -> None:
         """Close everything, so that a GPU can be reset."""
-        session, self._session = self._session, None
-        xids, self._xids, self._lists = self._xids, None, None
+        session = self._session
+        self._session = None
+        xids = self._xids
+        self._xids = None
+        self._lists = None
         if xids is not None:
             xids.close()
         if session is not None:

@@ -135,7 +135,8 @@ def invalid_reason(processes: Iterable[GpuProcess], memory_total_bytes: int | No
     """The reason why the lists cannot be valid, or None. Some drivers' rows have another layout
     than their version, which scrambles PIDs and memory."""
     for process in processes:
-        pid, memory_bytes = process.pid, process.memory_bytes
+        pid = process.pid
+        memory_bytes = process.memory_bytes
         if not 0 < pid <= _PID_MAX:
             return f"{pid} cannot be a PID"
         if memory_bytes is not None and memory_total_bytes is not None and memory_bytes > memory_total_bytes:

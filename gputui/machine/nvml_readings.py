@@ -84,7 +84,8 @@ class Gpu:
     def read_fast(self, calls: Calls, *, with_clocks: bool) -> GpuSample:
         """Read the values of each tick; the SM clock and what throttles it only ``with_clocks``. Raises GpuGoneError,
         DriverGoneError."""
-        uuid, handle = self.facts.uuid, self.handle
+        uuid = self.facts.uuid
+        handle = self.handle
         calls.last_error.pop(uuid, None)
         utilization = calls.ask(uuid, "nvmlDeviceGetUtilizationRates", handle)
         memory = read_memory(calls, uuid, handle)
@@ -102,7 +103,8 @@ class Gpu:
             performance_state=self.performance_state,
         )
         if utilization is not None:
-            busy, memory_busy = _percent(utilization.gpu), _percent(utilization.memory)
+            busy = _percent(utilization.gpu)
+            memory_busy = _percent(utilization.memory)
             sample = replace(sample, utilization_percent=busy, memory_utilization_percent=memory_busy)
         if memory is not None:
             sizes = {"memory_used_bytes": memory.used, "memory_reserved_bytes": memory.reserved}
@@ -119,7 +121,8 @@ class Gpu:
 
     def read_slow(self, calls: Calls) -> GpuSlowSample:
         """Raises GpuGoneError, DriverGoneError."""
-        uuid, handle = self.facts.uuid, self.handle
+        uuid = self.facts.uuid
+        handle = self.handle
         self._read_clocks(calls)
         fan = calls.number(uuid, "nvmlDeviceGetFanSpeed", handle)
         fields = calls.fields(uuid, handle, self._slow_fields)
@@ -173,7 +176,8 @@ class Gpu:
         """Read the PCIe link, and values that change or matter seldom: the video engines and the
         power limit. Blocks for 2 x 20 ms, the window of the throughput. Raises GpuGoneError,
         DriverGoneError."""
-        uuid, handle = self.facts.uuid, self.handle
+        uuid = self.facts.uuid
+        handle = self.handle
         self._read_power_limit(calls)
         encoder = calls.ask(uuid, "nvmlDeviceGetEncoderUtilization", handle)
         decoder = calls.ask(uuid, "nvmlDeviceGetDecoderUtilization", handle)
@@ -193,12 +197,14 @@ class Gpu:
         )
 
     def _read_sm_clock(self, calls: Calls) -> None:
-        uuid, handle = self.facts.uuid, self.handle
+        uuid = self.facts.uuid
+        handle = self.handle
         self.sm_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM)
         self.throttle_reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksEventReasons", handle)
 
     def _read_clocks(self, calls: Calls) -> None:
-        uuid, handle = self.facts.uuid, self.handle
+        uuid = self.facts.uuid
+        handle = self.handle
         self.memory_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY)
         state = calls.number(uuid, "nvmlDeviceGetPerformanceState", handle)
         self.performance_state = None

@@ -16,7 +16,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0:
 # proc_pid_stat(5).
-_STATE, _PARENT, _USER, _START_TICKS = 0, 1, 11, 19
+_STATE = 0
+_PARENT = 1
+_USER = 11
+_START_TICKS = 19
 
 
 class ProcessStat(Struct, frozen=True):

@@ -191,7 +191,8 @@ class GpuThread(threading.Thread):
 
     def _apply_commands(self, schedule: Schedule) -> None:
         with self._lock:
-            commands, self._commands = self._commands, []
+            commands = self._commands
+            self._commands = []
         for command in commands:
             if command.occupants is not None:
                 self._source.occupy(command.occupants)

@@ -124,13 +124,15 @@ class SamplerClient:
         """The reason why no GPU is read, once several samplers have ended in a row."""
         if self._child is not None or self._reason is None or self._backoff.failures < 2:
             return None
-        reason, times = self._reason.removeprefix("the sampler "), self._backoff.failures
+        reason = self._reason.removeprefix("the sampler ")
+        times = self._backoff.failures
         return f"the GPU sampler has failed {times} times in a row ({reason}); its log is {self._log_path}"
 
     def read(self, now: float | None = None) -> list[Message]:
         """The messages that have arrived, oldest first. Never waits."""
         self._pull()
-        lines, self._lines = self._lines, []
+        lines = self._lines
+        self._lines = []
         messages = [decode(line) for line in lines]
         if any(isinstance(message, FastTick) for message in messages):
             self._tick_at = time.monotonic() if now is None else now
@@ -169,7 +171,8 @@ class SamplerClient:
     def close(self) -> None:
         """End the sampler by SIGTERM, then SIGKILL, in about a second. One that hangs in the driver
         ends when the driver returns."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         self._close_stdin()
         if child is not None and child.poll() is None:
             with contextlib.suppress(OSError):
@@ -292,7 +295,8 @@ class SamplerClient:
         """Send what can be sent without waiting. A partly sent line is completed first."""
         while self._stdin_fd >= 0 and (self._sending or self._unsent):
             if not self._sending and self._unsent is not None:
-                self._sending, self._unsent = encode_command(self._unsent), None
+                self._sending = encode_command(self._unsent)
+                self._unsent = None
             try:
                 sent = os.write(self._stdin_fd, self._sending)
             except BlockingIOError:

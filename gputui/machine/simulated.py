@@ -39,7 +39,9 @@ _INERTIA_SECONDS = 25.0
 _FORCED_INERTIA_SECONDS = 3.0
 _SLOWDOWN_CELSIUS = 87.0
 _SHUTDOWN_CELSIUS = 92.0
-_CLOCK_IDLE_MHZ, _CLOCK_MHZ, _CLOCK_HELD_MHZ = 345, 1980, 1200
+_CLOCK_IDLE_MHZ = 345
+_CLOCK_MHZ = 1980
+_CLOCK_HELD_MHZ = 1200
 _MEMORY_CLOCK_MHZ = 2619
 _HOT = "hardware thermal"
 
@@ -142,15 +144,19 @@ class SimulatedGpu:
             self.energy_joules += self.power * seconds
         seconds = max(seconds, loaded_seconds)
         self.power = _approached(self.power, target, _POWER_INERTIA_SECONDS, seconds)
-        target, inertia_seconds = _IDLE_CELSIUS + index % 4 + _CELSIUS_PER_WATT * self.power, _INERTIA_SECONDS
+        target = _IDLE_CELSIUS + index % 4 + _CELSIUS_PER_WATT * self.power
+        inertia_seconds = _INERTIA_SECONDS
         if forced_celsius is not None:
-            target, inertia_seconds = forced_celsius, _FORCED_INERTIA_SECONDS
+            target = forced_celsius
+            inertia_seconds = _FORCED_INERTIA_SECONDS
         self.temperature = _approached(self.temperature, target, inertia_seconds, seconds)
         if self.temperature >= _SLOWDOWN_CELSIUS and _HOT not in reasons:
             reasons = (*reasons, _HOT)
-        clock_mhz, performance_state = _CLOCK_IDLE_MHZ, 8
+        clock_mhz = _CLOCK_IDLE_MHZ
+        performance_state = 8
         if self.utilization > 0:
-            clock_mhz, performance_state = _CLOCK_MHZ, 0
+            clock_mhz = _CLOCK_MHZ
+            performance_state = 0
             if reasons:
                 clock_mhz = _CLOCK_HELD_MHZ
         return GpuSample(
@@ -276,7 +282,8 @@ class SimulatedSource:
     def events(self, at: float) -> list[GpuEvent]:
         events: list[GpuEvent] = []
         for gpu in self._gpus:
-            uuid, index = gpu.facts.uuid, gpu.facts.index
+            uuid = gpu.facts.uuid
+            index = gpu.facts.index
             for fault in self._active(at, "xid", index):
                 if (id(fault), index) not in self._reported:
                     self._reported.add((id(fault), index))
@@ -334,10 +341,12 @@ class SimulatedSource:
             if occupant.uuid != gpu.facts.uuid:
                 continue
             warm = min(1.0, max(0.0, at - occupant.since) / _WARM_UP_SECONDS)
-            percent, memory_share = _LOAD_PERCENT * warm, warm
+            percent = _LOAD_PERCENT * warm
+            memory_share = warm
             if self._scenario.load == "training":
                 training = TrainingLoad(zlib.crc32(occupant.run_id.encode(), gpu.seed), gpu.facts.index)
-                percent, memory_share = training.percent(at) * warm, training.memory_share(at, occupant.since)
+                percent = training.percent(at) * warm
+                memory_share = training.memory_share(at, occupant.since)
             memory = occupant.memory_bytes
             if memory is None:
                 share = 0.3 + 0.4 * noise(gpu.seed, *occupant.run_id.encode())

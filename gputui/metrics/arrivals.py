@@ -19,13 +19,16 @@ class Arrivals:
     def note(self, inode: int | None, end: int, at: float) -> None:
         """Note that a file was read up to byte ``end`` at a time (UTC unix seconds)."""
         if inode != self._inode:
-            self._inode, self._ends, self._times = inode, [], []
+            self._inode = inode
+            self._ends = []
+            self._times = []
         if self._ends and end <= self._ends[-1]:
             return
         self._ends.append(end)
         self._times.append(at)
         if len(self._ends) > _MOST_MARKS:
-            self._ends, self._times = self._ends[::2], self._times[::2]
+            self._ends = self._ends[::2]
+            self._times = self._times[::2]
 
     def at(self, offset: int) -> float | None:
         """The time at which the line at a byte offset was first read; None if it was not."""

@@ -53,7 +53,8 @@ class BackgroundReader:
             return None
         if not job.done() or (self._is_final and not ended):
             return None
-        self._job, self._due_at = None, time.monotonic() + INTERVAL_SECONDS
+        self._job = None
+        self._due_at = time.monotonic() + INTERVAL_SECONDS
         self._is_over = self._is_final
         batch = job.result()
         self._is_over = batch is None and self._is_final
@@ -67,7 +68,8 @@ class BackgroundReader:
         if now >= self._due_at or ended or is_due:
             read = partial(self._reader.read, state, tuple(boundaries), ended=ended)
             self._job = self._start(f"reading {self._pattern}", read)
-            self._begun_at, self._is_final = now, ended
+            self._begun_at = now
+            self._is_final = ended
 
     @property
     def is_reading(self) -> bool:

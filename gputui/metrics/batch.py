@@ -122,7 +122,8 @@ class Batch:
         if "event" not in values:
             with_nan = self.nulls.of(rank).read(values)
             if with_nan is not values:
-                data, values = orjson.dumps(with_nan).decode(), with_nan
+                data = orjson.dumps(with_nan).decode()
+                values = with_nan
         if self.comparison is not None:
             new_part = self.comparison.take_new_part(offset, rank, step, data, values)
             if new_part is None:

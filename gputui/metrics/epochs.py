@@ -56,7 +56,8 @@ class EpochCount:
         """The count that goes on from a ``state``."""
         count = cls()
         count.first, count.length, is_sure, last_epoch, last_place, stride = state
-        count._is_sure, count._stride = bool(is_sure), stride or 1
+        count._is_sure = bool(is_sure)
+        count._stride = stride or 1
         if last_epoch is not None and last_place is not None:
             count._last = (last_epoch, last_place)
         return count
@@ -72,7 +73,8 @@ class EpochCount:
         if total and self.length and total != self.length and total == self._last_total and is_later:
             # A validation's total changes within its epoch.
             self.other_total = total
-        self._last, self._last_total = (epoch, place), total
+        self._last = (epoch, place)
+        self._last_total = total
         if not self.length:
             return place
         if total:
@@ -83,7 +85,8 @@ class EpochCount:
         last_epoch, last_place = self._last or (epoch, place)
         is_next = epoch > last_epoch
         if (total is not None and place > total) or (is_next and place > last_place):
-            self.length, self._is_sure = 0, True
+            self.length = 0
+            self._is_sure = True
         elif is_next:
             self.length = self.length or total or last_place + self._stride - place
             self._is_sure = True

@@ -29,7 +29,8 @@ _ROTATED = re.compile(r"[.-]\d+")
 
 def ends(descriptor: int, offset: int) -> tuple[bytes, bytes]:
     """The bytes before ``offset`` that make up its fingerprint."""
-    head, tail = min(HEAD_BYTES, offset), min(TAIL_BYTES, offset)
+    head = min(HEAD_BYTES, offset)
+    tail = min(TAIL_BYTES, offset)
     return os.pread(descriptor, head, 0), os.pread(descriptor, tail, offset - tail)
 
 
@@ -78,7 +79,8 @@ def fixed_part(pattern: str) -> Path:
 
 def may_overlap(pattern: str, second: str) -> bool:
     if has_wildcards(pattern) and has_wildcards(second):
-        folder, second_folder = _fixed_folder(pattern), _fixed_folder(second)
+        folder = _fixed_folder(pattern)
+        second_folder = _fixed_folder(second)
         return folder.startswith(second_folder) or second_folder.startswith(folder)
     return pattern == second or _covers(pattern, second) or _covers(second, pattern)
 
@@ -181,7 +183,8 @@ class FollowedFile:
                 return None
             if self._followed is not None and self._followed[0] != file[0]:
                 self._left.add(self._followed)
-            self._followed, self.path = file, path
+            self._followed = file
+            self.path = path
         try:
             status = Path(self.path).stat()
         except (FileNotFoundError, NotADirectoryError):

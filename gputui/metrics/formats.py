@@ -110,7 +110,8 @@ class CsvLines(LineFormat):
         return parsed
 
     def _use(self, header: bytes) -> None:
-        self._header, self._columns = header.strip(), _cells(header) or []
+        self._header = header.strip()
+        self._columns = _cells(header) or []
         self._step = self._step_column(self._columns)
 
     def _step_column(self, columns: Sequence[str]) -> int | None:

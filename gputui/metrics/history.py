@@ -39,13 +39,15 @@ class HistoryReader:
         self._entries: list[Any] = []
 
     def close(self) -> None:
-        self._file, self._entries = None, []
+        self._file = None
+        self._entries = []
 
     def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
         """As FileReader.read."""
         if not boundaries or not self._has_history(state, at_once=ended):
             return None
-        start, count = state.byte_offset, len(self._entries)
+        start = state.byte_offset
+        count = len(self._entries)
         if not self._begins_as(state):
             batch = Batch(state, more=True)
             batch.state = SourceState(generation=state.generation + 1, first_generation=state.first_generation)
@@ -112,6 +114,8 @@ class HistoryReader:
             except (OSError, ValueError, RecursionError, TypeError, LookupError):
                 continue
             if isinstance(history, list):
-                self._file, self._modified_at, self._entries = file, status.st_mtime, history
+                self._file = file
+                self._modified_at = status.st_mtime
+                self._entries = history
                 return True
         return False

@@ -59,7 +59,9 @@ class StepOrder:
             if "event" in line.values:
                 continue
             if line.attempt != self.attempt:
-                self.attempt, self.first, self.starts = line.attempt, line.step, 0
+                self.attempt = line.attempt
+                self.first = line.step
+                self.starts = 0
             elif line.step <= self.first and self.last > line.step + 1:
                 self.starts += 1
                 is_found = is_found or self.starts == 2
@@ -228,7 +230,8 @@ class MetricsIngest:
         self._waiting = [source.row.source_id for source in queue]
         readers = [source.background for source in sources if source.background is not None]
         self._report.awaits = any(reader.is_reading and not reader.is_unanswered for reader in readers)
-        report, self._report = self._report, IngestReport()
+        report = self._report
+        self._report = IngestReport()
         report.more = bool(queue)
         return report
 
@@ -255,7 +258,8 @@ class MetricsIngest:
                 stored.append((source, batch))
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
-                source_id, now = source.row.source_id, self._clock()
+                source_id = source.row.source_id
+                now = self._clock()
                 if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
                     stored.pop()
                     self.forget(source.row.run_id)
@@ -311,7 +315,8 @@ class MetricsIngest:
         """Go on behind a batch that was committed."""
         if batch.state.generation > source.state.generation:
             source.order = StepOrder()
-        source.state, source.learned = batch.state, batch.learned
+        source.state = batch.state
+        source.learned = batch.learned
         self._report.lines += len(batch.rows)
         self._report.rejected += len(batch.rejected)
         if batch.rows or batch.rejected:

@@ -56,7 +56,8 @@ class Trial:
             self.backwards = (number, self.last_step, step)
         if self.first_step is None:
             self.first_step = step
-        self.last_step, self.total_steps = step, as_float(values.get("total_steps"))
+        self.last_step = step
+        self.total_steps = as_float(values.get("total_steps"))
         for name, value in values.items():
             if name not in NOT_METRICS and (as_number := as_float(value)) is not None:
                 self.points.setdefault(name, []).append((step, as_number))

@@ -116,7 +116,8 @@ class OutputPatterns(LineFormat):
             if number is not None:
                 values[name] = number * self._units.get(name, 1)
         if self._step_names is STEP_NAMES and "step" not in groups and "epoch" in groups and "iter" in groups:
-            epoch, place = printed_number(groups["epoch"]), printed_number(groups["iter"])
+            epoch = printed_number(groups["epoch"])
+            place = printed_number(groups["iter"])
             total = None
             if "total" in groups:
                 total = printed_number(groups["total"])

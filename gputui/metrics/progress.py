@@ -188,7 +188,8 @@ def mean_pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
     """The steps per second of all reports, with the pauses."""
     if len(reports) < 2:
         return None
-    (began_at, first), (ended_at, last) = reports[0], reports[-1]
+    began_at, first = reports[0]
+    ended_at, last = reports[-1]
     return (last - first) / (ended_at - began_at)
 
 
@@ -237,7 +238,8 @@ def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float 
     finite = sorted({step: value for step, value in points if value is not None and math.isfinite(value)}.items())
     if not finite:
         return ()
-    start, end = finite[0][0], max(step for step, _ in points)
+    start = finite[0][0]
+    end = max(step for step, _ in points)
     count = min(SPARK_POINTS, len(finite))
     steps = [start + (end - start) * number / max(1, count - 1) for number in range(count)]
     reached = [interpolate(finite, step) for step in steps if step <= finite[-1][0]]

@@ -95,7 +95,8 @@ class FileReader:
         self._source = source
         self._file = FollowedFile(path, is_pattern=is_pattern)
         self._format = file_format
-        self._learned, self._inherited = LearnedTexts(source.redactor), LearnedTexts(source.redactor)
+        self._learned = LearnedTexts(source.redactor)
+        self._inherited = LearnedTexts(source.redactor)
         # The generation whose header the format knows.
         self._begun: int | None = None
 
@@ -240,7 +241,8 @@ class FileReader:
         descriptor = self._file.open_current(inode)
         if descriptor is None or not os.fstat(descriptor).st_size:
             return None  # It has just been replaced or truncated.
-        status, begin = os.fstat(descriptor), boundaries[-1]
+        status = os.fstat(descriptor)
+        begin = boundaries[-1]
         is_new = status.st_ino != state.inode
         # The newest attempt has no line yet, in the file that its start has seen: a newer file is its
         # own, and a shorter one too if it began from the start, even if another attempt has written
@@ -308,7 +310,8 @@ class FileReader:
         self, record_format: RecordFormat, batch: Batch, data: bytes, is_closed: bool
     ) -> tuple[int, bool, bool]:
         """The same for records; half a record of a killed script is passed over."""
-        offset, consumed = batch.state.byte_offset, 0
+        offset = batch.state.byte_offset
+        consumed = 0
         deadline = time.monotonic() + READ_SECONDS
         try:
             for number, (end, content) in enumerate(record_format.frames(data, offset)):

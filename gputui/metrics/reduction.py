@@ -92,7 +92,8 @@ def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[Metri
     number = 0 if before is None else before.number + 1
     steps = [line.step for line in lines]
     times = [line.at for line in lines if line.at is not None]
-    begin, end = lines[0], lines[-1]
+    begin = lines[0]
+    end = lines[-1]
     connection.execute(
         "INSERT INTO metric_stretches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -193,10 +194,13 @@ def _sparse(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequ
         if not numbers:
             continue
         finite = [pair for pair in numbers if math.isfinite(pair[1])]
-        (first_index, start), (last_index, end) = (finite or numbers)[0], (finite or numbers)[-1]
+        first_index, start = (finite or numbers)[0]
+        last_index, end = (finite or numbers)[-1]
         values = [value for _, value in finite]
         if not finite:
-            values, start, end = [_UNKNOWN], _UNKNOWN, _UNKNOWN
+            values = [_UNKNOWN]
+            start = _UNKNOWN
+            end = _UNKNOWN
         infinite = sum(value == math.inf for _, value in numbers)
         negative = sum(value == -math.inf for _, value in numbers)
         entries.append(

@@ -124,7 +124,8 @@ class EarlierLines:
 
     def _load(self, connection: sqlite3.Connection, first_generation: int, generation: int, attempt: int) -> None:
         """Load the lines of the generations before ``generation``."""
-        self.unmatched, self.at_places = {}, {}
+        self.unmatched = {}
+        self.at_places = {}
         rows = connection.execute(
             "SELECT generation, byte_offset, attempt, rank, step, data FROM metrics "
             "WHERE source_id = ? AND generation >= ? AND generation < ?",

@@ -196,7 +196,8 @@ class SourceTable:
         if row is None:
             return None
         try:
-            spec, params = parse_spec(row[0]), orjson.loads(row[1])
+            spec = parse_spec(row[0])
+            params = orjson.loads(row[1])
         except SpecError:
             return None
         name = spec.role("batch_size", params)
@@ -314,7 +315,8 @@ class SourceTable:
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:
         """Find the state at the end of a source, as FileReader.end_state, with the call of the
         result."""
-        reader, state = self.reader(row, in_thread=in_thread), self.position(row.source_id)[0]
+        reader = self.reader(row, in_thread=in_thread)
+        state = self.position(row.source_id)[0]
 
         def work() -> SourceState:
             with closing(reader):
@@ -354,7 +356,8 @@ class SourceEnds:
     def awaited(self, run_id: str) -> str | None:
         """Find the ends for a run's next attempt. Returns None once they are known; until then the
         path that is awaited. Call it outside of transactions, again and again."""
-        survey, now = self._surveys.get(run_id), time.monotonic()
+        survey = self._surveys.get(run_id)
+        now = time.monotonic()
         if survey is None or (survey.job.done() and now - survey.begun_at > SURVEY_SECONDS):
             survey = self._surveys[run_id] = self._begin(run_id, now)
         if survey.job.done():

@@ -66,12 +66,14 @@ def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, no
         forget_newest(connection, source_id, batch.attempt, _OF_STEPS)
         return
     attempt = {"run_id": run_id, "attempt": batch.attempt}
-    first, last = batch.first_step, batch.last_step
+    first = batch.first_step
+    last = batch.last_step
     is_mixed = bool(with_loss) and kind in KINDS_OF_MIXED_LINES
     if is_mixed:
         lines = ((step, data) for *_, rank, step, _, data in batch.rows if not rank and step is not None)
         steps = [step for step, data in lines if loss in orjson.loads(data)]
-        first, last = next(iter(steps), None), max(steps, default=None)
+        first = next(iter(steps), None)
+        last = max(steps, default=None)
     if first is not None:
         is_again = batch.state.first_generation < batch.state.generation
         # A line may be read late, after an absence of the agent, and its own clock may be wrong.

@@ -86,7 +86,10 @@ def _unreserved(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_LENGTH = 2
+_FIXED32 = 5
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
@@ -153,7 +156,8 @@ _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 
 # DataTypes of scalars (tensorflow/core/framework/types.proto), and how a tensor packs their values.
-_INT32, _INT64 = 3, 9
+_INT32 = 3
+_INT64 = 9
 _PACKED = {1: "<f", 2: "<d", _INT32: "<i", _INT64: "<q"}
 
 
@@ -191,7 +195,8 @@ class EventRecords(RecordReader):
         for summary in _messages(event, 5):
             for content in _messages(_fields(summary), 1):
                 value = _fields(content)
-                tag, scalar = _text(value, 1), _number("<f", value.get(2, ()))
+                tag = _text(value, 1)
+                scalar = _number("<f", value.get(2, ()))
                 self._is_session = self._is_session or (tag == _SESSION and self._subfolder != "")
                 for tensor in _messages(value, 8):
                     scalar = _tensor_scalar(_fields(tensor))
@@ -266,7 +271,10 @@ def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
 _FILE_HEADER_BYTES = 7
 _BLOCK_BYTES = 32 << 10
 _CHUNK_HEADER = struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_FULL = 1
+_FIRST = 2
+_MIDDLE = 3
+_LAST = 4
 
 # Longer than any number in JSON.
 _NUMBER_BYTES = 64
@@ -275,7 +283,8 @@ _NUMBER_BYTES = 64
 def wandb_frames(data: bytes, offset: int) -> Frames:
     """The complete records at the beginning of ``data``, which begins ``offset`` bytes from the
     start of the file. Raises DamagedRecordError."""
-    position, content = 0, b""
+    position = 0
+    content = b""
     if offset == 0:
         if len(data) < _FILE_HEADER_BYTES:
             return
@@ -285,7 +294,8 @@ def wandb_frames(data: bytes, offset: int) -> Frames:
     while True:
         block_left = _BLOCK_BYTES - (offset + position) % _BLOCK_BYTES
         if block_left < _CHUNK_HEADER.size:
-            position, block_left = position + block_left, _BLOCK_BYTES
+            position = position + block_left
+            block_left = _BLOCK_BYTES
         begin = position + _CHUNK_HEADER.size
         if begin > len(data):
             return
@@ -407,7 +417,8 @@ def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
         if kind == "tensorboard" and path.parent != source:
             subfolder = path.parent.relative_to(source).as_posix()
         for values in _scalars_of(path, TRACKERS[kind].file_format(subfolder)):
-            step, time = values.pop("step", None), values.pop("time")
+            step = values.pop("step", None)
+            time = values.pop("time")
             if isinstance(step, int):
                 line = steps.setdefault(step, {"step": step})
                 line.update(values)

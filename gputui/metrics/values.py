@@ -104,7 +104,9 @@ def _with_unit(name: str, text: str) -> float | None:
     match = _WITH_UNIT.fullmatch(text.strip().rstrip(_TRAILING))
     if match is None:
         return None
-    number, unit, per = float(match[1]), match[2], match[3]
+    number = float(match[1])
+    unit = match[2]
+    per = match[3]
     if per is None or (per in _SECOND and unit in UNITS):
         if unit in UNITS:
             return number * UNITS[unit]
@@ -188,7 +190,8 @@ class NullReader:
     def of(self, rank: int | None) -> NullMeanings:
         """Those of one rank. Raises what ``load`` raises."""
         if self._ranks is None:
-            lines, self._ranks = self._load(), {}
+            lines = self._load()
+            self._ranks = {}
             for line_rank, values in lines:
                 self.of(line_rank).read(values)
         meanings = self._ranks.get(rank)

@@ -44,7 +44,8 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
             yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
     yield from _check_sinks(data.get("sinks"))
     yield from _check_scopes(data)
-    gpus, ranks = data.get("gpus"), data.get("nproc", 1)
+    gpus = data.get("gpus")
+    ranks = data.get("nproc", 1)
     if isinstance(gpus, float) and ranks not in (1, "gpus"):
         yield CrossFinding(("nproc",), f"{ranks} processes do not share {gpus:g} of a GPU; write nproc: 1")
     yield from _check_phases(data)
@@ -120,7 +121,8 @@ def _check_scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
 
 def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Phases must follow each other by the steps of their checkpoints."""
-    content, phases = data.get("phases"), []
+    content = data.get("phases")
+    phases = []
     if isinstance(content, list):
         phases = [phase for phase in content if isinstance(phase, dict)]
     if phases and "checkpoints" not in data:

@@ -120,6 +120,7 @@ def _module(spec: RunSpec, module: str, answer: InterpreterAnswer) -> CheckResul
         remedy = "set workdir: to the folder that holds it, or install it into that environment"
         return CheckResult("module", "fail", f"{spec.python} finds no module {module} from {where}", remedy)
     if not answer.runnable:
-        detail, remedy = f"{module} is a package without __main__.py", f"name the module to run, such as {module}.train"
+        detail = f"{module} is a package without __main__.py"
+        remedy = f"name the module to run, such as {module}.train"
         return CheckResult("module", "fail", f"{detail} ({answer.module})", remedy)
     return CheckResult("module", "pass", f"{module} from {answer.module}")

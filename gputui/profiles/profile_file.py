@@ -245,7 +245,8 @@ def _sections(key: str, content: Any) -> Iterator[tuple[KeyPath, dict[str, Any]]
     place: KeyPath = (key,)
     if isinstance(content, dict):
         yield place, content
-        place, content = (key, "sources"), content.get("sources")
+        place = (key, "sources")
+        content = content.get("sources")
     if isinstance(content, list):
         for position, source in enumerate(content):
             if isinstance(source, dict):

@@ -84,8 +84,10 @@ def resolve(
     try:
         phases, params = _parameters(profile, overrides or {})
     except ParameterError as error:
-        problems, is_refusal = [*error.problems], False
-    source, selection = "gpus", usual_selection(profile, inventory)
+        problems = [*error.problems]
+        is_refusal = False
+    source = "gpus"
+    selection = usual_selection(profile, inventory)
     try:
         if gpus_override is not None:
             source = "--gpus"
@@ -275,7 +277,8 @@ def interpreter_of(profile: Profile, workdir: str, environ: Mapping[str, str]) -
     $PATH. Links are not followed: a virtual environment is recognised by the path of its
     interpreter.
     """
-    form, folder = profile.form, profile.folder
+    form = profile.form
+    folder = profile.folder
     if form.python is None:
         return shell_interpreter(environ, is_own_program=_is_own_program(profile))
     origin: PythonOrigin = "profile"
@@ -332,7 +335,8 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
     - a shipped profile starts in the run's own folder, so that nothing is written beside the program; or where gputui
       is installed if another interpreter must find a module there.
     """
-    form, folder = profile.form, profile.folder
+    form = profile.form
+    folder = profile.folder
     if form.workdir is not None:
         path = _home(form.workdir, environ)
         if path.startswith(RUN_DIR):

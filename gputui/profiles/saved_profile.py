@@ -135,7 +135,8 @@ class _CommandLines:
             name = option[1].replace("-", "_")
         if not is_secret_parameter(name):
             name = f"secret_{name}"
-        number, free = 1, name
+        number = 1
+        free = name
         while free in self.params:
             number += 1
             free = f"secret_{name}_{number}"

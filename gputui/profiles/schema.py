@@ -177,7 +177,8 @@ class MetricsForm(Model):
     )
 
 
-_SOURCE_KEYS, _FORM_KEYS = Metrics.model_json_schema(), MetricsForm.model_json_schema()["properties"]
+_SOURCE_KEYS = Metrics.model_json_schema()
+_FORM_KEYS = MetricsForm.model_json_schema()["properties"]
 _ONE_SOURCE = {
     **_SOURCE_KEYS,
     "properties": {**_SOURCE_KEYS["properties"], "loss": _FORM_KEYS["loss"], "best": _FORM_KEYS["best"]},

@@ -185,7 +185,9 @@ def new_port(context: ActionContext) -> Result:
 
 def exclude_gpu(context: ActionContext) -> Result:
     """Quarantine the faulty GPU; take a spare one, or go on with fewer, or wait for one."""
-    name, gpus, spec = "exclude_gpu", context.machine.gpus, context.spec
+    name = "exclude_gpu"
+    gpus = context.machine.gpus
+    spec = context.spec
     if not gpus:
         return SkippedAction(name, "the run has no GPUs")
     if context.incident.contained:
@@ -207,7 +209,8 @@ def exclude_gpu(context: ActionContext) -> Result:
 def go_on_with_fewer(spec: RunSpec, params: Params, before: int, remaining: int, without: str) -> Result:
     """Result of exclude_gpu without a spare GPU: ``remaining`` GPUs instead of ``before``, if the
     profile allows so few. ``without`` names the failed ones."""
-    name, least = "exclude_gpu", spec.gpus.min_count
+    name = "exclude_gpu"
+    least = spec.gpus.min_count
     if least is None:
         why = "no other GPU is free, and the profile allows no fewer (min_gpus)"
         return SkippedAction(name, why)
@@ -256,7 +259,8 @@ def wait_cool(context: ActionContext) -> Result:
 
 def wait_disk(context: ActionContext) -> Result:
     """Wait until the disk has room for that many checkpoints."""
-    name, spec = "wait_disk", context.spec
+    name = "wait_disk"
+    spec = context.spec
     if (why := _why_unseen(context)) is not None:
         return SkippedAction(name, why)
     sizes = [info.size_bytes for info in context.checkpoints if info.size_bytes]
@@ -281,7 +285,8 @@ def _why_unseen(context: ActionContext) -> str | None:
 
 def prune_checkpoints(context: ActionContext) -> Result:
     """Remove checkpoints of the run's lineage that are older than its newest valid ones."""
-    name, keep = "prune_checkpoints", int(context.argument or 3)
+    name = "prune_checkpoints"
+    keep = int(context.argument or 3)
     why = _why_unseen(context) or context.machine.no_pruning
     if why is None and sum(info.valid for info in context.checkpoints) <= keep:
         why = f"there are no more than {keep} valid checkpoints"

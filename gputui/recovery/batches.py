@@ -68,12 +68,15 @@ def shrink_batch(context: ActionContext) -> Result:
     if spec.tuned and not pair.is_near:
         why = "no whole pair keeps the effective batch, and trials must stay comparable"
         return SkippedAction(SHRINK, why)
-    factor, whose = Fraction(1), " per rank"
+    factor = Fraction(1)
+    whose = " per rank"
     if any(spec.scopes.get(parameter) == "global" for parameter in names):
-        factor, whose = share(spec, names, ranks), " over all ranks"
+        factor = share(spec, names, ranks)
+        whose = " over all ranks"
     if ranks == 1:
         whose = ""
-    before, after = batch * accumulation * factor, pair.batch * pair.accumulation * factor
+    before = batch * accumulation * factor
+    after = pair.batch * pair.accumulation * factor
     verb = "raised" if pair.accumulation > accumulation else "set"
     why = ""
     if not pair.is_near:
@@ -88,7 +91,8 @@ def shrink_batch(context: ActionContext) -> Result:
 
 def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:
     """Reduce the batch of a profile without gradient accumulation."""
-    spec, ranks = context.spec, context.spec.ranks_on(len(context.machine.gpus))
+    spec = context.spec
+    ranks = context.spec.ranks_on(len(context.machine.gpus))
     if spec.tuned:
         why = "the effective batch would change, and trials must stay comparable"
         return SkippedAction(SHRINK, why)
@@ -113,11 +117,13 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
         return (), ""
     name, value = role_parameter(spec, "batch_size", params)
     more_name, more_value = role_parameter(spec, "grad_accum", params)
-    batch, accumulation = whole(value), whole(more_value)
+    batch = whole(value)
+    accumulation = whole(more_value)
     smaller = ", so that the effective batch becomes smaller"
     if more_name is None or accumulation is None or accumulation < 1:
         return (), f"{smaller} (no gradient accumulation is known)"
-    size, names = 1, (name or "", more_name)
+    size = 1
+    names = (name or "", more_name)
     if batch is not None:
         size = batch
     was = size * accumulation * share(spec, names, before)

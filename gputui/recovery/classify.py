@@ -112,11 +112,13 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     if is_unexplained and free is not None and free < FULL_BYTES:
         # The disk of the logs was full, which explains the lack of a message.
         text = f"{bytes_text(free)} were left on the disk of its logs when it ended"
-        tier, rank = Tier.CAUSE, primary.rank
+        tier = Tier.CAUSE
+        rank = primary.rank
         primary = Finding("disk_full", rank, tier, text, specific=False, detail=text)
     if primary.kind == "cuda_oom" and evidence.shared_with:
         primary = replace(primary, kind=SHARED_OOM)
-    detail, says = _detail(primary, evidence), KINDS[primary.kind].says
+    detail = _detail(primary, evidence)
+    says = KINDS[primary.kind].says
     if len(ranks := _ranks_alike(primary, findings, evidence)) > 1:
         says = says.replace("{who} was", "{who} were").replace(" its ", " their ")
         says = says.format(who=_several(ranks, {tail.rank for tail in evidence.tails} - {None}))

@@ -77,10 +77,14 @@ def costs(
     ordered = sorted(attempts, key=lambda row: row.number)
     by_id: dict[int, Cost] = {}
     for place, attempt in enumerate(ordered):
-        later, incident = ordered[place + 1 :], first.get(attempt.number)
+        later = ordered[place + 1 :]
+        incident = first.get(attempt.number)
         if incident is None:
             continue
-        following, kept_step, is_least, is_about = None, None, is_at_least, False
+        following = None
+        kept_step = None
+        is_least = is_at_least
+        is_about = False
         if later:
             following = later[0]
             # A person's start after a stop inherits nothing.
@@ -215,7 +219,8 @@ def _last_kept_step(heir: Attempt, went_on: Resumption | None, is_chosen_there: 
     A checkpoint named 40 contains 40 steps. If the next attempt's first step is 40 too, steps count
     from 0, and the last kept one is 39.
     """
-    first, resumed = heir.first_step, heir.resumed_step
+    first = heir.first_step
+    resumed = heir.resumed_step
     is_unclear = is_chosen_there and heir.started_at is None
     if went_on == "uncertain":
         return None

@@ -40,7 +40,8 @@ MOST_GENTLE = 2  # smaller batches in a row; then it is halved
 # Smaller batches with the same failure, after which no smaller one is tried. The same tensor missing its memory in the
 # same line of the same step shows that what came before it needs as much with any batch. A line alone may request less
 # each time, so that a halved batch must have failed in it too.
-FUTILE_WITH_REQUEST, FUTILE_WITHOUT_REQUEST = 2, 3
+FUTILE_WITH_REQUEST = 2
+FUTILE_WITHOUT_REQUEST = 3
 
 
 def decide(failed: FailedAttempt) -> RecoveryPlan:
@@ -106,7 +107,8 @@ class _Decision:
         self.points = ResumePoint.of(failed.checkpoints, failed.spec)
 
     def plan(self) -> RecoveryPlan:
-        failed, refused = self.failed, self.refused
+        failed = self.failed
+        refused = self.refused
         rung = self._first_rung() if refused is None else refused.rung
         stop = self._stop_reason()
         if stop is not None:
@@ -129,9 +131,12 @@ class _Decision:
 
     def _stop_reason(self) -> tuple[Because, str] | None:
         """The reason why no ladder is tried, as a keyword and in words; None if one is."""
-        failed, policy, run_id = self.failed, self.failed.policy, self.failed.run_id
+        failed = self.failed
+        policy = self.failed.policy
+        run_id = self.failed.run_id
         kind = KINDS[failed.incident.kind]
-        attempt_count, fruitless = len(self.retries) + 1, self._fruitless()
+        attempt_count = len(self.retries) + 1
+        fruitless = self._fruitless()
         if not policy.enabled:
             return "off", "recovery is off for this run"
         may_give_up = self.refused is None and not self._is_asked()
@@ -195,7 +200,8 @@ class _Decision:
     def _first_rung(self) -> int:
         """The first rung to try: one above the last one for this kind, or one below it if there was
         progress since. A smaller batch, as the last rung, is repeated."""
-        kind, retries = self.failed.incident.kind, self.retries
+        kind = self.failed.incident.kind
+        retries = self.retries
         index = next((at for at in reversed(range(len(retries))) if retries[at].kind == kind), None)
         if index is None:
             return 0
@@ -229,7 +235,8 @@ class _Decision:
     def _try_rung(self, rung: Rung, context: ActionContext) -> tuple[tuple[Result, ...], int, float]:
         """Results of a rung's actions, how many checkpoints to go back, and the seconds to wait."""
         results: list[Result] = []
-        back, seconds = 0, 0.0
+        back = 0
+        seconds = 0.0
         for action in rung:
             apply = ACTIONS[action.name].apply
             if action.name == SHRINK and (futile := self._futile_batches()) is not None:
@@ -291,7 +298,8 @@ class _Decision:
 
     def _exhausted_reason(self, kind: str, skipped: Sequence[Result]) -> tuple[Because, str]:
         """The reason to stop on the last rung, as a keyword and in words."""
-        title, policy = KINDS[kind].title, self.failed.policy.name
+        title = KINDS[kind].title
+        policy = self.failed.policy.name
         futile = self._futile_batches()
         if futile is not None:
             where = "before the first step"
@@ -313,7 +321,8 @@ class _Decision:
     def _half_batch(self) -> int | None:
         """The size that the next batch must be below: half of it plus one after two smaller ones
         without progress, so that few attempts lead to a batch of 1. None for the usual step."""
-        failed, retries = self.failed, self.retries
+        failed = self.failed
+        retries = self.retries
         _, value = role_parameter(failed.spec, "batch_size", failed.params)
         batch = whole(value)
         if batch is None or batch < 2 or failed.reach.made:
@@ -327,7 +336,8 @@ class _Decision:
     def _same_failures(self) -> list[PastDecision]:
         """The value of `same`, oldest first."""
         failed = self.failed
-        incident, detail = failed.incident, detail_of(failed.incident.summary)
+        incident = failed.incident
+        detail = detail_of(failed.incident.summary)
         same: list[PastDecision] = []
         if failed.reach.made or not detail:
             return same
@@ -378,7 +388,8 @@ class _Decision:
         undone = AppliedAction(UNDO, f"took {listed} back, with which the run did not start", changes)
         batch_name = context.spec.role("batch_size", params)
         is_shrunk = SHRINK in refused.actions and batch_name in refused.replaced
-        rung, limit = refused.rung + 1, None
+        rung = refused.rung + 1
+        limit = None
         if is_shrunk and batch_name is not None and (limit := whole(now[batch_name])) is not None:
             rung = refused.rung
         incident = replace(context.incident, kind=refused.kind)

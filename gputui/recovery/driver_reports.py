@@ -97,7 +97,8 @@ def observations(
             # The GPU was back before the end, so the run survived that.
             observed.pop((sighting.uuid, "lost"), None)
             continue
-        kind, age = sighting.kind, ended_at - sighting.at
+        kind = sighting.kind
+        age = ended_at - sighting.at
         if kind is None or (age > sighting.counts_for_seconds and not sighting.is_gone):
             continue
         position = gpus.index(sighting.uuid)

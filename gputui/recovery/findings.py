@@ -41,7 +41,8 @@ def reports_of(evidence: Evidence) -> list[LauncherReport]:
 
 def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
     """All possible explanations of the end, unordered."""
-    record, only_relays = evidence.exit, LAUNCHERS[evidence.launcher].only_relays
+    record = evidence.exit
+    only_relays = LAUNCHERS[evidence.launcher].only_relays
     got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
     findings = list(_supervision_findings(evidence, got_signal))
     of_ranks: list[Finding] = []
@@ -122,7 +123,8 @@ def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
 
 def _supervision_findings(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
     """Findings from the agent's observations and the exit record."""
-    first, cause = float("-inf"), Tier.CAUSE
+    first = float("-inf")
+    cause = Tier.CAUSE
     for observed in evidence.observed:
         # Driver reports are ordered by time: they explain only what happened after them.
         at = first if observed.ended_run else observed.at - SEEN_LATE_SECONDS
@@ -138,7 +140,8 @@ def _supervision_findings(evidence: Evidence, got_signal: int | None) -> Iterato
     if record.error is not None:
         yield Finding("launch_failed", None, cause, record.error, first, detail=record.error)
     if record.lease_conflict:
-        text, names = "lock held by another process", ", ".join(record.lease_conflict)
+        text = "lock held by another process"
+        names = ", ".join(record.lease_conflict)
         yield Finding("lease_conflict", None, cause, text, first, detail=names)
     if record.survivors:
         pids = "pid " + ", ".join(map(str, record.survivors))
@@ -167,7 +170,9 @@ def _rank_processes(
     for rank in sorted({*failures, *output_by_rank, *own_ranks}):
         failure = failures.get(rank)
         is_ended = failure is not None and _ended_by_launcher(failure, report)
-        stderr, stdout, error = output_by_rank.get(rank, ""), "", None
+        stderr = output_by_rank.get(rank, "")
+        stdout = ""
+        error = None
         if rank in own_ranks:
             stderr += _text(evidence, rank, "stderr")
             stdout = _text(evidence, rank, "stdout")
@@ -195,7 +200,8 @@ def _explain_command(
     ranks explain its end. ``with_ranks``: signals killed ranks, and a process that starts ranks
     often kills itself along with them."""
     unranked_output, _ = by_rank(report.rest)
-    code, record = None, evidence.exit
+    code = None
+    record = evidence.exit
     if record is not None:
         code = record.code
         if record.signal is not None:

@@ -43,9 +43,13 @@ def past_decisions(
     for decision in sorted(decisions, key=lambda row: row.decision_id):
         if decision.at < since:
             continue
-        kind, step, detail = "unknown", None, ""
+        kind = "unknown"
+        step = None
+        detail = ""
         if (incident := of_decision.get(decision.incident_id)) is not None:
-            kind, step, detail = incident.kind, incident.step, detail_of(incident.summary)
+            kind = incident.kind
+            step = incident.step
+            detail = detail_of(incident.summary)
         verdict: Verdict = "stop"
         if decision.verdict == "retry":
             verdict = "retry"

@@ -104,10 +104,14 @@ def attempts_of(
     now = situation
     for _ in range(min(times, MOST_ATTEMPTS)):
         is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
-        incident_kind, ran_seconds, gained = kind, ATTEMPT_SECONDS, 0
+        incident_kind = kind
+        ran_seconds = ATTEMPT_SECONDS
+        gained = 0
         step: int | None = now.fails_at
         if is_refused:
-            incident_kind, ran_seconds, step = "user_exception", 0.0, None
+            incident_kind = "user_exception"
+            ran_seconds = 0.0
+            step = None
             now = replace(now, checkpoints=_doubted(now))
         elif progress:
             gained = now.every

@@ -42,9 +42,11 @@ def kind_words(kind: str, policy: Policy) -> str:
 
 def limit_lines(policy: Policy) -> list[str]:
     """The policy's limits, one sentence each."""
-    lines, backoff = ["nothing is ever tried again"], policy.backoff
+    lines = ["nothing is ever tried again"]
+    backoff = policy.backoff
     if policy.enabled:
-        base, most = duration(backoff.base_seconds), duration(backoff.max_seconds)
+        base = duration(backoff.base_seconds)
+        most = duration(backoff.max_seconds)
         lines = [
             f"at most {policy.max_attempts} attempts (max_attempts)",
             f"at most {policy.max_without_progress} unchanged attempts in a row without progress "
@@ -62,7 +64,8 @@ def limit_lines(policy: Policy) -> list[str]:
     if reported := [kind for kind in ENDS_ON if kind not in policy.ends_on]:
         lines.append(f"only reports {', '.join(reported)} while an attempt is alive (not in ends_on)")
     seconds = policy.hang_after_seconds
-    early, start = duration(seconds * EARLY_FACTOR), duration(seconds * LONG_FACTOR)
+    early = duration(seconds * EARLY_FACTOR)
+    start = duration(seconds * LONG_FACTOR)
     return [
         *lines,
         f"calls no silence of less than {duration(seconds)} a hang, {early} in the first steps and "
@@ -73,9 +76,12 @@ def limit_lines(policy: Policy) -> list[str]:
 
 def policy_json(policy: Policy) -> dict[str, Any]:
     """The policy as JSON. ``ladders`` has every kind that may be retried, and ``default``."""
-    max_attempts, max_without_progress, backoff = 1, None, None
+    max_attempts = 1
+    max_without_progress = None
+    backoff = None
     if policy.enabled:
-        max_attempts, max_without_progress = policy.max_attempts, policy.max_without_progress
+        max_attempts = policy.max_attempts
+        max_without_progress = policy.max_without_progress
         backoff = msgspec.to_builtins(policy.backoff)
     return {
         "name": policy.name,

@@ -124,7 +124,8 @@ def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
 def _ended_silently(evidence: Evidence) -> bool:
     """Return whether nothing was printed since the newest step, whose line states a time that may be
     true: what stands in the logs did not end it."""
-    stepped_at, ended_at = evidence.last_step_at, evidence.ended_at
+    stepped_at = evidence.last_step_at
+    ended_at = evidence.ended_at
     if stepped_at is None or ended_at is None or stepped_at > ended_at:
         return False
     return all(tail.written_at is not None and tail.written_at < stepped_at - SILENT_SECONDS for tail in evidence.tails)
@@ -137,23 +138,29 @@ def _signal_finding(process: EndedProcess, record: ExitRecord | None) -> Finding
     name = signal_name(-(process.code or 0))
     is_printed = any(signature.kind == "host_oom" for signature, _ in match_lines(process.stderr))
     is_oom = process.code == -signal.SIGKILL and (is_printed or (record is not None and record.oom_killed))
-    kind, detail, at = "killed", name, process.at
+    kind = "killed"
+    detail = name
+    at = process.at
     if is_oom:
-        kind, detail = "host_oom", "killed by the kernel's OOM killer"
+        kind = "host_oom"
+        detail = "killed by the kernel's OOM killer"
     if at is not None:
         at -= NOTICED_LATE_SECONDS
     return Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)
 
 
 def _crash_finding(process: EndedProcess) -> Finding:
-    name, where = signal_name(-(process.code or 0)), fatal_where(process.stderr)
+    name = signal_name(-(process.code or 0))
+    where = fatal_where(process.stderr)
     detail = f"{name}, {where}" if where else name
     return Finding("segfault", process.rank, Tier.CAUSE, f"ended by {name}", process.at, where, detail=detail)
 
 
 def _exit_finding(process: EndedProcess, evidence: Evidence) -> Finding:
     """The finding about an exit code without an exception."""
-    code, rank, at = process.code, process.rank, process.at
+    code = process.code
+    rank = process.rank
+    at = process.at
     # What was printed before the last steps did not end it.
     message = last_message(evidence, rank, since=evidence.last_step_at)
     if code == USAGE_EXIT and evidence.last_step is None:
@@ -180,7 +187,8 @@ def _candidates(process: EndedProcess, evidence: Evidence) -> Iterator[Finding]:
     if process.has_crashed and (thrown := terminate_message(process.stderr)) is not None:
         thrown_signature = match_exception(thrown, evidence.gpus)
         if thrown_signature is not None:
-            kind, tier = thrown_signature.kind, thrown_signature.rank
+            kind = thrown_signature.kind
+            tier = thrown_signature.rank
             yield Finding(kind, process.rank, tier, thrown.text, process.at, detail=headline(thrown))
 
 
@@ -217,9 +225,11 @@ def _chain_finding(chain: Chain, process: EndedProcess, evidence: Evidence) -> F
     if at is None and process.error is not None:
         at = process.error.at
     detail = ", ".join(part for part in (headline(raised), raised.where) if part)
-    kind, tier = "user_exception", Tier.CAUSE
+    kind = "user_exception"
+    tier = Tier.CAUSE
     if signature is not None:
-        kind, tier = signature.kind, signature.rank
+        kind = signature.kind
+        tier = signature.rank
     is_oom_killed = evidence.exit is not None and evidence.exit.oom_killed
     if kind == "dataloader_killed" and "signal: Killed" in raised.message and is_oom_killed:
         kind = "host_oom"

@@ -19,13 +19,15 @@ that counts its steps from the first again loaded the checkpoint (``recounted``)
 where others ended, loaded what the script had saved (``unaided``)."""
 
 # The first line may not be the first step, and a checkpoint's step depends on when it was scanned.
-_NEAR_BEGINNING, _NEAR_CHECKPOINT = 0.25, 0.9
+_NEAR_BEGINNING = 0.25
+_NEAR_CHECKPOINT = 0.9
 # How many attempts before one show how far apart its lines may be.
 _MOST_ATTEMPTS = 3
 # So many losses are compared, by their median. Where the first ones of an attempt lie on the way from those
 # of the beginning (0) to those at the checkpoint (1): at most and at least here they tell.
 _LOSSES = 5
-_LIKE_BEGINNING, _LIKE_CHECKPOINT = 0.25, 0.75
+_LIKE_BEGINNING = 0.25
+_LIKE_CHECKPOINT = 0.75
 # The way must be so many times longer than losses at the checkpoint usually differ.
 _CLEAR = 3.0
 
@@ -40,7 +42,8 @@ def resumptions(
     firsts: list[int] = []
     counts_on = False
     for attempt in sorted(attempts, key=lambda row: row.number):
-        first, resumed_step = attempt.first_step, attempt.resumed_step
+        first = attempt.first_step
+        resumed_step = attempt.resumed_step
         if first is None:
             continue
         if attempt.resumed_from is None and firsts and _is_beyond(min(firsts), attempt, attempts, lines):
@@ -50,7 +53,8 @@ def resumptions(
             firsts.append(first)
             continue
         origin = min(firsts, default=0)
-        done, resumed = first - origin, resumed_step - origin
+        done = first - origin
+        resumed = resumed_step - origin
         if _loaded_later(attempt, first, resumed_step, attempts, lines, ledger):
             resumption: Resumption = "later"
         elif done >= resumed * _NEAR_CHECKPOINT:

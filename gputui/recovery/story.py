@@ -48,9 +48,11 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
     if spec is not None and spec.typed:
         source = f"as {shlex.join(spec.typed)}"
     paragraphs = [[f"{run.run_id} was launched{first} {clean(source)}."]]
-    since, is_explained = float("-inf"), False
+    since = float("-inf")
+    is_explained = False
     for alike in _alike_attempts(attempts, of_attempt, transitions, went_on):
-        attempt, repeats = alike[0], alike[1:]
+        attempt = alike[0]
+        repeats = alike[1:]
         incident = of_attempt.get(attempt.number)
         # The restart or resume by a person, or the end of a phase, that led to this attempt.
         requests = [
@@ -164,7 +166,9 @@ def _request_sentence(move: TransitionView) -> str:
 
 
 def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
-    is_over, placement, end = attempt.ended_at is not None, attempt.placement, attempt.ended_at
+    is_over = attempt.ended_at is not None
+    placement = attempt.placement
+    end = attempt.ended_at
     if end is None:
         end = now
     if run.target is not None and attempt.started_at is None:
@@ -177,7 +181,8 @@ def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumptio
     lasted = duration(seconds)
     if placement is not None and placement.queued_seconds >= 1:
         lasted += f", after {duration(placement.queued_seconds)} in the queue"
-    where, resumed = _place(run, attempt), _resumption_clause(attempt, went_on)
+    where = _place(run, attempt)
+    resumed = _resumption_clause(attempt, went_on)
     if is_over and (attempt.first_step is None or attempt.last_step is None):
         where += " without a step in its metrics"
     ran = f"ran on {where} for {lasted}"
@@ -188,7 +193,8 @@ def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumptio
 
 def _steps_sentence(attempt: Attempt) -> str:
     """The steps in the metrics of an attempt, which may have made others; "" without any."""
-    first, last = attempt.first_step, attempt.last_step
+    first = attempt.first_step
+    last = attempt.last_step
     if first is None or last is None:
         return ""
     if first == last:
@@ -221,7 +227,8 @@ def _requeue_sentence(attempt: Attempt) -> str:
     placement = attempt.placement
     if placement is None or not placement.restarts:
         return ""
-    at_limit, preemptions = placement.limit_restarts, placement.restarts - placement.limit_restarts
+    at_limit = placement.limit_restarts
+    preemptions = placement.restarts - placement.limit_restarts
     reasons = []
     if at_limit:
         reasons.append(f"{count_of(at_limit, 'time')} at its time limit")
@@ -235,7 +242,8 @@ def _resumption_clause(attempt: Attempt, went_on: Resumption | None) -> str:
         return f"; it went on by itself (step {attempt.first_step}), from what the script had saved"
     if attempt.resumed_from is None:
         return ""
-    name, first = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1], attempt.first_step
+    name = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1]
+    first = attempt.first_step
     if went_on == "beginning":
         return f"; it started from the beginning (step {first}) although {name} was given"
     if went_on == "uncertain":

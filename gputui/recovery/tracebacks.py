@@ -27,7 +27,8 @@ _RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
 # Fields of the JSON lines of structlog, python-json-logger and loguru.
 _EXCEPTION_VALUE = '"exc_value"'
-_LEVELS, _MESSAGES = ("level", "levelname", "severity"), ("event", "message", "msg")
+_LEVELS = ("level", "levelname", "severity")
+_MESSAGES = ("event", "message", "msg")
 # The library rich draws a box around the frames; the exception follows below it as usual.
 _BOX_HEADER = re.compile(r"^[╭+][─-]+ Traceback \(most recent call last\) [─-]+[╮+]")
 _BOX = ("│", "╰", "|", "+")
@@ -233,7 +234,8 @@ def _spans(lines: Sequence[_Line]) -> list[_Span]:
     spans: list[_Span] = []
     at = 0
     while at < len(lines):
-        line, parsed = lines[at].text, None
+        line = lines[at].text
+        parsed = None
         is_original = line.endswith("Original " + _HEADER)
         if (line.endswith(_HEADER) and not is_original) or _BOX_HEADER.match(line):
             parsed = _traceback(lines, at)
@@ -249,7 +251,8 @@ def _spans(lines: Sequence[_Line]) -> list[_Span]:
             between = [line.text for line in lines[spans[-1].end : at] if line.text]
             if len(between) == 1 and between[0] in _LINKS:
                 before = spans.pop()
-                start, causes = before.start, before.chain.raised
+                start = before.start
+                causes = before.chain.raised
         spans.append(_Span(Chain((*causes, raised), 0, lines[at].ranked), start, end))
         at = end
     return spans
@@ -311,7 +314,8 @@ def _continuation(lines: Sequence[_Line], at: int) -> tuple[int, list[str]]:
     is_original = False  # inside the traceback that a data loader worker sent along
     is_last_error = False
     for line in lines[at + 1 : at + 1 + MAX_MESSAGE_LINES]:
-        is_header, starts_original = line.text.endswith(_HEADER), line.text.startswith("Original ")
+        is_header = line.text.endswith(_HEADER)
+        starts_original = line.text.startswith("Original ")
         if ranked:
             is_next = is_header and not starts_original
             if not line.ranked or is_next or line.text in _LINKS:
@@ -342,7 +346,8 @@ def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
     own_place = foreign_place = None
     path: list[str] = []
     for match in filter(None, (_FRAME.match(line.text) for line in lines)):
-        file, function = PurePath(match["file"]), match["function"] or "<module>"
+        file = PurePath(match["file"])
+        function = match["function"] or "<module>"
         path.append(f"{file.parent.name}/{file.name} in {function}")
         where = f"{file.name}:{match['line']}"
         if function != "<module>":

@@ -107,7 +107,8 @@ def ensure_agent(
     deadline = time.monotonic() + timeout_seconds
     process: subprocess.Popen[bytes] | None = None
     while True:
-        now, identity = time.monotonic(), read_identity(workspace)
+        now = time.monotonic()
+        identity = read_identity(workspace)
         if identity is not None and is_stopped(identity.process):
             stopped_at = min(stopped_at, now)
             if now - stopped_at >= _STOPPED_SECONDS:
@@ -122,7 +123,8 @@ def ensure_agent(
         if identity is not None and identity.doing is not None:
             deadline = now + timeout_seconds
             if identity.doing != doing:
-                doing, since = identity.doing, now
+                doing = identity.doing
+                since = now
             elif now - since >= _REPORT_SECONDS:
                 since = math.inf
                 report(doing)

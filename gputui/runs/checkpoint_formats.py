@@ -27,10 +27,13 @@ from gputui.runs.checkpoint_files import CHECKSUM_SUFFIX, files_of, is_unfinishe
 from gputui.runs.checkpoint_names import step_in_name
 
 # Room for tens of thousands of parts; for the largest header that safetensors allows; an index.
-MAX_CHECKSUMS_BYTES, MAX_HEADER_BYTES, MAX_INDEX_BYTES = 4 << 20, 100_000_000, 256 << 20
+MAX_CHECKSUMS_BYTES = 4 << 20
+MAX_HEADER_BYTES = 100_000_000
+MAX_INDEX_BYTES = 256 << 20
 
 PIECE_BYTES = 1 << 20
-_ZIP_MAGIC, _GZIP_MAGIC = b"PK\x03\x04", b"\x1f\x8b"
+_ZIP_MAGIC = b"PK\x03\x04"
+_GZIP_MAGIC = b"\x1f\x8b"
 # In a checkpoint folder, files with these suffixes contain weights and must each be valid.
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz")
 _CHECKSUM_LINE = re.compile(r"\\?([0-9a-fA-F]{64})(?: [ *](.+))?")
@@ -87,7 +90,8 @@ def validate(path: Path) -> CheckpointInfo:
     except InvalidError as error:
         return info._replace(why=str(error), is_unknown=isinstance(error, _UnknownFormatError))
     except OSError as error:
-        why, is_missing = f"cannot be read: {error.strerror or error}", error.errno == errno.ENOENT
+        why = f"cannot be read: {error.strerror or error}"
+        is_missing = error.errno == errno.ENOENT
         return info._replace(why=why, is_unreadable=True, is_missing=is_missing)
     return info._replace(valid=True, why=why)
 

@@ -49,7 +49,8 @@ def code_words(code: Any) -> str | None:
     """``1a2b3c4d on main, 2 files changed``; None if unknown."""
     if not isinstance(code, Mapping) or not code.get("commit"):
         return None
-    branch, count = code.get("branch"), code.get("changed_files")
+    branch = code.get("branch")
+    count = code.get("changed_files")
     text = f"{str(code['commit'])[:8]}{f' on {branch}' if branch else ''}"
     if count:
         return f"{text}, {count_of(count, 'file')} changed"

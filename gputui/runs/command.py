@@ -97,7 +97,8 @@ def find_pieces(argv: Sequence[str]) -> list[tuple[int, int]]:
     """The optional pieces ``[--option {parameter}]`` in words, as (first word, word after the
     last). Raises PieceError for one that is not closed, holds another, or has no parameter."""
     pieces: list[tuple[int, int]] = []
-    first, depth = 0, 0
+    first = 0
+    depth = 0
     for index, word in enumerate(argv):
         if PIECE_START.match(word) is not None:
             if depth:
@@ -109,7 +110,8 @@ def find_pieces(argv: Sequence[str]) -> list[tuple[int, int]]:
             continue
         depth += word.count("[") - word.count("]")
         if depth <= 0:
-            depth, piece = 0, " ".join(argv[first : index + 1])
+            depth = 0
+            piece = " ".join(argv[first : index + 1])
             if not word.endswith("]"):
                 raise PieceError(f"the optional piece {argv[first]} … ends within a word, {word}")
             if not PLACEHOLDER.search(piece):
@@ -209,7 +211,8 @@ def build_launch(
     if checkpoint is not None:
         env["GPUTUI_CHECKPOINT"] = checkpoint
     env |= {name: substitute(text, values) for name, text in spec.env.items()}
-    argv, workdir = launcher.argv(spec, placement, invocation), substitute(spec.workdir, values)
+    argv = launcher.argv(spec, placement, invocation)
+    workdir = substitute(spec.workdir, values)
     return Launch(argv, env, workdir, spec.grace_seconds + SHIM_MARGIN_SECONDS)
 
 

@@ -46,7 +46,8 @@ def files_below(folder: Path) -> Iterator[FileUse]:
 
 def folder_bytes(folder: Path, seconds: float) -> int | None:
     """The bytes that a folder takes; None if it cannot be read to its end, or not within ``seconds``."""
-    deadline, total = time.monotonic() + seconds, 0
+    deadline = time.monotonic() + seconds
+    total = 0
     try:
         for file in files_below(folder):
             total += file.size_bytes

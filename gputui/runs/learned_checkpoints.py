@@ -16,7 +16,9 @@ from gputui.runs.written_files import files_below
 LEARNED = "auto"
 """The pattern of checkpoints that are recognised by their content."""
 
-_ZIP_MAGIC, _HDF_MAGIC, _PICKLE_MAGIC = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x80"
+_ZIP_MAGIC = b"PK\x03\x04"
+_HDF_MAGIC = b"\x89HDF\r\n\x1a\n"
+_PICKLE_MAGIC = b"\x80"
 # torch.save before 1.6, and with its old format: a pickle that begins with this number.
 _OLD_TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ZIP_SUFFIXES = (".pt", ".pth", ".ckpt", ".tar", ".bin", ".zip", ".keras", ".npz", ".model")

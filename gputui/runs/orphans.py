@@ -51,7 +51,8 @@ def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStatus]) -
     attempt that began in between has no orphans."""
 
     def is_over(process: MarkedProcess) -> bool:
-        run, attempt = runs.get(process.run_id), process.attempt
+        run = runs.get(process.run_id)
+        attempt = process.attempt
         if run is None or run.state.is_over:
             return run is None or attempt is None or attempt <= run.attempt
         if attempt is None:

@@ -63,11 +63,13 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
     """A table for a post-mortem: rank, state, kernel function it waits in, command."""
     rows = [f"{'pid':>8} {'rank':>5} state {'waits in':<24} command"]
     for process in processes:
-        identity, rank = process.identity, process.rank
+        identity = process.identity
+        rank = process.rank
         reading = read_process(identity)
         if reading is None:
             continue
-        command, waits = command_of(identity.pid)[:300], ""
+        command = command_of(identity.pid)[:300]
+        waits = ""
         with contextlib.suppress(OSError):
             waits = _text(identity.pid, "wchan").strip()
         text = "–" if rank is None else str(rank)
@@ -78,7 +80,8 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
 def _is_program(pid: int, parent_pid: int) -> bool:
     """Return whether a process runs a command line of its own: a forked worker has its parent's."""
     try:
-        command, parent = _text(pid, "cmdline"), _text(parent_pid, "cmdline")
+        command = _text(pid, "cmdline")
+        parent = _text(parent_pid, "cmdline")
     except OSError:
         return False
     return command != parent and "from multiprocessing." not in command

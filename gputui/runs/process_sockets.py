@@ -15,24 +15,34 @@ from typing import NamedTuple
 #
 #   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
 #    0: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 48213 …
-_LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9
+_LOCAL = 1
+_REMOTE = 2
+_STATE = 3
+_INODE = 9
 _FILES = ("tcp", "tcp6", "udp", "udp6")
-_ESTABLISHED, _LISTENING = "01", "0A"
+_ESTABLISHED = "01"
+_LISTENING = "0A"
 # How an IPv4 address begins in the form of IPv6.
 _MAPPED = "0000000000000000FFFF0000"
 _IPV4_LOOPBACK_END = "7F"
 _IPV6_LOOPBACK = f"{'0' * 24}01000000"
 # A request for the TCP sockets of one address family with their `tcp_info`, and the parts of its answer (sock_diag(7),
 # linux/inet_diag.h, linux/tcp.h).
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
-_NLMSG_ERROR, _NLMSG_DONE, _INET_DIAG_INFO = 2, 3, 2
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_DUMP = 0x301
+_NLMSG_ERROR = 2
+_NLMSG_DONE = 3
+_INET_DIAG_INFO = 2
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _ALL_STATES = 0xFFFF_FFFF
-_MESSAGE_BYTES, _INODE_OFFSET = 72, 68
+_MESSAGE_BYTES = 72
+_INODE_OFFSET = 68
 _ATTRIBUTE = struct.Struct("=HH")
 # tcpi_bytes_acked and tcpi_bytes_received.
-_COUNTERS, _COUNTERS_OFFSET = struct.Struct("=QQ"), 120
+_COUNTERS = struct.Struct("=QQ")
+_COUNTERS_OFFSET = 120
 _ANSWER_BYTES = 1 << 17
 _ANSWER_SECONDS = 1.0
 # What the link of a descriptor in /proc/PID/fd reads.

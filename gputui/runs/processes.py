@@ -70,8 +70,10 @@ class ProcessScanner:
     def scan(self) -> ProcessScan:
         """All living processes."""
         up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
-        before, self._tags = self._tags, {}
-        stats, tags = {}, {}
+        before = self._tags
+        self._tags = {}
+        stats = {}
+        tags = {}
         for pid in shim.all_pids():
             stat = read_stat(pid)
             if stat is None or stat.is_dead:
@@ -117,7 +119,8 @@ class ProcessScan:
         what the shims ``listed``, or that of its nearest ancestor that has one."""
         roots: dict[int, Owner | None] = dict(listed)
         for pid, environment in self.environments.items():
-            owner, listed_owner = _owner_in(environment, runs), listed.get(pid)
+            owner = _owner_in(environment, runs)
+            listed_owner = listed.get(pid)
             if owner is not None and listed_owner is not None and owner.rank is None:
                 owner = owner._replace(rank=listed_owner.rank, local_world_size=listed_owner.local_world_size)
             roots[pid] = owner
@@ -165,7 +168,8 @@ def _owner_in(environment: Mapping[bytes, bytes], runs: Path | str) -> Owner | N
     folder, run_id = os.path.split(os.fsdecode(environment.get(_TAG, b"")))
     if folder != str(runs) or not run_id:
         return None
-    attempt, (rank, size) = environment.get(b"GPUTUI_ATTEMPT", b""), shim.place_in(environment)
+    attempt = environment.get(b"GPUTUI_ATTEMPT", b"")
+    rank, size = shim.place_in(environment)
     number = int(attempt) if attempt.isdigit() else None
     return Owner(run_id, rank, number, size)
 
@@ -185,7 +189,8 @@ def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat
             for entry in record.get("processes", [record]):
                 stat = living.get(entry["pid"])
                 if stat is not None and stat.start_ticks == entry["start_ticks"]:
-                    number, size = int(path.parent.name), entry.get("local_world_size")
+                    number = int(path.parent.name)
+                    size = entry.get("local_world_size")
                     owners[stat.pid] = Owner(run_dir.name, entry.get("rank"), number, size)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # A living shim rewrites it within a second; the tree and the tags cover most of it.
@@ -232,10 +237,12 @@ class ProcessTable:
         up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
         scan = self._scanner.scan()
         owned = scan.owned(self._runs)
-        before, self._cpu_seconds = self._cpu_seconds, {}
+        before = self._cpu_seconds
+        self._cpu_seconds = {}
         processes = {}
         for pid in owned.keys() | (set(pids) & scan.stats.keys()):
-            stat, owner = scan.stats[pid], owned.get(pid)
+            stat = scan.stats[pid]
+            owner = owned.get(pid)
             key = (pid, stat.start_ticks)
             self._cpu_seconds[key] = stat.cpu_seconds
             cpu_percent = None

@@ -82,7 +82,9 @@ def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
 def redact_spec(spec: RunSpec) -> RunSpec:
     """A specification as it may be stored and shown."""
     redactor = Redactor(secrets_of(spec))
-    args, checkpoints, params = spec.args, spec.checkpoints, redact_params(spec.params)
+    args = spec.args
+    checkpoints = spec.checkpoints
+    params = redact_params(spec.params)
     if args is not None:
         args = _redact_template(redactor, args)
     if checkpoints is not None:

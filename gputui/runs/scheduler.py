@@ -148,7 +148,8 @@ def schedule(
             cpu_running += spec_of(run).nproc
         else:
             limit_text = f"{cpu_limit} ranks of runs without GPUs run at a time on this machine"
-            outcome, cpu_running = Wait(run, f"waits: {limit_text}"), cpu_limit
+            outcome = Wait(run, f"waits: {limit_text}")
+            cpu_running = cpu_limit
         outcomes.append(outcome)
     return outcomes
 
@@ -161,7 +162,8 @@ class _GpuPool(NamedTuple):
 
     def others_on(self, gpu: GpuAvailability, run: Run) -> list[str]:
         """The runs whose leases keep this one from the GPU; none if it may share it."""
-        others, spec = [holder for holder in gpu.holders if holder != run.run_id], spec_of(run)
+        others = [holder for holder in gpu.holders if holder != run.run_id]
+        spec = spec_of(run)
         is_of_group = gpu.shared_by is not None and gpu.shared_by == (spec.study_id or "")
         if not others or not is_of_group or len(others) >= self.share_of(run, gpu):
             return others
@@ -195,7 +197,9 @@ class _GpuPool(NamedTuple):
 
 def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -> Start | Wait:
     """Decide for one run that needs GPUs. ``promised_gpus`` are those that earlier runs get or wait for."""
-    gpu_count, held_gpus, listed_uuids = gpus_wanted(run), pool.held_by(run), spec_of(run).gpus.uuids
+    gpu_count = gpus_wanted(run)
+    held_gpus = pool.held_by(run)
+    listed_uuids = spec_of(run).gpus.uuids
     others = [gpu for gpu in pool.gpus if gpu not in held_gpus and (not listed_uuids or gpu.uuid in listed_uuids)]
     candidates = held_gpus + others
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}

@@ -123,10 +123,12 @@ class Shim:
         for name in ("exit.json", "started.json"):
             reserve_record(self.directory / name)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        locks, conflict = self.locks, None
+        locks = self.locks
+        conflict = None
         if not locks:
             gpu_locks = take_locks(self.plan["lock_files"], shared=self.plan.get("gpu_share", 1.0) < 1)
-            locks, conflict = list(gpu_locks.descriptors.values()), gpu_locks.conflict
+            locks = list(gpu_locks.descriptors.values())
+            conflict = gpu_locks.conflict
         for descriptor in locks:
             note_holder(descriptor, self.plan.get("run_id"), self.plan["workspace"])
         error = self.start() if conflict is None else None
@@ -214,10 +216,12 @@ class Shim:
             process = self.patiently(spawn)
         except OSError as error:
             return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
-        self.child, self.started_clock = process.pid, time.monotonic()
+        self.child = process.pid
+        self.started_clock = time.monotonic()
         # Only `reap` may collect exit statuses; a Popen without one would, when it is deleted.
         process.returncode = 0
-        shim, child = stat_of(os.getpid()), stat_of(self.child)
+        shim = stat_of(os.getpid())
+        child = stat_of(self.child)
         self.started = {
             "shim_pid": os.getpid(),
             "shim_start_ticks": shim[2] if shim else None,
@@ -347,9 +351,12 @@ class Shim:
         A single look misses a process whose parent ends meanwhile: nothing is left when this
         subreaper has no child."""
         began = time.monotonic()
-        is_polite, kill_at, last_call_at = self.asked_politely, began + STRAY_GRACE_SECONDS, began
+        is_polite = self.asked_politely
+        kill_at = began + STRAY_GRACE_SECONDS
+        last_call_at = began
         if is_polite and self.kill_at is not None:
-            kill_at, last_call_at = max(kill_at, self.kill_at), self.last_call_at or began
+            kill_at = max(kill_at, self.kill_at)
+            last_call_at = self.last_call_at or began
         has_succeeded = self.status == 0 and not self.stop_requested
         while self.reap():
             descendants = self.descendants()
@@ -409,7 +416,8 @@ class Shim:
         self.stop_signal = self.stop_signal or number
         if number == signal.SIGUSR2:
             self.stop_requested = self.forced = True
-            self.last_call_at, self.kill_at = None, time.monotonic()
+            self.last_call_at = None
+            self.kill_at = time.monotonic()
         elif not self.stop_requested:
             self.stop_requested = self.asked_politely = True
             self.kill_at = time.monotonic() + self.grace
@@ -462,7 +470,9 @@ class Descendant:
     if unknown."""
 
     def __init__(self, pid: int, parent: int, start_ticks: int, read_until: float) -> None:
-        self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
+        self.pid = pid
+        self.parent = parent
+        self.start_ticks = start_ticks
         self.rank: int | None = None
         self.size: int | None = None
         self.has_own_rank = False
@@ -506,11 +516,13 @@ class Family:
 
     def admit(self, now: float) -> None:
         """Find new members, and forget what is gone."""
-        pids, shim_pid = set(all_pids()), os.getpid()
+        pids = set(all_pids())
+        shim_pid = os.getpid()
         self.others &= pids
         candidates = ((pid, stat_of(pid)) for pid in pids - self.others)
         stats = {pid: stat for pid, stat in candidates if stat is not None and stat[1] not in DEAD}
-        former, self.members = self.members, {}
+        former = self.members
+        self.members = {}
         ours = below(shim_pid, children_in(stats))
         for pid in sorted(ours, key=lambda pid: (stats[pid][2], pid)):
             parent, _, start_ticks = stats[pid]
@@ -539,11 +551,13 @@ class Family:
         if any(member.rank == 0 for member in ranked):
             if self.first is not None:
                 # It is a launcher, which had begun another rank before the first.
-                self.first.rank, self.first = None, None
+                self.first.rank = None
+                self.first = None
             return
         parent = self.members.get(min(ranked, key=lambda member: member.rank or 0).parent) if ranked else None
         if parent is not None and parent.rank is None:
-            parent.rank, parent.size = 0, ranked[0].size
+            parent.rank = 0
+            parent.size = ranked[0].size
             self.first = parent
 
     def read(self, member: Descendant) -> None:
@@ -564,7 +578,8 @@ def place_in(environment: Mapping[bytes, bytes]) -> tuple[int | None, int | None
     """The rank in an environment, and the number of ranks on this machine. Launchers of one
     machine, such as Lightning's, set the local rank alone."""
     values = {name: int(value) for name, value in environment.items() if value.isdigit()}
-    rank, size = values.get(b"RANK"), values.get(b"LOCAL_WORLD_SIZE")
+    rank = values.get(b"RANK")
+    size = values.get(b"LOCAL_WORLD_SIZE")
     if b"RANK" not in environment and b"LOCAL_RANK" in environment:
         size = values.get(b"WORLD_SIZE") if size is None else size
         if not values.get(b"NODE_RANK") and not values.get(b"GROUP_RANK"):

@@ -17,7 +17,8 @@ from gputui.store.runs import Run
 def read_shape(data: Mapping[str, Any]) -> RunSpec:
     """Read a specification from its JSON. Raises SpecError, also for a launcher or target that this version lacks."""
     spec = RunSpec.from_json(data)
-    launcher, target = LAUNCHERS.get(spec.launcher), spec.target
+    launcher = LAUNCHERS.get(spec.launcher)
+    target = spec.target
     if launcher is None or not spec.program or not (launcher.takes_command or spec.python):
         raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
     if target is not None and (target.get("kind") not in EXECUTORS or "name" not in target):

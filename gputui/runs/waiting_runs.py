@@ -47,7 +47,8 @@ def why_not_yet(connection: sqlite3.Connection, run: Run, now: float) -> str | N
             return f"waits for {run_id}, which {state}; stop it to end the wait"
     if spec.begin_at is None or now >= spec.begin_at:
         return None
-    begin, today = time.localtime(spec.begin_at), time.localtime(now)
+    begin = time.localtime(spec.begin_at)
+    today = time.localtime(now)
     if begin[:3] == today[:3]:
         return time.strftime("begins at %H:%M", begin)
     return time.strftime("begins on %d %b at %H:%M", begin)

@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 # A working directory may be a home directory, and a folder hold a data set. What is near comes first.
-MAX_ENTRIES, MAX_FOLDER_ENTRIES = 50_000, 4_000
+MAX_ENTRIES = 50_000
+MAX_FOLDER_ENTRIES = 4_000
 # Folders that no training writes its results to; hidden ones are passed over too.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env"})
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
@@ -23,7 +24,8 @@ def files_below(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.Di
     """The regular files below a folder, nearest first, of at most MAX_ENTRIES entries, and MAX_FOLDER_ENTRIES of one
     folder. Links to folders, and other file systems there that may not answer, are not followed, and what cannot be
     read is passed over."""
-    waiting, count = deque([str(folder)]), 0
+    waiting = deque([str(folder)])
+    count = 0
     avoided = frozenset((*map(str, excluded), *_remote_mounts(folder)))
     while waiting:
         with suppress(OSError), os.scandir(waiting.popleft()) as entries:

@@ -87,7 +87,8 @@ class RecordStatus(Struct, frozen=True):
     def lines(self) -> list[str]:
         """The status as text."""
         limits = self.retention
-        lines, limit = [], "any size"
+        lines = []
+        limit = "any size"
         if limits.size_bytes is not None:
             limit = f"at most {bytes_text(limits.size_bytes)}"
         if self.problem is not None:
@@ -104,7 +105,8 @@ class RecordStatus(Struct, frozen=True):
 
 def record_status(connection: sqlite3.Connection, retention: Retention, problem: str | None) -> RecordStatus:
     """The status. Raises sqlite3.Error."""
-    began, space = first_sample(connection), room(connection)
+    began = first_sample(connection)
+    space = room(connection)
     if began is None:
         return RecordStatus(retention, problem)
     raw_since = max(began, bounds(connection).raw_since)

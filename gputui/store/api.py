@@ -304,7 +304,9 @@ def _attempts(connection: sqlite3.Connection, run_id: str) -> tuple[AttemptRecor
     def record(attempt: Attempt) -> AttemptRecord:
         kind = summary = decision = None
         if (incident := incidents.get(attempt.number)) is not None:
-            kind, summary, decision = incident.kind, incident.summary, decisions.get(incident.incident_id)
+            kind = incident.kind
+            summary = incident.summary
+            decision = decisions.get(incident.incident_id)
         return AttemptRecord(
             number=attempt.number,
             state=attempt.state,
@@ -326,7 +328,9 @@ def _attempts(connection: sqlite3.Connection, run_id: str) -> tuple[AttemptRecor
 
 
 def _point(point: Mapping[str, Any], cuts: Mapping[int, float]) -> MetricPoint:
-    step, attempt, value = point["step"], point["attempt"], as_float(point["value"])
+    step = point["step"]
+    attempt = point["attempt"]
+    value = as_float(point["value"])
     assert value is not None, "it is a number"
     return MetricPoint(
         attempt=attempt,

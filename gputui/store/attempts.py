@@ -191,14 +191,16 @@ def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
 def attempt_at(attempt: Attempt, at: float) -> Attempt:
     """The attempt as it was at a time."""
     changes: dict[str, Any] = {}
-    first_step_at, state = attempt.first_step_at, "running"
+    first_step_at = attempt.first_step_at
+    state = "running"
     if first_step_at is None:
         # A run that was rebuilt from its folder has no time of its first step.
         first_step_at = attempt.started_at
     if not is_by(first_step_at, at):
         changes |= {"first_step_at": None, "first_step": None}
     if not is_by(attempt.started_at, at):
-        changes["started_at"], state = None, "starting"
+        changes["started_at"] = None
+        state = "starting"
     if not is_by(attempt.ended_at, at):
         later = ("exited_at", "ended_at", "exit_code", "exit_signal", "exit", "last_step", "stop_requested")
         changes |= {**dict.fromkeys(later), "state": state}
@@ -216,7 +218,8 @@ CounterReading = tuple[float, float]
 
 def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
     """Energy between two readings of one counter; after a restart a lower bound."""
-    (_, before), (_, after) = earlier, later
+    _, before = earlier
+    _, after = later
     if after >= before:
         return after - before
     return after
@@ -254,7 +257,8 @@ def _shared_parts(begin: float, end: float, others: Sequence[FellowStay]) -> Ite
         return  # the clock was set back
     overlaps = []
     for stay in others:
-        since, end_of_stay = max(begin, stay.begin), end
+        since = max(begin, stay.begin)
+        end_of_stay = end
         if stay.end is not None:
             end_of_stay = min(end, stay.end)
         if since < end_of_stay:
@@ -313,7 +317,9 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
     )
     costs = []
     for attempt, row in zip(read_attempts(connection, run_id), rows, strict=True):
-        begin, seconds, gpu_seconds = attempt.started_at, attempt.ran_seconds(now), None
+        begin = attempt.started_at
+        seconds = attempt.ran_seconds(now)
+        gpu_seconds = None
         if begin is not None and seconds is not None:
             gpu_seconds = attempt.gpu_seconds(begin, begin + seconds)
         hours = None

@@ -53,7 +53,8 @@ def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCoun
                 ("minutes", limits.minutes_since, limits.raw_since),
                 ("hours", -math.inf, limits.minutes_since),
             ):
-                begin, end = max(stay.begin, since), min(stay.end, limit)
+                begin = max(stay.begin, since)
+                end = min(stay.end, limit)
                 if begin < end:
                     most = _count(connection, counts, table, row[0], stay, begin, end)
                     if most is not None and counts_memory:
@@ -66,10 +67,16 @@ def _count(
 ) -> int | None:
     """Add the samples, minutes or hours of a stay in [begin, end); return its largest memory in
     use. A span that overlaps in part counts in part, and its maximum not at all."""
-    mean, most, weight, whole = "", "", "1", "at >= :begin AND at < :end"
-    where, seconds = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND {whole}", 0.0
+    mean = ""
+    most = ""
+    weight = "1"
+    whole = "at >= :begin AND at < :end"
+    where = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND {whole}"
+    seconds = 0.0
     if table != "samples":
-        mean, most, seconds = "_mean", "_max", float(span_seconds(table))
+        mean = "_mean"
+        most = "_max"
+        seconds = float(span_seconds(table))
         weight = "sample_count * (min(at + :seconds, :end) - max(at, :begin)) / :seconds"
         whole = "at >= :stay_begin AND at + :seconds <= :stay_end"
         where = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND at > :begin - :seconds AND at < :end"

@@ -226,7 +226,8 @@ def _gpu_view(
 ) -> GpuView:
     """A GPU from a row of `_GPUS` at ``now``."""
     run_id, run_name = holders[0] if holders else (None, None)
-    facts, processes = json_mapping(row["facts"]), _processes(row["processes"])
+    facts = json_mapping(row["facts"])
+    processes = _processes(row["processes"])
     age = None
     if row["at"] is not None:
         age = max(0.0, now - row["at"])
@@ -237,7 +238,8 @@ def _gpu_view(
         state = "stale"
     else:
         state = "error" if row["state"] == "error" else "ok"
-    total, reasons = row["memory_total_bytes"], row["throttle_reasons"]
+    total = row["memory_total_bytes"]
+    reasons = row["throttle_reasons"]
     if total is None:
         total = facts.get("memory_total_bytes")
     if reasons is not None:

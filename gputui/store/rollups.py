@@ -131,7 +131,8 @@ def means(
     """The means of columns in ``buckets`` equal parts of [since, until): of samples or, where these
     are deleted, of the longest spans that fit into a part or still exist. A span counts for the
     part in which it begins."""
-    limits, width = bounds(connection), (end - since) / buckets
+    limits = bounds(connection)
+    width = (end - since) / buckets
     tables = [(series.table, "avg({0})")]
     if since < limits.raw_since:
         name = "hours" if width >= HOUR or since < limits.minutes_since else "minutes"
@@ -270,7 +271,8 @@ def sample_at(
 ) -> dict[str, Any] | None:
     """The last sample of a GPU, or of the host (None), up to a time, or the means of its minute or hour
     where no finer data exist; None if nothing was known yet."""
-    limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
+    limits = bounds(connection)
+    gpu_id = _gpu_id(connection, uuid)
     if at < limits.raw_since:
         return means_around(connection, columns, at, limits, gpu_id)
     series = HOST if uuid is None else GPU
@@ -305,23 +307,27 @@ def sample_spans(
     spans. Hours and minutes are read where no finer data exist.
     """
     with one_moment(connection):
-        limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
+        limits = bounds(connection)
+        gpu_id = _gpu_id(connection, uuid)
         spans = []
         for table, since, limit in (
             ("hours", -math.inf, limits.minutes_since),
             ("minutes", limits.minutes_since, limits.raw_since),
             ("samples", limits.raw_since, math.inf),
         ):
-            begin, end = first, last
+            begin = first
+            end = last
             if since != -math.inf:
                 begin = max(first, math.ceil(since / seconds))
             if limit != math.inf:
                 end = min(last, math.ceil(limit / seconds) - 1)
             if begin > end:
                 continue
-            (count, of_column), part_seconds = _OF_ROLLUPS, seconds
+            count, of_column = _OF_ROLLUPS
+            part_seconds = seconds
             if table == "samples":
-                (count, of_column), part_seconds = _OF_SAMPLES, read_seconds
+                count, of_column = _OF_SAMPLES
+                part_seconds = read_seconds
             expressions = ", ".join(("min(at), max(at)", count, *(of_column.format(name) for name in columns)))
             parts = _Parts(0.0, seconds, begin, end, part_seconds)
             name = f"host_{table}" if uuid is None else f"gpu_{table}"

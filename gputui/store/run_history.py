@@ -152,7 +152,8 @@ def appended(
 ) -> list[Record]:  # fmt: skip
     """Records of a table whose first field is the id, selected like `read_incidents`."""
     key = kind.__struct_fields__[0]
-    conditions, values = [f"{key} > ?"], [after_id]
+    conditions = [f"{key} > ?"]
+    values = [after_id]
     for condition, value in (("run_id = ?", run_id), ("at <= ?", at)):
         if value is not None:
             conditions.append(condition)

@@ -264,7 +264,8 @@ def read_runs(
     """Runs, newest first; with ``active_only`` those that are not over, with ``over_only`` the
     others. At a past time, ``limit`` applies to runs that were over, and keeps the newest ends."""
     if at is None:
-        where, most = "", -1
+        where = ""
+        most = -1
         if over_only:
             where = f"WHERE r.state IN {_OVER}"
         elif active_only:
@@ -368,7 +369,8 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
 
 
 def _run(row: dict[str, Any]) -> Run:
-    leased, params = json_items(row["leased"]), json_mapping(row["params"])
+    leased = json_items(row["leased"])
+    params = json_mapping(row["params"])
     stop = placement = None
     if row["stop_since"] is not None:
         grace = json_mapping(row["attempt_launch"]).get("grace_seconds")
@@ -412,17 +414,21 @@ def holders(runs: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
 
 def _move_of_row(run: Run, at: float) -> TransitionView:
     """The transition of a run that has none: it was rebuilt from its folder."""
-    state, since = RunState.QUEUED, run.created_at
+    state = RunState.QUEUED
+    since = run.created_at
     if run.state.is_over and is_by(run.ended_at, at):
-        state, since = run.state, run.ended_at or at
+        state = run.state
+        since = run.ended_at or at
     elif is_by(run.started_at, at):
-        state, since = RunState.RUNNING, run.started_at or at
+        state = RunState.RUNNING
+        since = run.started_at or at
     return TransitionView(0, run.run_id, since, None, state, run.reason or "", "")
 
 
 def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, at: float) -> Run:
     state = RunState(move.to_state)
-    is_over, is_queued = state.is_over, state is RunState.QUEUED
+    is_over = state.is_over
+    is_queued = state is RunState.QUEUED
     # A recovering run keeps its GPUs in the queue.
     holds = not is_over and (not is_queued or move.from_state == RunState.RECOVERING)
     if is_over and run.state == state and run.ended_at == move.at:

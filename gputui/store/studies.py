@@ -366,6 +366,7 @@ def _trial_at(
         state = TrialState.ENQUEUED
     rung = value = None
     if passed is not None:
-        rung, value = passed.rung, passed.value
+        rung = passed.rung
+        value = passed.value
     then = replace(trial, run_id=run_id, state=state, rung=rung, latest_value=value)
     return replace(then, values=(), constraints=(), reason=None, ended_at=None)

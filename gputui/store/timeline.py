@@ -185,9 +185,11 @@ def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: in
 
 def _tick(connection: sqlite3.Connection, at: float, *, after: bool) -> float | None:
     """The time of the first tick after a time, or of the last one before it."""
-    what, nearest = "max(at) FROM {} WHERE at <", max
+    what = "max(at) FROM {} WHERE at <"
+    nearest = max
     if after:
-        what, nearest = "min(at) FROM {} WHERE at >", min
+        what = "min(at) FROM {} WHERE at >"
+        nearest = min
     queries = [f"SELECT {what.format(table)} ?" for _, _, table in _SOURCES]
     times = [connection.execute(query, (at,)).fetchone()[0] for query in queries]
     return nearest((time for time in times if time is not None), default=None)

@@ -25,7 +25,9 @@ from gputui.store.database import StoreError, data_version, is_locked, is_same_f
 from gputui.studies import rows
 from gputui.studies.process import StudyProcess
 
-EXIT_OK, EXIT_FAILED, EXIT_HELD_ELSEWHERE = 0, 3, 5
+EXIT_OK = 0
+EXIT_FAILED = 3
+EXIT_HELD_ELSEWHERE = 5
 # Of 1000: the kernel kills this process before any training, and a restart loses nothing.
 _OOM_SCORE = b"800"
 _NICE = 5
@@ -76,7 +78,10 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
 def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProcess) -> None:
     """Serve until nothing is left to do, or the database was replaced: the next agent starts a
     process for that."""
-    version, turn_at, agent_at, database_stat = -1, 0.0, time.monotonic(), workspace.database.stat()
+    version = -1
+    turn_at = 0.0
+    agent_at = time.monotonic()
+    database_stat = workspace.database.stat()
     while True:
         now = time.monotonic()
         if now - agent_at >= AGENT_SECONDS:
@@ -89,7 +94,8 @@ def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProc
                 ensure_agent(workspace)
         changed = data_version(connection)
         if changed != version or now - turn_at >= TURN_SECONDS:
-            version, turn_at = changed, now
+            version = changed
+            turn_at = now
             try:
                 if not study.turn():
                     return

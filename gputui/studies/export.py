@@ -46,7 +46,8 @@ def export_storage(connection: sqlite3.Connection, folder: Path, study: StudyRec
     """Copy a study to a new Optuna storage in SQLite; returns the number of trials. ``folder`` is
     the study's. Raises StudyExportError."""
     _create(target, "")
-    study_id, spec = study.study_id, study_spec(study)
+    study_id = study.study_id
+    spec = study_spec(study)
     rows = read_trials(connection, study_id)
     try:
         exported = optuna.storages.RDBStorage(f"sqlite:///{target}")
@@ -76,7 +77,8 @@ def export_lineage(
 ) -> tuple[int, int]:
     """Write the training of a population's member, by default the best one, as a profile with
     phases; returns its trial's number and the number of phases. Raises StudyExportError."""
-    study_id, spec = study.study_id, study_spec(study)
+    study_id = study.study_id
+    spec = study_spec(study)
     trials = read_trials(connection, study_id)
     if spec.pbt is None:
         raise StudyExportError(f"{study_id} trains no population; gputui study report names the command")

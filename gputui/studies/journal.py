@@ -113,7 +113,8 @@ class StudyJournal:
         study is never ahead."""
         for row in rows[len(self.trials()) :]:
             state = _state(row.state, row.values)
-            user_attrs, values = {}, None
+            user_attrs = {}
+            values = None
             if state is not TrialState.RUNNING:
                 user_attrs[VERDICT] = _verdict(_ruling(row), row.ended_at or 0.0)
             if state is TrialState.COMPLETE:
@@ -148,7 +149,8 @@ class StudyJournal:
         draft = _Draft(self.study._storage, trials, number=len(self.trials()))
         draft.trial.set_user_attr(OWN, self._noted(origin="sampled"))
         study = optuna.Study(self._study_id, draft, self._sampler(draft), self.study.pruner)  # type: ignore[arg-type]
-        new_trial, point = Trial(study, draft.trial._trial_id), draft.trial.params
+        new_trial = Trial(study, draft.trial._trial_id)
+        point = draft.trial.params
         for dimension in self.spec.space:
             if dimension.applies(point):
                 new_trial._suggest(dimension.name, self._distributions[dimension.name])
@@ -225,7 +227,8 @@ class _Draft:
     It is what samplers see; ``others`` are the trials beside it."""
 
     def __init__(self, storage: optuna.storages.BaseStorage, others: list[FrozenTrial], *, number: int) -> None:
-        self._storage, self.others = storage, others
+        self._storage = storage
+        self.others = others
         self.trial = create_trial(state=TrialState.RUNNING)
         self.trial.number = number
 

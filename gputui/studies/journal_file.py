@@ -43,7 +43,8 @@ def _move_broken_lines(file: Path, lock: _JournalLock) -> list[str]:
     returns a sentence about each. No process could read on behind it."""
     whole_lines: list[bytes] = []
     broken: dict[int, bytes] = {}
-    beside, whole = file.with_suffix(".broken"), file.with_suffix(".new")
+    beside = file.with_suffix(".broken")
+    whole = file.with_suffix(".new")
     lock.acquire()
     try:
         with file.open("rb") as lines:
@@ -83,7 +84,8 @@ class _JournalFile(JournalFileBackend):
 
     def __init__(self, file: str, lock: _JournalLock) -> None:
         super().__init__(file, lock)
-        self._file, self._own_lock = Path(file), lock
+        self._file = Path(file)
+        self._own_lock = lock
 
     @property
     def is_read_to_its_end(self) -> bool:
@@ -91,7 +93,8 @@ class _JournalFile(JournalFileBackend):
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         # Optuna asks for the trials dozens of times for each point; mostly nothing is new.
-        size, read = self._file.stat().st_size, self._log_number_offset.get(log_number_from)
+        size = self._file.stat().st_size
+        read = self._log_number_offset.get(log_number_from)
         if read is not None and size < read:
             raise OSError(f"{self._file} was cut by another process")
         if size != read:

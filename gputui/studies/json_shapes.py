@@ -85,7 +85,8 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
     from gputui.studies.importances import importances
     from gputui.studies.report import saved_share, winner_command
 
-    spec, trials = findings.spec, findings.trials
+    spec = findings.spec
+    trials = findings.trials
     best = [
         {**_trial_shape(trial), "command": winner_command(findings, trial)} for trial in ranked(trials, spec.objectives)
     ]
@@ -128,7 +129,8 @@ def _study_shape(
 
 
 def _rung_shape(rung: RungValue) -> dict[str, Any]:
-    value, at = number_or_word(rung.value), iso(rung.at)
+    value = number_or_word(rung.value)
+    at = iso(rung.at)
     return {"rung": rung.rung, "step": rung.step, "value": value, "attempt": rung.attempt, "at": at}
 
 

@@ -27,7 +27,8 @@ class Reads:
     JSON Schema of its type."""
 
     def __init__(self, parse: Callable[[Any], object], schema: Callable[[JsonSchema], JsonSchema] = dict) -> None:
-        self.parse, self.schema = parse, schema
+        self.parse = parse
+        self.schema = schema
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema

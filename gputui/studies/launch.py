@@ -40,9 +40,11 @@ def resolve_study(
     if spec.target is not None:
         situation = None
     if situation is None:
-        inventory, excluded = (None, set())
+        inventory = None
+        excluded = set()
     else:
-        inventory, excluded = (situation.facts, situation.excluded)
+        inventory = situation.facts
+        excluded = situation.excluded
     whole = sum(not gpu.mig_mode and gpu.uuid not in excluded for gpu in inventory or ())
     if inventory is not None and whole and spec.gpus_per_trial > whole:
         has = machine_has(inventory, excluded)
@@ -60,7 +62,8 @@ def resolve_study(
         target=spec.target,
         heeds_shell_gpus=False,
     )
-    count, per_gpu = len(base.gpus.uuids) or base.gpus.count, int(1 / base.gpus.share)
+    count = len(base.gpus.uuids) or base.gpus.count
+    per_gpu = int(1 / base.gpus.share)
     spec = replace(spec, gpus_per_trial=count, trials_per_gpu=max(spec.trials_per_gpu, per_gpu))
     if problems := impossible_budget(spec, usual_seconds):
         raise ResolveError(problems, is_refusal=True)
@@ -82,10 +85,12 @@ def impossible_budget(spec: StudySpec, seconds: float | None) -> list[str]:
     run, None if unknown."""
     if seconds is None:
         return []
-    budget, hours = spec.budget, seconds * spec.gpus_per_trial / SECONDS_PER_HOUR
+    budget = spec.budget
+    hours = seconds * spec.gpus_per_trial / SECONDS_PER_HOUR
     problems = []
     if budget.wall_seconds is not None and budget.wall_seconds < seconds:
-        run_time, budgeted = units.duration(seconds), units.duration(budget.wall_seconds)
+        run_time = units.duration(seconds)
+        budgeted = units.duration(budget.wall_seconds)
         problems.append(f"budget.wall: {budgeted} is less than one run takes, {run_time} by earlier ones; give more")
     if budget.gpu_hours is not None and budget.gpu_hours < hours:
         problems.append(
@@ -145,7 +150,9 @@ def study_plan(connection: sqlite3.Connection, spec: StudySpec) -> dict[str, Any
     """The first points of a study, and its expected cost by earlier runs of the profile (null if
     unknown). Pruning and the slowdown of trials that share a GPU are ignored. JSON."""
     trials = spec.wanted_trials
-    seconds, room, sharing = usual_seconds(connection, spec), spec.parallel, 1
+    seconds = usual_seconds(connection, spec)
+    room = spec.parallel
+    sharing = 1
     if spec.target is None:
         (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
         sharing = _trials_on_each_gpu(connection, spec)
@@ -192,7 +199,8 @@ def plan_cost(plan: Mapping[str, Any]) -> str:
     """The expected duration and cost as a sentence."""
     if plan["expected_trial_seconds"] is None:
         return "no run of the profile with these parameters has succeeded yet: how long it takes is not known"
-    wall, hours = plan["expected_wall_seconds"], plan["expected_gpu_hours"]
+    wall = plan["expected_wall_seconds"]
+    hours = plan["expected_gpu_hours"]
     return f"expected without pruning: {units.duration(wall)}, {units.gpu_hours(hours)} GPU-hours"
 
 

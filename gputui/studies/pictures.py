@@ -128,7 +128,8 @@ def _line(points: Iterable[_Point]) -> list[Bin]:
 def _dots(groups: Sequence[Sequence[_Point]], kind: AxisKind, height: float) -> list[list[Bin]]:
     """Unconnected points, sorted by x, with the same height on the axis: a share of their range."""
     values = [value for points in groups for _, value in points]
-    least, most = min(values, default=1.0), max(values, default=1.0)
+    least = min(values, default=1.0)
+    most = max(values, default=1.0)
 
     def dot(x: float, value: float) -> Bin:
         low, high = _dot_ends(value, least, most, kind, height)
@@ -142,13 +143,15 @@ def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: f
     ``most``."""
     if kind == "log":
         ratio = math.exp((math.log(most) - math.log(least)) * height / 2)
-        low, high = value / ratio, value * ratio
+        low = value / ratio
+        high = value * ratio
     else:
         # Halves first: the difference of two finite numbers may not be finite.
         half = (most / 2 - least / 2) * height
         # An axis of values that cannot be negative begins at 0.
         least_low = 0.0 if value >= 0 else -sys.float_info.max
-        low, high = max(value - half, least_low), value + half
+        low = max(value - half, least_low)
+        high = value + half
     return low, min(high, sys.float_info.max)
 
 
@@ -168,6 +171,7 @@ def _axis_names(dimension: Dimension) -> tuple[str, ...]:
 def _value_axis(points: Sequence[_Point]) -> YAxis:
     """A logarithmic axis if the values span more than a factor of 100."""
     values = [value for _, value in points]
-    least, most = min(values, default=1.0), max(values, default=1.0)
+    least = min(values, default=1.0)
+    most = max(values, default=1.0)
     kind: AxisKind = "log" if least > 0 and most / least > 100 else "linear"
     return YAxis(kind)

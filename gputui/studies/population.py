@@ -107,7 +107,8 @@ class Population:
 
         Returns why that is not possible, if no member has a usable checkpoint.
         """
-        connection, study_id = self._writer.connection, self._writer.study_id
+        connection = self._writer.connection
+        study_id = self._writer.study_id
         trials = [trial for trial in trials if trial.origin != OUTSIDE]
         training = [trial for trial in trials if trial.state is TrialState.RUNNING]
         if any(not trial.state.is_over and trial.state is not TrialState.RUNNING for trial in trials):

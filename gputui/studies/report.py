@@ -49,7 +49,8 @@ from gputui.studies.study_file import gpus_of
 BEST_SHOWN = 5
 TRAINED_AGAIN = 2
 """How many trials get a command in the report; all of a Pareto front do."""
-_SIZE, _HALF_SIZE = (1000, 360), (600, 360)
+_SIZE = (1000, 360)
+_HALF_SIZE = (600, 360)
 
 
 class StudyFindings(Struct, frozen=True):
@@ -83,7 +84,9 @@ def read_findings(
     connection: sqlite3.Connection, workspace: Workspace, study: StudyRecord, now: float, at: float | None = None
 ) -> StudyFindings:
     """The findings of a study, now or at a past time. Raises sqlite3.Error."""
-    study_id, spec, end_at = study.study_id, study_spec(study), now if at is None else at
+    study_id = study.study_id
+    spec = study_spec(study)
+    end_at = now if at is None else at
     base: RunSpec | None = None
     with suppress(SpecError):
         base = read_spec(workspace.studies / study_id / SPEC_FILE)
@@ -151,7 +154,8 @@ def contents(findings: StudyFindings) -> dict[str, bytes]:
 
 
 def _render(template: str, findings: StudyFindings, sections: Sequence[_Section], **more: Any) -> str:
-    study, spec = findings.study, findings.spec
+    study = findings.study
+    spec = findings.spec
     states = counted(findings.trials)
     counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
     used = ""
@@ -262,7 +266,9 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
 
 
 def _curves(findings: StudyFindings) -> Iterator[_Section]:
-    spec, trials, rungs = findings.spec, findings.trials, findings.rungs
+    spec = findings.spec
+    trials = findings.trials
+    rungs = findings.rungs
     if not any(trial.ended_at is not None for trial in trials):
         return
     for objective, ranked_trials in by_objective(trials, spec.objectives):
@@ -281,7 +287,8 @@ def _importances(findings: StudyFindings) -> Iterator[_Section]:
     dimensions = {dimension.name: dimension for dimension in spec.space}
     by_importance = importances(findings.trials, spec)
     for objective, trials in by_objective(findings.trials, spec.objectives):
-        rows, drawings = [], {}
+        rows = []
+        drawings = {}
         for importance in (candidate for candidate in by_importance if candidate.objective == objective.metric):
             title, name = _of_objective(spec, objective, "What mattered", f"over-{_file_name(importance.name)}")
             rows.append([importance.name, percent(importance.share * 100)])

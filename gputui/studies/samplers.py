@@ -39,7 +39,8 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 def pruner(spec: StudySpec) -> BasePruner:
     """The pruner, whose steps are rungs."""
-    pruners, chosen = optuna.pruners, spec.pruner
+    pruners = optuna.pruners
+    chosen = spec.pruner
     match chosen.kind:
         case "median":
             return pruners.MedianPruner(n_startup_trials=chosen.startup, n_warmup_steps=chosen.warmup)
@@ -60,7 +61,8 @@ def pruner(spec: StudySpec) -> BasePruner:
 def sampler(spec: StudySpec, number: int) -> BaseSampler:
     """A sampler seeded only by the study's seed and the trial's number, so that a restarted process
     draws the same point."""
-    samplers, kind = optuna.samplers, spec.sampler.kind
+    samplers = optuna.samplers
+    kind = spec.sampler.kind
     seed = _seed(spec, number)
     startup: dict[str, Any] = {}
     if spec.sampler.startup is not None:

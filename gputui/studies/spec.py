@@ -292,7 +292,8 @@ class PbtSpec(Section):
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_RANGE, _GIVEN = ("min", "max", "step"), {"not": NULL}
+_RANGE = ("min", "max", "step")
+_GIVEN = {"not": NULL}
 _DIMENSION_RULES = [
     {
         "if": {"properties": {"type": {"const": "choice"}}},
@@ -415,7 +416,8 @@ def _points(space: tuple[Dimension, ...], point: Mapping[str, Scalar]) -> Iterat
     if not space:
         yield dict(point)
         return
-    dimension, rest = space[0], space[1:]
+    dimension = space[0]
+    rest = space[1:]
     if not dimension.applies(point):
         yield from _points(rest, point)
         return

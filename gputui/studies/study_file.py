@@ -197,7 +197,8 @@ def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[CrossFinding]:
     """Put the value of a parameter in place of its name in ``length`` of pruner and pbt."""
     parameters = {} if profile is None else profile.parameters
-    space, params = _mapping(data, "space"), _mapping(data, "params")
+    space = _mapping(data, "space")
+    params = _mapping(data, "params")
     usual = next((name for name in _STEPS_NAMES if name in parameters and name not in space), None)
     for key, usual_name in (("pruner", None), ("pbt", usual)):
         section = _mapping(data, key)
@@ -241,7 +242,8 @@ def _check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFin
     """Check the parameters that a study's file names against its profile. ``data`` may have any
     other mistake."""
     parameters = profile.parameters
-    space, params = _mapping(data, "space"), _mapping(data, "params")
+    space = _mapping(data, "space")
+    params = _mapping(data, "params")
     for section, names in (("space", space), ("params", params)):
         for name in names:
             if name not in parameters:
@@ -262,7 +264,8 @@ def _check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFin
 def _changed_by_recovery(tuned: Collection[str], profile: Profile) -> Iterator[CrossFinding]:
     """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do
     not change tuned values."""
-    recovery, roles = profile.form.recovery, profile.form.roles
+    recovery = profile.form.recovery
+    roles = profile.form.roles
     own_ladders = recovery.get("ladders") or {}
     ladders = policy_from(recovery).ladders if own_ladders else {}
     for kind in own_ladders:
@@ -311,10 +314,13 @@ def _cross_check(spec: StudySpec, profile: Profile, keys: Collection[str]) -> It
 
 def _rules(spec: StudySpec, profile: Profile, keys: Collection[str]) -> Iterator[tuple[bool, KeyPath, str]]:
     """Rules over several keys: whether one is broken, the key to name, and what to do."""
-    kind, several, budget = spec.sampler.kind, len(spec.objectives) > 1, spec.budget
+    kind = spec.sampler.kind
+    several = len(spec.objectives) > 1
+    budget = spec.budget
     has_end = spec.is_grid or spec.pbt is not None or budget != Budget() or spec.stop_after is not None
     uses_gpus = not profile.form.gpus.is_none or "gpus_per_trial" in keys
-    of_one_gpu, gpu_hours = ("trials_per_gpu",), ("budget", "gpu_hours")
+    of_one_gpu = ("trials_per_gpu",)
+    gpu_hours = ("budget", "gpu_hours")
 
     what = f"a budget is needed (trials, gpu_hours or wall), or stop_after: {kind} has no end"
     yield not has_end, (), what
@@ -340,7 +346,8 @@ def _rules(spec: StudySpec, profile: Profile, keys: Collection[str]) -> Iterator
         yield kind == "cmaes" and several, ("sampler",), "cmaes has one objective; tpe and nsga2 take several"
         yield kind == "nsga2" and not several, ("sampler",), "nsga2 is for several objectives; tpe learns from one"
     else:
-        length, every = spec.pbt.length, spec.pbt.every
+        length = spec.pbt.length
+        every = spec.pbt.every
         for key in ("sampler", "pruner", "stop_after", "warm_start"):
             yield key in keys, (key,), "pbt has its own way; remove the line"
         yield several, ("objective",), "pbt compares members by one objective"

@@ -55,7 +55,8 @@ class TrialView:
     def update(self, journal: StudyJournal, stopped: int | None = None) -> list[TrialRecord]:
         """Bring the rows to what the journal has; returns all. A trial that another process ended is
         over once its run is: the one that is ``stopped``."""
-        rows, trials = self.read(), journal.trials()
+        rows = self.read()
+        trials = journal.trials()
         notes = journal.own() if len(trials) > len(rows) else {}
         changes: dict[int, dict[str, Any]] = {}
         for trial in trials:

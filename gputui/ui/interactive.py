@@ -33,7 +33,8 @@ def open_screen(session: Session, *, demo: bool, at: str | None = None) -> int:
 
 def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float | None = None) -> int:
     if not readonly:
-        before, after = f"cannot use {workspace.state}: ", "; choose another --home"
+        before = f"cannot use {workspace.state}: "
+        after = "; choose another --home"
         with exit_on(OSError, code=Exit.UNREACHABLE, before=before, after=after):
             workspace.create()
     # Imported modules are no garbage; collecting now would only delay the first frame.

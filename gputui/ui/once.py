@@ -87,7 +87,8 @@ def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | N
     columns, lines = (_number(environ.get(name)) for name in ("COLUMNS", "LINES"))
     if output.isatty():
         size = shutil.get_terminal_size((80, 24))
-        columns, lines = columns or size.columns, lines or size.lines - 1
+        columns = columns or size.columns
+        lines = lines or size.lines - 1
     return max(LEAST_WIDTH, columns or WIDTH_WITHOUT_TERMINAL), lines
 
 
@@ -111,7 +112,8 @@ def _await_sample(connection: sqlite3.Connection) -> None:
     begin = time.monotonic()
     deadline = begin + FIRST_SAMPLE_SECONDS
     while time.monotonic() < deadline:
-        agent, host = read_agent(connection), read_host(connection)
+        agent = read_agent(connection)
+        host = read_host(connection)
         if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
             # Rates and CPU load need two samples.
             if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
@@ -155,7 +157,8 @@ def overview_frame(
     alerts = alert_strip(snapshot, width)
     if alerts is not None:
         head.append(alerts)
-    entries, events = with_studies(snapshot.runs, snapshot.studies), snapshot.events
+    entries = with_studies(snapshot.runs, snapshot.studies)
+    events = snapshot.events
     notes: list[Line] = []
     if height is None:
         over = [entry for entry in entries if isinstance(entry, RunRow) and entry.run.state.is_over]

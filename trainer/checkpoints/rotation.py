@@ -83,7 +83,8 @@ def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> Non
     `known_valid` is not verified, because it has just been written. Raises OSError.
     """
     checkpoints = existing(directory)
-    kept_paths, victims = checkpoints[:keep], checkpoints[keep:]
+    kept_paths = checkpoints[:keep]
+    victims = checkpoints[keep:]
     newest = max((step_of(path) or 0 for path in kept_paths), default=0)
     victims += [path for path in directory.glob("step_*.pt.stale") if (step_of(path) or 0) <= newest]
     if victims and (known_valid in kept_paths or choose("auto", directory).path in kept_paths):
@@ -129,7 +130,8 @@ def check_fits(state: State, settings: Settings, path: Path) -> None:
 
     With reset_optimizer, the optimizer may differ; strategy and number of ranks always may.
     """
-    saved, current = state["config"], settings.model_dump(mode="json")
+    saved = state["config"]
+    current = settings.model_dump(mode="json")
     for name in SHAPE_SETTINGS:
         if saved[name] != current[name]:
             raise CheckpointError(

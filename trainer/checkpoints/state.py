@@ -66,7 +66,8 @@ class HostBuffers:
         work of the current stream.
         """
         former = iter(self._buffers)
-        self._buffers, self._copied = [], None
+        self._buffers = []
+        self._copied = None
         copies: dict[tuple[int, torch.device, Any], Tensor] = {}
 
         def change(value: Any, _: str) -> Any:

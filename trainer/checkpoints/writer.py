@@ -122,7 +122,8 @@ class Checkpointer:
         began = time.perf_counter()
         if not self.busy:
             self._take_result()
-        settings, directory = self._settings, self._settings.checkpoint_dir
+        settings = self._settings
+        directory = self._settings.checkpoint_dir
         step_path = files.step_file(directory, step)
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
         paths: list[Path] = []
@@ -136,7 +137,8 @@ class Checkpointer:
             return
         if busy and paths == [step_path] and need == "due":
             if self._world.is_main:
-                blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
+                blocked = time.perf_counter() - began
+                reason = "an earlier checkpoint is still being written"
                 self._outcomes.append(Outcome(step, step_path, (), "checkpoint_skipped", blocked, error=reason))
             return
         self.wait()
@@ -191,7 +193,8 @@ class Checkpointer:
         """The results since the last call, on rank 0; empty on the others. Never waits."""
         if not self.busy:
             self._take_result()
-        outcomes, self._outcomes = self._outcomes, []
+        outcomes = self._outcomes
+        self._outcomes = []
         return outcomes
 
     def _beats_best(self, score: float | None) -> bool:
@@ -210,7 +213,9 @@ class Checkpointer:
 
     def _take_result(self) -> None:
         """Take the result of a finished job, if any. Raises its error if that was a bug."""
-        job, self._job, self._thread = self._job, None, None
+        job = self._job
+        self._job = None
+        self._thread = None
         if job is None:
             return
         if job.error is not None and not isinstance(job.error, OSError):
@@ -232,17 +237,20 @@ class Checkpointer:
             else:
                 self._write_sharded(job)
         except Exception as error:
-            job.error, outcome.error = error, getattr(error, "strerror", None) or str(error)
+            job.error = error
+            outcome.error = getattr(error, "strerror", None) or str(error)
             if job.published:
                 outcome.error = f"not all of its further names: {outcome.error}"
             else:
-                outcome.event, outcome.bytes = "checkpoint_failed", None
+                outcome.event = "checkpoint_failed"
+                outcome.bytes = None
         outcome.seconds = time.perf_counter() - job.began
         outcome.blocked_seconds = outcome.blocked_seconds or outcome.seconds
 
     def _write_sharded(self, job: _Job) -> None:
         """Write this rank's shard, and on rank 0 then the main file. Raises OSError on all ranks."""
-        world, step = self._world.writers, job.outcome.step
+        world = self._world.writers
+        step = job.outcome.step
         path = files.shards_folder(job.outcome.path) / files.shard_name(step, world.rank, world.size)
 
         def write_shard() -> tuple[str, int]:
@@ -271,7 +279,8 @@ class Checkpointer:
 
     def _write_main(self, job: _Job, shards: dict[str, str]) -> None:
         """Write the main file under all names, and delete older checkpoints. Raises OSError."""
-        settings, outcome = self._settings, job.outcome
+        settings = self._settings
+        outcome = job.outcome
         state = job.state
         if shards:
             state = {**state, "shards": shards}
@@ -284,7 +293,8 @@ class Checkpointer:
                 files.publish(temporary, outcome.path, sha256, shards)
             job.published = True
             outcome.bytes = size + (outcome.bytes or 0)
-            also, outcome.also = outcome.also, ()
+            also = outcome.also
+            outcome.also = ()
             for link in also:
                 files.publish_link(outcome.path, link, sha256, shards)
                 outcome.also += (link,)

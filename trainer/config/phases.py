@@ -104,7 +104,8 @@ def _value(settings: Settings, key: str, value: Any) -> Any:
         raise ValueError(f"unknown setting {key}{did_you_mean(key)}")
     if key in RUN_WIDE:
         raise ValueError(f"{key} is the same for the whole run and cannot be set in a phase")
-    share, of_run = _share(value), getattr(settings, key)
+    share = _share(value)
+    of_run = getattr(settings, key)
     if share is None:
         return value
     if isinstance(of_run, bool) or not isinstance(of_run, int | float):

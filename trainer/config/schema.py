@@ -265,7 +265,8 @@ class Settings(
         return self
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
-        task, parallel = self.task, self.parallel
+        task = self.task
+        parallel = self.parallel
         text = task in ("lm", "mlm")
         holds_both = self.data in ("auto", "parquet", "synthetic")
         if not holds_both and (self.data in ("tokens", "documents", "text", "stdlib")) != text:

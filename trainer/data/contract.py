@@ -29,7 +29,8 @@ class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the r
     def __init__(self, index: int, where: str, reason: str | Exception) -> None:
         # All arguments: unpickling calls the constructor with them.
         super().__init__(index, where, reason)
-        self.index, self.where = index, where
+        self.index = index
+        self.where = where
         self.reason = reason if isinstance(reason, str) else getattr(reason, "strerror", None) or one_line(reason)
 
     def __str__(self) -> str:

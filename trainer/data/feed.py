@@ -293,7 +293,8 @@ class _Feed:
 
     def skipped(self) -> list[str]:
         """Messages of the broken samples since the previous call, each sample once in the life of a feed."""
-        skipped, self._skipped = self._skipped, []
+        skipped = self._skipped
+        self._skipped = []
         return skipped
 
 
@@ -321,8 +322,10 @@ class BatchFeed(_Feed):
         """
         if (consumed, batch_size) == (self._consumed, self._batch_size):
             return
-        self._consumed, self._batch_size = consumed, batch_size
-        rank, ranks = self._share.rank, self._share.ranks
+        self._consumed = consumed
+        self._batch_size = batch_size
+        rank = self._share.rank
+        ranks = self._share.ranks
         lanes = ranks * self._readers.count
         if self._split.blocks is not None:
             self.deals = redealt(self.deals, len(self._split), consumed, lanes, batch_size)
@@ -373,8 +376,10 @@ class HeldOut(_Feed):
         If there are fewer samples than that, some batches have fields of length 0. Raises TrainerError like
         `BatchFeed.next`.
         """
-        rank, ranks = self._share.rank, self._share.ranks
-        first, last = rank * self._samples // ranks, (rank + 1) * self._samples // ranks
+        rank = self._share.rank
+        ranks = self._share.ranks
+        first = rank * self._samples // ranks
+        last = (rank + 1) * self._samples // ranks
         batches = -(-self._samples // (ranks * batch_size))  # as many as the largest share needs
         cuts = [first + (last - first) * number // batches for number in range(batches + 1)]
         # Readers of their own: idle between validations, they would double the memory of the training readers.

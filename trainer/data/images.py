@@ -214,7 +214,8 @@ class Records(Split):
             records[rows] = array.reshape(-1, _RECORD_BYTES)[offsets]
         for row in np.flatnonzero(records[:, 0] >= _CLASSES).tolist():
             part, offset = self._parts.locate(int(indices[row]))
-            where, problem = f"{self._files[part].path}, record {offset}", f"its class is {records[row, 0]}, not 0 .. 9"
+            where = f"{self._files[part].path}, record {offset}"
+            problem = f"its class is {records[row, 0]}, not 0 .. 9"
             raise BrokenSample(int(indices[row]), where, problem)
         images = torch.from_numpy(records[:, 1:].reshape(-1, 3, _SIDE, _SIDE))
         return {"image": resize(images, self._size), "label": torch.from_numpy(records[:, 0].astype(np.int64))}
@@ -237,5 +238,6 @@ def cifar10(settings: Settings) -> Images:
     classes = folder / "batches.meta.txt"  # a file of the archive
     names = classes.read_text(encoding="utf-8", errors="replace").split() if classes.is_file() else range(_CLASSES)
     side = settings.image_size or _SIDE
-    train, held_out = Records(files[:-1], settings.image_size), Records(files[-1:], settings.image_size)
+    train = Records(files[:-1], settings.image_size)
+    held_out = Records(files[-1:], settings.image_size)
     return Images(train, held_out, shape=(3, side, side), classes=tuple(map(str, names)))

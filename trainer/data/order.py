@@ -82,7 +82,8 @@ class Order:
                 offsets = _epoch_offsets(positions, epoch * self.size, self.size, deals)
                 part = self._in_blocks(self._lengths, epoch, offsets)
             parts.append(part)
-            start, count = start + len(part), count - len(part)
+            start = start + len(part)
+            count = count - len(part)
         return np.concatenate(parts)
 
     def _in_blocks(self, lengths: Indices, epoch: int, offsets: Indices) -> Indices:
@@ -92,7 +93,8 @@ class Order:
         numbers = np.searchsorted(ends, offsets, side="right")
         samples = np.empty_like(offsets)
         for number in np.unique(numbers).tolist():
-            block, length = int(blocks[number]), int(lengths[blocks[number]])
+            block = int(blocks[number])
+            length = int(lengths[blocks[number]])
             within = _permuted(length, (self._seed, epoch, block + 1), 0, length)
             at = numbers == number
             samples[at] = lengths[:block].sum() + within[offsets[at] - (ends[number] - length)]
@@ -147,7 +149,8 @@ def _epoch_offsets(positions: Indices, begin: int, size: int, deals: Sequence[De
         begin = following.start
     deal = current[-1]
     lanes = np.arange(deal.lanes)
-    at_begin, at_end = deal.taken(lanes, begin), deal.taken(lanes, end)
+    at_begin = deal.taken(lanes, begin)
+    at_end = deal.taken(lanes, end)
     lane = (positions - deal.start) // deal.turn % deal.lanes
     offsets = (np.cumsum(at_end - at_begin) - at_end)[lane] + deal.taken(lane, positions)
     for starts, lengths in reversed(leftovers):
@@ -172,7 +175,8 @@ def _permuted(size: int, key: tuple[int, ...], start: int, stop: int) -> Indices
     values = np.arange(start, stop, dtype=np.uint64)
     outside = np.arange(len(values))
     while len(outside):
-        high, low = values[outside] >> half_bits, values[outside] & mask
+        high = values[outside] >> half_bits
+        low = values[outside] & mask
         for secret in rounds:
             mixed = (low ^ secret) * GAMMA
             mixed ^= mixed >> np.uint64(29)

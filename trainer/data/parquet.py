@@ -114,9 +114,11 @@ def layout(settings: Settings) -> ParquetLayout:
     folder = require_data_dir(settings, "*.parquet files")
     pattern = "{}/*.parquet" if (folder / "train").is_dir() else "{}*.parquet"
     held_out_files = (sorted(folder.glob(pattern.format(name))) for name in HELD_OUT_NAMES)
-    train, held_out = sorted(folder.glob(pattern.format("train"))), next(filter(None, held_out_files), [])
+    train = sorted(folder.glob(pattern.format("train")))
+    held_out = next(filter(None, held_out_files), [])
     if not train:
-        train, held_out = sorted(folder.glob("*.parquet")), []
+        train = sorted(folder.glob("*.parquet"))
+        held_out = []
     if not train:
         raise TrainerError(f"no *.parquet files in {folder} or {folder / 'train'}")
     schemas: dict[Path, Any] = {}
@@ -304,7 +306,8 @@ def parquet_text(settings: Settings) -> Text:
 
     How many tokens each row group has is not in the files, so all are read once, and the counts are cached.
     """
-    files, context = layout(settings), settings.context
+    files = layout(settings)
+    context = settings.context
     candidates = [field for field in files.schema if settings.data_column in ("", field.name)]
     has_tokens = any(re.fullmatch(_TOKENS, str(field.type)) for field in candidates)
     if has_tokens:
@@ -313,7 +316,8 @@ def parquet_text(settings: Settings) -> Text:
     else:
         name = files.column(settings.data_column, "text or lists of tokens", _TEXT)
         load = partial(_load_text, name)
-    spans, cut = files.train + files.held_out, len(files.train)
+    spans = files.train + files.held_out
+    cut = len(files.train)
 
     def count(number: int) -> TokenCount:
         tokens = _required(load, spans[number])

@@ -88,7 +88,8 @@ class ByteWindows(Split):
         content = b""
         part, offset = self._parts.locate(start)
         while len(content) < count:
-            path, size = self._paths[part], self._parts.lengths[part] - 1
+            path = self._paths[part]
+            size = self._parts.lengths[part] - 1
             length = min(size - offset, count - len(content))
             try:
                 with open(path, "rb", buffering=0) as file:  # noqa: PTH123
@@ -99,7 +100,8 @@ class ByteWindows(Split):
             if len(piece) < length:
                 raise BrokenSample(index, path, f"it is shorter than the {size} bytes that it had at first")
             content += piece + b"\n"
-            part, offset = part + 1, 0
+            part = part + 1
+            offset = 0
         return content[:count]
 
 
@@ -131,7 +133,8 @@ def _split_text(paths: Sequence[Path], source: Path, context: int) -> Text:
     if not len(train) or not len(held_out):
         size = ByteWindows(paths, context).bytes
         cut = size - size // 10
-        train, held_out = ByteWindows(paths, context, 0, cut), ByteWindows(paths, context, cut)
+        train = ByteWindows(paths, context, 0, cut)
+        held_out = ByteWindows(paths, context, cut)
         if not len(train) or not len(held_out):
             raise TrainerError(
                 f"{source} has {size} bytes of text in {len(paths)} files, too few for --context {context}: "

@@ -42,7 +42,8 @@ def digits(settings: Settings) -> Images:
         raise TrainerError("--data digits needs the digits that come with scikit-learn: pip install scikit-learn")
     # 64 pixels of 0 .. 16, then the class
     table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=int)
-    pixels, labels = torch.from_numpy((table[:, :-1] * 255 + 8) // 16).to(torch.uint8), torch.from_numpy(table[:, -1])
+    pixels = torch.from_numpy((table[:, :-1] * 255 + 8) // 16).to(torch.uint8)
+    labels = torch.from_numpy(table[:, -1])
     images = resize(pixels.view(-1, 1, 8, 8), settings.image_size)
     held_out = torch.arange(len(labels)) % 5 == 0
     return Images(
@@ -108,7 +109,8 @@ class SyntheticTokens(Split):
 
 def synthetic_images(settings: Settings) -> Images:
     """--synthetic-samples images, RGB, --image-size pixels a side (32 unless given), and a tenth as many held out."""
-    side, samples = settings.image_size or _SIDE, settings.synthetic_samples
+    side = settings.image_size or _SIDE
+    samples = settings.synthetic_samples
     return Images(
         train=SyntheticImages(samples, 0, side),
         held_out=SyntheticImages(max(2, samples // 10), _HELD_OUT, side),
@@ -125,7 +127,8 @@ def synthetic_text(settings: Settings) -> Text:
         vocabulary = 50257  # of GPT-2
     else:
         vocabulary = 30522  # of BERT
-    samples, context = settings.synthetic_samples, settings.context
+    samples = settings.synthetic_samples
+    context = settings.context
     train = SyntheticTokens(samples, 0, context, vocabulary)
     held_out = SyntheticTokens(max(2, samples // 10), _HELD_OUT, context, vocabulary)
     return Text(train, held_out, context, vocabulary)

@@ -91,7 +91,8 @@ class _Recomputing(nn.Module):
 
 def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[Any, Any]:
     """Contexts of the first pass through a block and of the second one."""
-    first, second = contextlib.nullcontext(), contextlib.nullcontext()
+    first = contextlib.nullcontext()
+    second = contextlib.nullcontext()
     if keeps_products:
         first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
     return first, _statistics_kept(norms, second) if norms else second

@@ -77,7 +77,8 @@ def from_config_file(settings: Settings, data: Data) -> nn.Module:
 
     Number of classes, channels and image size are the data's. Code that a configuration names is never run.
     """
-    hf, where = library(), f"model: {settings.model}"
+    hf = library()
+    where = f"model: {settings.model}"
     try:
         values = json.loads(Path(settings.model).read_text(encoding="utf-8"))
         kind = str(values.get("model_type"))

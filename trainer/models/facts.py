@@ -19,7 +19,8 @@ def flops_per_token(model: nn.Module, context: int) -> float | None:
     recomputation does, nor tables that are only looked up in.
     """
     config: Any = getattr(network_of(model)[0], "config", None)
-    layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_attention_heads", None)
     if isinstance(model, ByteTransformer):
         attention = len(model.blocks) * model.bytes.embedding_dim
     elif isinstance(layers, int) and isinstance(heads, int):

@@ -177,7 +177,8 @@ def _configured(settings: Settings, further: Mapping[str, Any]) -> Any:
 
 def _language(settings: Settings, data: Text) -> nn.Module:
     """Special tokens are the data's business: none has a meaning to the network."""
-    hf, tokens = library(), vocabulary(settings, data)
+    hf = library()
+    tokens = vocabulary(settings, data)
     # For an attention without a function for masks, none are made.
     hf.AttentionInterface.register(_ATTENTION, functools.partial(_attention, hf.AttentionInterface()["sdpa"]))
     facts: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))

@@ -36,7 +36,9 @@ def load_weights(model: nn.Module, folder: Path) -> tuple[str, ...]:
         if base is not None:
             stored, unknown, vocabularies = _of_hugging_face(network, folder)
         else:
-            stored, unknown, vocabularies = _read(folder), [], None
+            stored = _read(folder)
+            unknown = []
+            vocabularies = None
     except Exception as error:  # the libraries raise many types for a damaged file
         raise TrainerError(f"weights: {folder} cannot be read: {one_line(error)}") from None
 
@@ -86,16 +88,19 @@ def network_of(model: nn.Module) -> tuple[nn.Module, str]:
     """The network that files know, and the prefix of its names in the model."""
     prefix = ""
     if isinstance(model, Embedder):
-        model, prefix = model.backbone, "backbone."
+        model = model.backbone
+        prefix = "backbone."
     if isinstance(model, Logits):
-        model, prefix = model.inner, f"{prefix}inner."
+        model = model.inner
+        prefix = f"{prefix}inner."
     return model, prefix
 
 
 def _read(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    files, index = ["model.safetensors"], folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}

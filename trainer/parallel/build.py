@@ -50,7 +50,8 @@ def check(settings: Settings, world: World) -> None:
 
 
 def _problems(settings: Settings, world: World) -> Iterator[str]:
-    parallel, shared_by = settings.parallel, settings.tensor_parallel
+    parallel = settings.parallel
+    shared_by = settings.tensor_parallel
     if settings.sync_batchnorm and world.device.type != "cuda":
         yield "--sync-batchnorm needs CUDA GPUs: torch has it for nothing else"
     if settings.sync_batchnorm and parallel not in ("ddp", "zero1", "fsdp"):

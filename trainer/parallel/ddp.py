@@ -135,7 +135,8 @@ class Ddp(Plain):
         self._wrapped = self._wrap()
 
     def _wrap(self) -> DistributedDataParallel:
-        settings, world = self._settings, self.world
+        settings = self._settings
+        world = self.world
         self._graph_known = not settings.static_graph
         device_ids = [world.device] if world.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
@@ -188,7 +189,8 @@ class Ddp(Plain):
         if self.stage == "complete":
             return
         self.optimizer.zero_grad()
-        wrapped, exchange = self._wrapped, self.exchange
+        wrapped = self._wrapped
+        exchange = self.exchange
         if not exchange.entered:
             # Both do nothing if they are not due, which they are only before a step's first forward.
             wrapped.reducer._rebuild_buckets()
@@ -234,12 +236,16 @@ class Exchange:
 
     def begin(self) -> None:
         """Start a step."""
-        self.sent, self.entered, self._ready_mark, self._waited = 0, False, None, 0.0
+        self.sent = 0
+        self.entered = False
+        self._ready_mark = None
+        self._waited = 0.0
 
     def enter(self) -> None:
         """Note that forward is reached."""
         if self.called is not None:
-            self._waited, self.called = time.perf_counter() - self.called, None
+            self._waited = time.perf_counter() - self.called
+            self.called = None
         self.entered = True
 
     def finish(self) -> None:

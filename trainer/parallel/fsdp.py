@@ -51,7 +51,8 @@ class Fsdp(Strategy):
         super().__init__(settings, objective, world)  # after sharding, which replaces parameters
 
     def _shard_model(self, settings: Settings) -> None:
-        world, copy_ranks = self.world, settings.shard_ranks or self.world.size
+        world = self.world
+        copy_ranks = settings.shard_ranks or self.world.size
         if copy_ranks < world.size:
             # Hybrid sharding by a two-dimensional mesh: gradients are averaged over the copies, too.
             shape = (world.size // copy_ranks, copy_ranks)

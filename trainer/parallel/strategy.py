@@ -41,7 +41,8 @@ class Strategy:
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         self.objective = objective
         self.world = world
-        self.data_rank, self.data_ranks = world.rank, world.size
+        self.data_rank = world.rank
+        self.data_ranks = world.size
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in objective.model.named_parameters()}
         self.optimizer = self.build_optimizer(settings)
 

@@ -98,11 +98,13 @@ class TensorParallel(Fsdp):
         _split_groups(self.optimizer)
 
     def _shard_model(self, settings: Settings) -> None:
-        model, shared_by = self.objective.model, settings.tensor_parallel
+        model = self.objective.model
+        shared_by = settings.tensor_parallel
         shape = (self.world.size // shared_by, shared_by)
         mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("data", "layer"))
         layer = mesh["layer"]  # one object: torch 2.13 does not compile what meets another equal one
-        blocks, hooks = transformer_blocks(model), _Hooks(layer, self.world)
+        blocks = transformer_blocks(model)
+        hooks = _Hooks(layer, self.world)
         for block in blocks:
             plan = plan_of(block)
             assert plan is not None

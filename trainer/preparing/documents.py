@@ -54,9 +54,11 @@ def list_slices(inputs: Sequence[Path]) -> list[Slice]:
         if not place.exists():
             raise TrainerError(f"{place} does not exist; give text, JSON lines or Parquet files, or folders of them")
         if place.is_dir():
-            root, names = place, sorted(map(Path, files_below(place)))
+            root = place
+            names = sorted(map(Path, files_below(place)))
         else:
-            root, names = place.parent, [Path(place.name)]
+            root = place.parent
+            names = [Path(place.name)]
         marked_files = ((root / name, _HELD_OUT.search(str(name).lower()) is not None) for name in names)
         files |= {path: held_out for path, held_out in marked_files if path.is_file()}
     by_name = any(files.values())
@@ -76,13 +78,16 @@ def list_slices(inputs: Sequence[Path]) -> list[Slice]:
 
 def _group_ranges(path: Path) -> list[tuple[int, int]]:
     """Cut a Parquet file into ranges of row groups."""
-    ranges, first, total_bytes = [], 0, 0
+    ranges = []
+    first = 0
+    total_bytes = 0
     with open_parquet(path) as file:
         for group in range(file.num_row_groups):
             total_bytes += file.metadata.row_group(group).total_byte_size
             if total_bytes >= SLICE_BYTES or group == file.num_row_groups - 1:
                 ranges.append((first, group + 1))
-                first, total_bytes = group + 1, 0
+                first = group + 1
+                total_bytes = 0
     return ranges
 
 
@@ -153,7 +158,8 @@ def _parquet_rows(part: Slice, column: str) -> Iterator[tuple[Any, Where]]:
 def _content(row: Any, column: str, where: Where) -> str | Messages:
     """The conversation or text of a row. Raises TrainerError, with `where`, if it has neither."""
     fields = row if isinstance(row, dict) else {}
-    messages, text = fields.get("messages"), fields.get(column)
+    messages = fields.get("messages")
+    text = fields.get(column)
     if messages is None and isinstance(text, str):
         return text
     if messages is None:

@@ -181,7 +181,8 @@ def _prepared(
     """Prepare slices in processes, until all are finished or `stopping` returns True. Yields lines for the journal."""
     began = shown_at = time.monotonic()
     tokens = done = 0
-    waiting, running = slices[::-1], set[Future[dict[str, Any]]]()
+    waiting = slices[::-1]
+    running = set[Future[dict[str, Any]]]()
     processes = max(1, min(processes, len(slices)))
     unrelated = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process) as pool:
@@ -196,7 +197,8 @@ def _prepared(
                     done += 1
                 now = time.monotonic()
                 if now - shown_at >= _PROGRESS_EVERY or not (waiting or running):
-                    shown_at, speed = now, tokens / (now - began)
+                    shown_at = now
+                    speed = tokens / (now - began)
                     progress = f"{done / len(slices):4.0%}  {done} of {len(slices)} slices  {tokens:,} tokens"
                     show(f"prepare: {progress}  {speed:,.0f} tokens/s  {processes} processes", error=True)
         except BrokenProcessPool:

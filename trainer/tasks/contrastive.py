@@ -47,11 +47,16 @@ class Contrastive(VisionObjective):
         self._view = Augmentation(settings.seed, height, width, smallest_area=area, flip=natural, light=0.4)
 
     def forward(self, fields: Fields) -> Tensor:
-        settings, embeddings, images = self._settings, self._embeddings(fields), fields["identity"]
-        candidates, others, first = embeddings, images, self._world.rank * len(embeddings)
+        settings = self._settings
+        embeddings = self._embeddings(fields)
+        images = fields["identity"]
+        candidates = embeddings
+        others = images
+        first = self._world.rank * len(embeddings)
         if self.exchanges:
             gather: Any = _AllGather.apply
-            candidates, others = gather(embeddings, self._world), gather(images, self._world)
+            candidates = gather(embeddings, self._world)
+            others = gather(images, self._world)
         same = images.unsqueeze(1) == others
         return info_nce(embeddings, candidates, first, settings.temperature, hardest=settings.hard_negatives, same=same)
 
@@ -73,7 +78,8 @@ class Contrastive(VisionObjective):
 
     def _embeddings(self, fields: Fields) -> Tensor:
         """Embeddings of both views of each image, fp32 [n, 2, size], of length 1; one pass of the model."""
-        images, changes = fields["image"], fields["changes"].flatten(0, 1)
+        images = fields["image"]
+        changes = fields["changes"].flatten(0, 1)
         views = self._view.apply(images.repeat_interleave(2, dim=0), changes)
         embeddings: Tensor = self.model(self.pixels(views))
         return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
@@ -117,7 +123,8 @@ def info_nce(
         target = truth
         if hardest:
             others = logits.masked_fill(partner, -torch.inf).topk(min(hardest, len(candidates) - 1)).values
-            logits, target = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1), torch.zeros_like(truth)
+            logits = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1)
+            target = torch.zeros_like(truth)
         losses.append(functional.cross_entropy(logits, target))
     return (losses[0] + losses[1]) / 2
 

@@ -28,7 +28,8 @@ class LanguageObjective(Objective):
         super().__init__(model)
         if data.marked and settings.task != "lm":
             raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
-        self.settings, self.vocabulary = settings, data.vocabulary
+        self.settings = settings
+        self.vocabulary = data.vocabulary
         self.context = self.tokens_per_sample = data.context
         self.weighed = data.marked
 
@@ -93,7 +94,8 @@ def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _shifted(raw: Fields, positions: Indices) -> Fields:
     """Tokens [n, context + 1] to inputs and targets [n, context], of marked text also positions in documents."""
-    inputs, targets = raw["tokens"][:, :-1].contiguous(), raw["tokens"][:, 1:].contiguous()
+    inputs = raw["tokens"][:, :-1].contiguous()
+    targets = raw["tokens"][:, 1:].contiguous()
     if "learn" not in raw:
         return {"inputs": inputs, "targets": targets}
     places = torch.arange(inputs.shape[1])
@@ -117,7 +119,8 @@ class MaskedTokens(LanguageObjective):
 
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
-        logits, targets = self._logits(fields), fields["targets"].flatten()
+        logits = self._logits(fields)
+        targets = fields["targets"].flatten()
         samples = len(fields["inputs"])
         loss = functional.cross_entropy(logits, targets)
         right = (logits.argmax(-1) == targets).float().mean()

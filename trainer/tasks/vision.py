@@ -88,7 +88,8 @@ class Augmentation:
             share = self.smallest_area + (1 - self.smallest_area) * area
             shape = np.exp(np.log(4 / 3) * (2 * ratio - 1))
             x_factor, y_factor = (np.minimum(1, np.sqrt(share * factor)) for factor in (shape, 1 / shape))
-            x_shift, y_shift = (1 - x_factor) * (2 * across - 1), (1 - y_factor) * (2 * down - 1)
+            x_shift = (1 - x_factor) * (2 * across - 1)
+            y_shift = (1 - y_factor) * (2 * down - 1)
         if self.flip:
             x_factor = np.where(side < 0.5, -x_factor, x_factor)
         contrast, brightness = (1 + self.light * (2 * factor - 1) for factor in (contrast, brightness))
@@ -107,7 +108,8 @@ class Augmentation:
         placed = functional.grid_sample(images.float(), grid, padding_mode=outside, align_corners=False)
         if not self.light:
             return placed
-        contrast, brightness = changes[:, 4].view(-1, 1, 1, 1), changes[:, 5].view(-1, 1, 1, 1)
+        contrast = changes[:, 4].view(-1, 1, 1, 1)
+        brightness = changes[:, 5].view(-1, 1, 1, 1)
         mean = placed.mean(dim=(1, 2, 3), keepdim=True)
         return (((placed - mean) * contrast + mean) * brightness).clamp(0, 255)
 

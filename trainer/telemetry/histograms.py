@@ -51,7 +51,8 @@ class Histogram:
 @torch.no_grad()
 def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
     """Count the values of all tensors together, of a DTensor those of the local shard; waits for the device."""
-    counts, not_finite = torch.zeros(len(EDGES) - 1, dtype=torch.int64), 0
+    counts = torch.zeros(len(EDGES) - 1, dtype=torch.int64)
+    not_finite = 0
     numbers = []
     for tensor in tensors:
         local = getattr(tensor, "to_local", None)
@@ -68,7 +69,8 @@ def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
     if not numbers:
         return Histogram(name, kind, not_finite)
     sums, squares, least, most, zeros = zip(*numbers, strict=True)
-    total, square = int(counts.sum()), math.fsum(squares)
+    total = int(counts.sum())
+    square = math.fsum(squares)
     mean = math.fsum(sums) / total
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     return Histogram(

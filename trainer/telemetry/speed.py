@@ -67,7 +67,8 @@ class StepTimer:
         self._began_on_device: torch.cuda.Event | None = None
 
     def start(self) -> None:
-        self._began, self._data = self._now(), 0.0
+        self._began = self._now()
+        self._data = 0.0
         self._began_on_device = _mark(timing=True) if self._cuda else None
 
     @contextlib.contextmanager
@@ -79,7 +80,9 @@ class StepTimer:
             self._data += self._now() - before
 
     def stop(self) -> Pending:
-        host, data, began = self._now() - self._began, self._data, self._began_on_device
+        host = self._now() - self._began
+        data = self._data
+        began = self._began_on_device
         if began is None:
             return lambda exchange, device_wait: StepDurations(host, data, exchange)
         ended = _mark(timing=True)
@@ -160,7 +163,8 @@ def record(path: Path, device: torch.device) -> Iterator[Trace]:
     """Inside, record a step. The result is filled in when the step has ended without an exception."""
     # Kineto marks each recording with two lines on stderr, at a level above its errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    trace, cuda = Trace(path), device.type == "cuda"
+    trace = Trace(path)
+    cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU]
     if cuda:
         activities.append(ProfilerActivity.CUDA)
@@ -198,7 +202,8 @@ def summarise(events: Iterable[FunctionEvent], seconds: float) -> tuple[float | 
     top = sorted(costs.items(), key=lambda cost: -cost[1])[:_TOP]
     if not on_device:
         return None, top
-    busy, reached = 0.0, float("-inf")
+    busy = 0.0
+    reached = float("-inf")
     for begin, end in sorted((event.time_range.start, event.time_range.end) for event in on_device):
         busy += max(end - max(begin, reached), 0.0)
         reached = max(reached, end)

@@ -62,7 +62,9 @@ class Telemetry:
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
         """Start a phase with its settings and ranks; files stay. `total_steps` counts the whole run."""
-        self._settings, self._world, self._total_steps = settings, world, total_steps
+        self._settings = settings
+        self._world = world
+        self._total_steps = total_steps
         self._since_line: list[StepDurations] = []
         self._since_verdict: list[StepDurations] = []
         self._warm = False
@@ -90,7 +92,8 @@ class Telemetry:
             return
         self._since_line.append(times)
         if _due(step, settings.rank_metrics_every):
-            mean, self._since_line = means(self._since_line), []
+            mean = means(self._since_line)
+            self._since_line = []
             times_of_rank = {"step_time": mean.step, "data_time": mean.data, "comm_time": mean.exchange}
             self._metrics.write(step, rank=self._world.rank, **times_of_rank)
 
@@ -112,7 +115,9 @@ class Telemetry:
     @contextlib.contextmanager
     def observe(self, step: int, model: nn.Module) -> Iterator[None]:
         """Inside, which is a whole step, record a trace or activations of the unwrapped model on rank 0 if due."""
-        settings, trace, activations = self._settings, None, []
+        settings = self._settings
+        trace = None
+        activations = []
         with contextlib.ExitStack() as stack:
             if self._main and _due(step, settings.trace_every):
                 path = settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
@@ -187,7 +192,8 @@ class MetricsWriter:
 
     def __init__(self, path: Path, *, repair: bool = True) -> None:
         """Open it. `repair` ends an incomplete line of a killed process, before others write. Raises OSError."""
-        self._path, self._failed = path, False
+        self._path = path
+        self._failed = False
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab+", buffering=0)
         self._half_line = False  # the file ends in one, which the next line must not continue

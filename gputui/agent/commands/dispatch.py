@@ -85,7 +85,8 @@ def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
 def carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
     """Carry out a command and answer it. Raises RefusedError, UnansweredError, WithdrawnError,
     sqlite3.Error, or whatever its handler does not foresee, with nothing changed."""
-    context, request = supervisor.context, CommandRequest(supervisor, command)
+    context = supervisor.context
+    request = CommandRequest(supervisor, command)
     handler = HANDLERS.get(command.verb)
     if handler is None:
         raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")

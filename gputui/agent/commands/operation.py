@@ -27,7 +27,8 @@ def clear_gpu(request: CommandRequest) -> Result:
 
 def quarantine_gpu(request: CommandRequest) -> Result:
     """Set a GPU aside: runs on it continue, and no other one gets it."""
-    uuid, why = str(request.args["uuid"]), redact_text(clean(str(request.args["why"])))
+    uuid = str(request.args["uuid"])
+    why = redact_text(clean(str(request.args["why"])))
     if uuid not in request.context.recorder.facts:
         raise RefusedError(f"there is no GPU {uuid}; gputui gpus lists them")
     if (before := quarantined(request.connection).get(uuid)) is not None:
@@ -40,7 +41,8 @@ def quarantine_gpu(request: CommandRequest) -> Result:
 
 def pause_queue(request: CommandRequest) -> Result:
     """Start no new runs until the queue is resumed; running and recovering runs continue."""
-    context, actor = request.context, request.actor
+    context = request.context
+    actor = request.actor
     if queue.pause(request.connection) is None:
         queue.set_pause(request.connection, actor=actor, now=context.now())
         context.note("queue_paused", f"the queue was paused by {actor}", severity="warning")
@@ -76,7 +78,8 @@ def move_in_queue(request: CommandRequest) -> Result:
 
 def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
     """The new priorities by run. Raises RefusedError."""
-    place, priority = request.args.get("place"), request.args.get("priority", target.priority)
+    place = request.args.get("place")
+    priority = request.args.get("priority", target.priority)
     if place in ("up", "down"):
         if target.state is not RunState.QUEUED:
             why = "it continues by itself and is not in the queue"
@@ -93,7 +96,9 @@ def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
 
 def acknowledge(request: CommandRequest) -> Result:
     """Acknowledge the alerts of ``ids``, or all active ones."""
-    now, ids, actor = request.context.now(), request.args.get("ids"), request.actor
+    now = request.context.now()
+    ids = request.args.get("ids")
+    actor = request.actor
     if ids is None:
         chosen = [alert for alert in alerts.lasting(request.connection) if alert.acknowledged_at is None]
     else:
@@ -114,16 +119,22 @@ def acknowledge(request: CommandRequest) -> Result:
 def silence(request: CommandRequest) -> Result:
     """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all
     subjects. 0 ends a silence."""
-    seconds, rule = float(request.args["seconds"]), request.args.get("rule")
+    seconds = float(request.args["seconds"])
+    rule = request.args.get("rule")
     if rule is None:
         alert = _alert(request, request.args.get("id"))
-        kind, subject_id, whose = alert.subject_kind, alert.subject_id, f"for {alert.subject_name}"
+        kind = alert.subject_kind
+        subject_id = alert.subject_id
+        whose = f"for {alert.subject_name}"
         rule = alert.rule
     elif rule in RULES:
-        kind, subject_id, whose = RULES[rule].subject, ANY_SUBJECT, "everywhere"
+        kind = RULES[rule].subject
+        subject_id = ANY_SUBJECT
+        whose = "everywhere"
     else:
         raise RefusedError(f"there is no rule {rule!r}; gputui alerts rules lists them")
-    title, actor = RULES[rule].title, request.actor
+    title = RULES[rule].title
+    actor = request.actor
     text = f"{title} {whose} is no longer silenced"
     if seconds:
         text = f"{title} {whose} is silenced for {units.duration(seconds)}"

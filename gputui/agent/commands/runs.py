@@ -52,7 +52,8 @@ COMMAND_CHARACTERS = 200
 
 def launch(request: CommandRequest) -> Result:
     """Queue a new run."""
-    context, connection = request.context, request.connection
+    context = request.context
+    connection = request.connection
     ticket, spec = request.ticket()
     name = _new_name(request, spec)
     request.refuse_id_as_name(name)
@@ -75,7 +76,8 @@ def launch(request: CommandRequest) -> Result:
         now=context.now(),
         actor=request.actor,
     )
-    study_id, number = spec.study_id, request.command.command_id
+    study_id = spec.study_id
+    number = request.command.command_id
     if study_id is not None and not adopt_run(connection, study_id, spec.trial or 0, number, run_id):
         raise RefusedError(f"the study {study_id} does not want this trial any more")
     open_metrics(context.ingest, run_id, spec, folder)
@@ -95,7 +97,8 @@ def stop(request: CommandRequest) -> Result:
 
 def end_run(request: CommandRequest, target: Run, intent: str, *, at_once: bool, reason: str | None = None) -> Result:
     """Ask a run to end; it is signalled once that is stored."""
-    supervisor, run_id = request.supervisor, target.run_id
+    supervisor = request.supervisor
+    run_id = target.run_id
     state = supervisor.note_stop(target, intent=intent, actor=request.actor, at_once=at_once, reason=reason)
     request.afterwards.append(partial(supervisor.signal_stop, run_id, at_once=at_once))
     return {"id": run_id, "state": state}
@@ -190,7 +193,9 @@ def _point_on_this_machine(request: CommandRequest, search: CheckpointSearch) ->
 
     Only the first call's ``search`` is carried out, so that the result comes with its own.
     """
-    path, run_id, folder = request.args.get("from"), search.run_id, search.folder
+    path = request.args.get("from")
+    run_id = search.run_id
+    folder = search.folder
     named_path = None if path is None else Path(str(path))
     work = partial(_choose, search, named_path)
     # Each command has a search of its own.
@@ -248,7 +253,10 @@ def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar]
     """Queue a run that is over."""
     if "ticket" in request.args:
         _renew_target(request, target)
-    connection, run_id, verb, actor = request.connection, target.run_id, request.command.verb, request.actor
+    connection = request.connection
+    run_id = target.run_id
+    verb = request.command.verb
+    actor = request.actor
     repository.replace_next_attempt(connection, run_id, params=params, resume_from=point.path)
     repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=request.context.now())
     skipped = ""
@@ -288,8 +296,10 @@ def _change_spec(request: CommandRequest, run: Run, **changes: Any) -> None:
 
 def remove(request: CommandRequest) -> Result:
     """Remove a run that is over. It disappears at once; its data are deleted in the background."""
-    context, target = request.context, request.run()
-    run_id, folder = target.run_id, context.workspace.run_dir(target.run_id)
+    context = request.context
+    target = request.run()
+    run_id = target.run_id
+    folder = context.workspace.run_dir(target.run_id)
     if target.state is RunState.STOPPING:
         raise RefusedError(f"{run_id} is stopping; wait for its end")
     if not target.state.is_over:
@@ -316,7 +326,8 @@ def remove(request: CommandRequest) -> Result:
 def label(request: CommandRequest) -> Result:
     """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
     target = request.run()
-    before, labels = Labels(target.name, target.tags, target.note or ""), _new_labels(request, target)
+    before = Labels(target.name, target.tags, target.note or "")
+    labels = _new_labels(request, target)
     if labels.name not in (target.name, target.run_id):
         request.refuse_id_as_name(labels.name)
     tagged = " ".join(f"#{tag}" for tag in labels.tags)
@@ -345,7 +356,8 @@ def _new_labels(request: CommandRequest, target: Run) -> Labels:
         removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
         requested = [*args.get("tags", target.tags), *(args.get("add") or ())]
         tags = {str(tag) for tag in requested if str(tag).removeprefix("#") not in removed}
-        name, note = target.name, str(args.get("note", target.note) or "")
+        name = target.name
+        note = str(args.get("note", target.note) or "")
         if "name" in args:
             name = checked_name(str(args["name"]))
         return Labels(name, checked_tags(tags), checked_note(note))
@@ -360,7 +372,8 @@ def _write_back_labels(folder: Path, labels: Labels) -> None:
 
 def set_loss(request: CommandRequest) -> Result:
     """Say which metric is the loss of a run, also of one that trains."""
-    target, loss = request.run(), str(request.args["loss"])
+    target = request.run()
+    loss = str(request.args["loss"])
     if loss not in stored_names(request.connection, target.run_id):
         raise RefusedError(f"{target.run_id} has no metric {loss!r} that can be its loss")
     _change_spec(request, target, loss=loss)
@@ -372,7 +385,8 @@ def note_ended_orphans(request: CommandRequest) -> Result:
     """Add an event for each process that ``agent orphans --kill`` killed or could not kill."""
     processes = request.args["processes"]
     for process in processes:
-        run_id, pid = str(process.get("run_id")), str(process.get("pid"))
+        run_id = str(process.get("run_id"))
+        pid = str(process.get("pid"))
         is_known = get_run(request.connection, run_id) is not None
         command = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
         what = f"orphan {pid} of {run_id} ({command})"
@@ -380,7 +394,8 @@ def note_ended_orphans(request: CommandRequest) -> Result:
         severity: Severity = "info"
         text = f"{request.actor} ended {what}"
         if not process.get("killed"):
-            kind, severity = "orphan_unkillable", "error"
+            kind = "orphan_unkillable"
+            severity = "error"
             text = f"{request.actor} could not end {what}; not even by SIGKILL"
         about = (run_id, process.get("attempt")) if is_known else (None, None)
         request.context.note(kind, text, *about, key=pid, severity=severity)

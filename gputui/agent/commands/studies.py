@@ -35,10 +35,12 @@ from gputui.studies.spec import Budget, StudySpec, study_spec
 
 def begin(request: CommandRequest) -> Result:
     """Begin a study. Like a run's, its private specification is a ticket."""
-    context, connection = request.context, request.connection
+    context = request.context
+    connection = request.connection
     ticket, _ = request.ticket()
     spec = msgspec.convert(request.args["spec"], StudySpec)
-    home, name = context.workspace.studies, repository.fitting_name(spec.name)
+    home = context.workspace.studies
+    name = repository.fitting_name(spec.name)
     try:
         home.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         used_ids = {path.name for path in home.iterdir()}
@@ -112,7 +114,8 @@ def extend(request: CommandRequest) -> Result:
 def enqueue_trial(request: CommandRequest) -> Result:
     """Ask for a trial by hand, which runs next. What is not given is as in the best trial."""
     study = _find_study(request, is_open=True)
-    study_id, spec = study.study_id, study_spec(study)
+    study_id = study.study_id
+    spec = study_spec(study)
     if spec.pbt is not None:
         raise RefusedError(f"{study_id} trains a population, whose members all begin together")
     changes = request.args.get("set") or {}
@@ -147,7 +150,9 @@ def _point(spec: StudySpec, changes: Mapping[str, Scalar], best: Mapping[str, Sc
 def prune_trial(request: CommandRequest) -> Result:
     """Cut a running trial short now, as a pruner does."""
     study, trial = _trial_to_change(request)
-    study_id, number, reason = study.study_id, trial.number, f"pruned by {request.actor}"
+    study_id = study.study_id
+    number = trial.number
+    reason = f"pruned by {request.actor}"
     run = get_run(request.connection, trial.run_id or "")
     if run is None or run.state.is_over or trial.state is not TrialState.RUNNING:
         raise RefusedError(f"trial {number} {predicate(trial.state)}; only one that runs can be cut short")
@@ -161,7 +166,8 @@ def prune_trial(request: CommandRequest) -> Result:
 def keep_trial(request: CommandRequest) -> Result:
     """Never cut a trial short, or with ``keep`` false leave it to the pruner again."""
     study, trial = _trial_to_change(request)
-    study_id, number = study.study_id, trial.number
+    study_id = study.study_id
+    number = trial.number
     if study_spec(study).pruner.kind == "none":
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
@@ -187,7 +193,8 @@ def _find_study(request: CommandRequest, *, is_open: bool = False) -> StudyRecor
 def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]:
     """The trial that the command names. Raises RefusedError if there is none, and for members of a
     population."""
-    study, number = _find_study(request), request.args.get("trial")
+    study = _find_study(request)
+    number = request.args.get("trial")
     if study_spec(study).pbt is not None:
         raise RefusedError(f"{study.study_id} trains a population, whose members are not pruned")
     trials = read_trials(request.connection, study.study_id)
@@ -204,6 +211,7 @@ def _move(request: CommandRequest, study: StudyRecord, target: StudyState | None
     if target is None:
         target = StudyState.RUNNING if study.state.is_over else study.state
     if study.state is not target:
-        actor, now = request.actor, request.context.now()
+        actor = request.actor
+        now = request.context.now()
         rows.move_study(request.connection, study, target, cause=f"{does} by {actor}", actor=actor, now=now)
     return {"id": study.study_id, "state": target}

@@ -116,7 +116,8 @@ class AlertEvaluation:
         now = self.context.monotonic()
         self.elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
-        training, host = self._training(), self.context.recorder.host
+        training = self._training()
+        host = self.context.recorder.host
         if host is not None and not self._is_fresh(host.at):
             host = None
         self._judge(AlertSubject("host", "", "the host", self.machine), self.host.observe(host, self.machine))
@@ -144,7 +145,9 @@ class AlertEvaluation:
         cached = self.runs.get(run_id)
         if cached is not None and cached.attempt == number:
             return cached
-        profile, peak, run = Overrides(), None, get_run(self.context.connection, run_id)
+        profile = Overrides()
+        peak = None
+        run = get_run(self.context.connection, run_id)
         if run is not None:
             spec = spec_of(run)
             profile = of_profile(spec.alerts)
@@ -178,18 +181,24 @@ class AlertEvaluation:
 
     def _judge_gpus(self, training: Mapping[str, LiveAttempt]) -> None:
         recorder = self.context.recorder
-        is_fresh, xids = self._is_fresh(recorder.fast_at), self._new_xids()
+        is_fresh = self._is_fresh(recorder.fast_at)
+        xids = self._new_xids()
         claims = {uuid: live.record for live in training.values() for uuid in live.record.gpus}
         for uuid, facts in recorder.facts.items():
-            rules, run_id, training_attempt = self.machine, None, None
+            rules = self.machine
+            run_id = None
+            training_attempt = None
             record = claims.get(uuid)
             if record is not None:
                 run_id = record.run_id
                 rules = self._rules_of(run_id, record).rules
                 training_attempt = (run_id, record.number)
-            sample, slow, holder = None, None, None
+            sample = None
+            slow = None
+            holder = None
             if is_fresh:
-                sample, slow = recorder.fast.get(uuid), recorder.slow.get(uuid)
+                sample = recorder.fast.get(uuid)
+                slow = recorder.slow.get(uuid)
             if sample is not None and sample.utilization_percent == 0:
                 holder = self._holder(uuid)
             moment = GpuMoment(
@@ -231,7 +240,8 @@ class AlertEvaluation:
             del self.runs[gone]
         errors = self._nccl_errors()
         for run_id in dict.fromkeys([*training, *followed, *errors]):
-            live, texts = training.get(run_id), errors.get(run_id, [])
+            live = training.get(run_id)
+            texts = errors.get(run_id, [])
             record = None if live is None else live.record
             run_rules = self._rules_of(run_id, record)
             text = texts[-1] if texts else ""
@@ -297,15 +307,18 @@ class AlertEvaluation:
 
     def _note(self, transition: Transition, alert: AlertView) -> None:
         """Add the event of an alert, unless its cause is an event already."""
-        change, at = transition.change, transition.at
+        change = transition.change
+        at = transition.at
         rule = transition.subject.rules[change.key.rule]
         if rule.is_reported:
             return
         kind: EventKind = "alert_raised"
-        text, severity = alert.sentence, rule.severity
+        text = alert.sentence
+        severity = rule.severity
         if change.kind == "cleared":
             lasted = units.duration(max(0.0, at - alert.raised_at))
-            kind, severity = "alert_cleared", "info"
+            kind = "alert_cleared"
+            severity = "info"
             text = f"{rule.title} ({alert.subject_name}): resolved after {lasted}, {change.why}"
         self.context.note(kind, text, alert.run_id, key=rule.id, severity=severity, subject="alert", at=at)
 
@@ -319,8 +332,11 @@ def _finite(number: float | None) -> float | None:
 
 def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]) -> AlertView | None:
     """Write a raised or cleared alert; return its row. ``ids`` are those of active alerts."""
-    change, subject = transition.change, transition.subject
-    key, observation, rule = change.key, change.observation, subject.rules[change.key.rule]
+    change = transition.change
+    subject = transition.subject
+    key = change.key
+    observation = change.observation
+    rule = subject.rules[change.key.rule]
     if change.kind == "cleared":
         alert_id = ids.pop(key)
         alerts.clear_alert(connection, alert_id, now=transition.at, why=change.why)

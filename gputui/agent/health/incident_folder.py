@@ -59,7 +59,8 @@ def read_back(run_dir: Path, attempt: int, ended_at: float) -> NewIncident | Non
     try:
         text = read_regular(incident_folder(run_dir, attempt) / DECISION_FILE, MAX_DECISION_BYTES)
         stored = msgspec.json.decode(text)
-        incident, decision = stored["incident"], stored["decision"]
+        incident = stored["incident"]
+        decision = stored["decision"]
         fields = {name: incident[name] for name in _OF_INCIDENT} | {name: decision[name] for name in _OF_DECISION}
         fields |= {"run_id": stored["run"], "attempt": stored["attempt"], "evidence": incident["evidence_lines"]}
         new = msgspec.convert({**fields, "at": ended_at, "decided_at": ended_at}, NewIncident)
@@ -78,12 +79,15 @@ def incident_folder(run_dir: Path, attempt: int) -> Path:
 def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult, plan: RecoveryPlan) -> None:
     """Write the folder of an attempt. Raises OSError, StoreError or sqlite3.Error and leaves what
     was written until then."""
-    run_id, number, incident = task.attempt.run_id, task.attempt.number, findings.incident
+    run_id = task.attempt.run_id
+    number = task.attempt.number
+    incident = findings.incident
     folder = incident_folder(workspace.run_dir(run_id), number)
     # The run's own folder is not created: it is missing if the run was removed.
     for directory in (folder.parent, folder, folder / "logs"):
         directory.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    summary, at = redact_text(incident.summary), iso(task.ended_at)
+    summary = redact_text(incident.summary)
+    at = iso(task.ended_at)
     write_text(folder / "README.txt", README.format(number=number, run=run_id, at=at, summary=summary))
     decision = {
         "run": run_id,
@@ -116,7 +120,8 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
             remaining = max(0, remaining - len(text))
     if task.attempt.gpus:
         with closing(open_reader(workspace.database)) as connection:
-            begin, end = task.ended_at - BEFORE_SECONDS, task.ended_at + BEFORE_SECONDS
+            begin = task.ended_at - BEFORE_SECONDS
+            end = task.ended_at + BEFORE_SECONDS
             rows = samples_between(connection, task.attempt.gpus, begin, end, GPU_ROWS)
         table = io.StringIO(newline="")
         csv.writer(table, lineterminator="\n").writerows([WINDOW_COLUMNS, *rows])

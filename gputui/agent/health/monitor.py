@@ -144,7 +144,9 @@ class _Check:
         self.policy = attempt.resolved.policy
 
     def run(self) -> None:
-        watched, watch, spec = self.watched, self.watch, self.attempt.resolved.spec
+        watched = self.watched
+        watch = self.watch
+        spec = self.attempt.resolved.spec
         if watched.ending is not None:
             return
         self._feed()
@@ -171,11 +173,15 @@ class _Check:
 
     def _feed(self) -> None:
         """Pass the new lines to the detectors, and act on what they see."""
-        watched, watch, context = self.watched, self.watch, self.context
-        connection, run_id = context.connection, self.record.run_id
+        watched = self.watched
+        watch = self.watch
+        context = self.context
+        connection = context.connection
+        run_id = self.record.run_id
         lines, watched.cursor = newest_lines(connection, run_id, watched.cursor, LINES_PER_LOOK)
         before = watch.progress_at
-        findings, watched.pending = watched.pending, []
+        findings = watched.pending
+        watched.pending = []
         new_findings = watch.take(lines, context.monotonic(), context.now())
         roles = metric_roles(connection, run_id)
         if roles != watch.metrics.roles:
@@ -190,7 +196,9 @@ class _Check:
     def _check_for_lost_gpu(self) -> None:
         """Report once that an attempt waits for a GPU that is lost, and end it. A rank that lost
         its GPU fails within seconds, unless it hangs in the driver."""
-        record, context, kind = self.record, self.context, "gpu_unresponsive"
+        record = self.record
+        context = self.context
+        kind = "gpu_unresponsive"
         is_quiet = context.monotonic() - self.watch.progress_at >= LOST_SECONDS
         if not record.gpus or not is_quiet or kind in self.watched.reported:
             return
@@ -207,7 +215,9 @@ class _Check:
             self.attempt.executor.ask_to_end(at_once=True)
 
     def _check_for_hang(self) -> None:
-        watch, now, limit = self.watch, self.context.monotonic(), self.policy.hang_after_seconds
+        watch = self.watch
+        now = self.context.monotonic()
+        limit = self.policy.hang_after_seconds
         quiet = silence(watch.progress, now - watch.progress_at, limit)
         if not quiet.is_worth_a_look:
             watch.forget_looks()
@@ -231,7 +241,8 @@ class _Check:
         leak = self.watch.note_memory(MemorySample(snapshot.at, snapshot.held_bytes, available))
         if leak is None:
             return
-        growth, remaining = units.bytes_text(leak.bytes_per_second * 3600), leak.full_in_seconds
+        growth = units.bytes_text(leak.bytes_per_second * 3600)
+        remaining = leak.full_in_seconds
         text = f"by {growth} an hour; the host's memory is full in {units.duration(remaining)}"
         observation = Observation("memory_leak", leak.bytes_per_second, text=text, since=self.watch.progress.step)
         saves = self.attempt.resolved.spec.checkpoints
@@ -258,7 +269,9 @@ class _Check:
             self._write(observation, ends=False)
 
     def _write(self, observation: Observation, *, ends: bool) -> None:
-        kind, rank, text = observation.kind, observation.rank, observation.text
+        kind = observation.kind
+        rank = observation.rank
+        text = observation.text
         row = ObservationRow(kind, self.context.now(), text, rank, observation.since, ends)
         if ends:
             text += "; ending this attempt"
@@ -282,12 +295,14 @@ class _Check:
 
     def _begin_end(self) -> None:
         """End the attempt; one that hangs is ended once its stacks are dumped."""
-        kind, workspace = self.watched.ending, self.context.workspace
+        kind = self.watched.ending
+        workspace = self.context.workspace
         if kind not in ("hang", "rank_left_early"):
             # A last save would contain bad numbers, and might replace the last good checkpoint.
             self.attempt.executor.ask_to_end(at_once=kind != "memory_leak")
             return
-        run_id, number = self.record.run_id, self.record.number
+        run_id = self.record.run_id
+        number = self.record.number
         dump = partial(
             dump_stacks,
             self.monitor.processes(self.attempt),

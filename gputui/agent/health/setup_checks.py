@@ -46,7 +46,8 @@ class SetupChecks:
         self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, reported: Collection[str]
     ) -> Iterator[Observation]:
         """Do the checks that are due; ``reported`` are the kinds that were observed before."""
-        lines, resumed_from = watch.progress.lines, watch.record.resumed_from
+        lines = watch.progress.lines
+        resumed_from = watch.record.resumed_from
         if spec.metrics and not watch.had_lines and "no_metrics" not in reported:
             yield from self._metrics(context, watch, spec)
         if resumed_from is not None and not self.is_start_known and lines >= START_LINES:
@@ -65,7 +66,8 @@ class SetupChecks:
         starting."""
         if context.monotonic() < self.metrics_at + METRICS_SECONDS:
             return
-        record, run_dir = watch.record, context.workspace.run_dir(watch.record.run_id)
+        record = watch.record
+        run_dir = context.workspace.run_dir(watch.record.run_id)
         began = record.started_at or record.created_at
         work = partial(missing_metrics, spec, run_dir, record.number, began)
         key = JobKey(Purpose.SETUP, record.run_id, record.number)
@@ -105,7 +107,8 @@ def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) ->
         unread.append("nothing that it has printed or written looks like metrics")
     if printed:
         unread.append(f"nothing in its {printed[0]} matches the patterns of its profile")
-    folder, newest = checkpoint_directory(spec, run_dir), None
+    folder = checkpoint_directory(spec, run_dir)
+    newest = None
     if folder is not None and spec.checkpoints is not None:
         with suppress(OSError):
             newest = next(iter(list_checkpoints(folder, spec.checkpoints.pattern)), None)

@@ -47,7 +47,9 @@ class WatchedAttempt:
 
 def begin(connection: Connection, record: Attempt, clock: float, wall: float) -> WatchedAttempt:
     """The state derived from stored lines, so that a new agent does not start from nothing."""
-    run_id, number, pace = record.run_id, record.number, StepPace()
+    run_id = record.run_id
+    number = record.number
+    pace = StepPace()
     for seconds in earlier_starts(connection, run_id, number):
         pace.add_start(seconds)
     is_patient = ended_for_hang(connection, run_id, number)
@@ -90,7 +92,8 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
         else:
             ranks.setdefault(process.rank, []).append(reading)
             size = max(size, process.rank + 1, process.local_world_size or 1)
-    is_closed, moved = False, {}
+    is_closed = False
+    moved = {}
     if with_connections:
         all_sockets = read_sockets()
         sockets_by_process = {process: sockets_of(process.pid, all_sockets) for process in processes}

@@ -56,7 +56,8 @@ class Admission:
 
     def note_locks(self) -> None:
         """Store which GPUs another home or user holds. Raises sqlite3.Error."""
-        connection, uuids = self.context.connection, list(self.context.recorder.facts)
+        connection = self.context.connection
+        uuids = list(self.context.recorder.facts)
         in_use = repository.leases_in_use(connection)
         holders = {uuid: self.locks.holder(uuid) for uuid in uuids if uuid not in in_use}
         locked_by = {uuid: holders.get(uuid) for uuid in uuids}
@@ -71,7 +72,8 @@ class Admission:
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if
         none is left that may start. Raises sqlite3.Error."""
-        context, connection = self.context, self.context.connection
+        context = self.context
+        connection = self.context.connection
         waiting = read_waiting_runs(connection, context.now())
         if not waiting.runs:
             return True
@@ -87,7 +89,8 @@ class Admission:
             share_of=partial(self._share_of, {}),
         )
         missed_long = self._long_waiting(outcomes)
-        is_done, is_one_started = True, False
+        is_done = True
+        is_one_started = False
         reasons: list[tuple[str, str]] = []
         for outcome in outcomes:
             run_id = outcome.run.run_id
@@ -118,20 +121,24 @@ class Admission:
     def _share_of(self, peaks: dict[str, dict[str, int]], run: Run, gpu: GpuAvailability) -> int:
         """Number of runs that may use a GPU at a time, by the memory of a study's trials. ``peaks``
         collects, by study, their memory peaks in bytes by GPU model. Raises sqlite3.Error."""
-        facts, spec = self.context.recorder.facts.get(gpu.uuid), spec_of(run)
+        facts = self.context.recorder.facts.get(gpu.uuid)
+        spec = spec_of(run)
         if facts is None or not self._may_share(run):
             return 1
         if spec.study_id is None:
             return shares_by_fraction(run, gpu)
         if spec.study_id not in peaks:
             peaks[spec.study_id] = study_peaks(self.context.connection, spec.study_id)
-        foreign, peak = foreign_bytes(self.context.recorder, gpu.uuid), peaks[spec.study_id].get(facts.name)
+        foreign = foreign_bytes(self.context.recorder, gpu.uuid)
+        peak = peaks[spec.study_id].get(facts.name)
         return trials_on_gpu(round(1 / spec.gpus.share), gpu.total_bytes, foreign, peak)
 
     def _long_waiting(self, outcomes: Sequence[Start | Wait]) -> set[str]:
         """The runs that have lacked GPUs for MISSING_SECONDS that only a person or the driver can
         bring back. An unresponsive driver does not count."""
-        now, inventory, before = self.context.monotonic(), self.context.recorder.inventory, self.short_since
+        now = self.context.monotonic()
+        inventory = self.context.recorder.inventory
+        before = self.short_since
         waits = [outcome for outcome in outcomes if isinstance(outcome, Wait)]
         short = [wait.run.run_id for wait in waits if wait.in_service is not None]
         self.short_since = {run_id: before.get(run_id, now) for run_id in short}
@@ -145,7 +152,8 @@ class Admission:
 
         Else continue with fewer by the rule of exclude_gpu if the policy has that action, or fail the run.
         """
-        run, remaining = wait.run, wait.in_service or 0
+        run = wait.run
+        remaining = wait.in_service or 0
         gpus = [gpu for gpu in self.availability() or () if run.run_id in gpu.holders]
         missing = [gpu for gpu in gpus if gpu.out_of_service]
         reason = "; ".join(f"{gpu.name} {gpu.blocked_by}" for gpu in missing)
@@ -159,7 +167,8 @@ class Admission:
         if "exclude_gpu" not in actions:
             give_up(self.context, run, f"{reason}; its policy does not exclude GPUs")
             return
-        names, gpu_count = ", ".join(gpu.name for gpu in missing), gpus_wanted(run)
+        names = ", ".join(gpu.name for gpu in missing)
+        gpu_count = gpus_wanted(run)
         result = go_on_with_fewer(spec_of(run), run.params, gpu_count, remaining, names)
         if isinstance(result, SkippedAction):
             give_up(self.context, run, f"{reason}; {result.why}")
@@ -192,7 +201,8 @@ class Admission:
         return awaited is None
 
     def _start(self, start: Start) -> None:
-        context, run = self.context, start.run
+        context = self.context
+        run = start.run
         if (number := living_attempt(context.workspace, run.run_id)) is not None:
             text = (
                 f"waits for the end of attempt {number}, which lives; gputui agent stop, and the next agent adopts it"
@@ -218,7 +228,9 @@ class Admission:
             locks.close()
 
     def _launch(self, start: Start, executor: Executor, locks: HeldLocks, share: float) -> None:
-        context, run, recorder = self.context, start.run, self.context.recorder
+        context = self.context
+        run = start.run
+        recorder = self.context.recorder
         # Raises ExecutorGoneError before anything is written.
         executor.program(context.workspace.run_dir(run.run_id))
         needed = spec_of(run).disk_bytes

@@ -91,7 +91,8 @@ class _End:
         self, kind: EventKind, text: str, severity: Severity = "info", key: str | None = None, at: float | None = None
     ) -> None:
         """Add an event of the attempt."""
-        run_id, number = self.attempt.run_id, self.attempt.number
+        run_id = self.attempt.run_id
+        number = self.attempt.number
         self.context.note(kind, text, run_id, number, severity=severity, key=key, at=at)
 
     def move(self, target: RunState, cause: str, now: float) -> None:
@@ -128,8 +129,12 @@ class _End:
 
 
 def _write_stop(end: _End) -> None:
-    context, run, attempt, record = end.context, end.run, end.attempt, dict(end.task.exit_record or {})
-    connection, ended_at = context.connection, end.task.ended_at
+    context = end.context
+    run = end.run
+    attempt = end.attempt
+    record = dict(end.task.exit_record or {})
+    connection = context.connection
+    ended_at = end.task.ended_at
     # A launcher that is asked to end kills ranks that exceed its own grace period.
     reports = reports_of(end.findings.evidence)
     forced = bool(record.get("forced")) or any(report.forced for report in reports)
@@ -164,7 +169,9 @@ def _write_stop(end: _End) -> None:
 
 def _stop_text(end: _End, cause: str) -> str:
     """The cause with who stopped the run and the checkpoint that a resume would go on from, for its event."""
-    connection, search, choice = end.context.connection, end.task.checkpoints, end.findings.checkpoints
+    connection = end.context.connection
+    search = end.task.checkpoints
+    choice = end.findings.checkpoints
     if end.attempt.stop_requested not in ("stop", KILL) or not cause.startswith("stopped"):
         return cause
     text = cause.replace("stopped", f"stopped by {_stop_actor(connection, end.run.run_id)}", 1)
@@ -200,7 +207,9 @@ def _stop_actor(connection: sqlite3.Connection, run_id: str) -> str:
 
 def _queue_again(end: _End, params: Mapping[str, Scalar], resume_from: str | None, *, cause: str, actor: str) -> None:
     """Queue a run that was stopped for this, by the clock of this machine."""
-    connection, run_id, now = end.context.connection, end.run.run_id, end.context.now()
+    connection = end.context.connection
+    run_id = end.run.run_id
+    now = end.context.now()
     repository.replace_next_attempt(connection, run_id, params=params, resume_from=resume_from)
     stopped = get_run(connection, run_id)
     assert stopped is not None
@@ -209,7 +218,9 @@ def _queue_again(end: _End, params: Mapping[str, Scalar], resume_from: str | Non
 
 def _lost_steps_text(end: _End) -> str:
     """The steps that a stop lost if no checkpoint can be resumed from, as the end of a sentence."""
-    search, choice, last_step = end.task.checkpoints, end.findings.checkpoints, end.attempt.last_step
+    search = end.task.checkpoints
+    choice = end.findings.checkpoints
+    last_step = end.attempt.last_step
     if search is None or choice is None or last_step is None:
         return ""
     if candidates(choice.rows, search.attempts):
@@ -220,7 +231,9 @@ def _lost_steps_text(end: _End) -> str:
 
 
 def _write_success(end: _End) -> None:
-    run, attempt, ended_at = end.run, end.attempt, end.task.ended_at
+    run = end.run
+    attempt = end.attempt
+    ended_at = end.task.ended_at
     cause = "finished"
     if attempt.started_at is not None:
         # The time between its attempts does not count.
@@ -252,7 +265,8 @@ def _write_success(end: _End) -> None:
 def _write_early_end(end: _End, step: int, total: int) -> None:
     """Write the end of an attempt that ended well by itself, but far below its steps: something
     asked it to end, or its own condition did."""
-    record, ended_at = dict(end.task.exit_record or {}), end.task.ended_at
+    record = dict(end.task.exit_record or {})
+    ended_at = end.task.ended_at
     record["short_of"] = [step, total]
     try:
         # For the case that the database is lost.
@@ -268,8 +282,12 @@ def _write_early_end(end: _End, step: int, total: int) -> None:
 
 
 def _write_failure(end: _End, machine: MachineContext | None) -> None:
-    context, connection, incident = end.context, end.context.connection, end.findings.incident
-    run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
+    context = end.context
+    connection = end.context.connection
+    incident = end.findings.incident
+    run_id = end.run.run_id
+    ended_at = end.task.ended_at
+    now = context.now()
     failed = _failed_attempt(end, machine)
     plan = decide(failed)
     unsound = end.unsound_step()
@@ -310,18 +328,24 @@ def _keep_evidence(workspace: Workspace, task: PostmortemTask, findings: Postmor
 
 def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
     """The input of the decision, from the history of the run and its ledger."""
-    connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
+    connection = end.context.connection
+    run_id = end.run.run_id
+    number = end.attempt.number
     choice = end.findings.checkpoints
     rows: Rows = ()
     infos = unreadable = doubted = None
     if choice is not None:
-        rows, infos = choice.rows, choice.infos
-        unreadable, doubted = choice.unreadable, choice.doubted
-    lines, ended_at = StepLines(connection, run_id), end.task.ended_at
+        rows = choice.rows
+        infos = choice.infos
+        unreadable = choice.unreadable
+        doubted = choice.doubted
+    lines = StepLines(connection, run_id)
+    ended_at = end.task.ended_at
     attempts = without_unsound_steps(read_attempts(connection, run_id), lines)
     moves = read_transitions(connection, run_id)
     again = has_event(connection, "steps_restarted", run_id=run_id)
-    incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
+    incidents = read_incidents(connection, run_id)
+    decisions = read_decisions(connection, run_id)
     past = past_decisions(attempts, incidents, decisions, moves, rows, lines, steps_start_again=again)
     progress = progress_of(attempts, number, rows, moves, lines, ended_at=ended_at, steps_start_again=again)
     return FailedAttempt(
@@ -342,9 +366,11 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
 
 def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[GpuAvailability]) -> MachineContext:
     """The state of the machine as input of a decision."""
-    spec, attempt = task.resolved.spec, task.attempt
+    spec = task.resolved.spec
+    attempt = task.attempt
     run_dir = context.workspace.run_dir(attempt.run_id)
-    folder, needed = checkpoint_directory(spec, run_dir), spec.gpus.memory_bytes or 0
+    folder = checkpoint_directory(spec, run_dir)
+    needed = spec.gpus.memory_bytes or 0
     # A run whose profile names its GPUs must not use others.
     others = [gpu for gpu in gpus if gpu.uuid not in attempt.gpus and not spec.gpus.uuids]
     spares = [
@@ -367,14 +393,20 @@ def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[
 
 def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan | None = None) -> None:
     """Write the end of the attempt and of its checkpoints, in the caller's transaction."""
-    connection, attempt, task, findings = end.context.connection, end.attempt, end.task, end.findings
+    connection = end.context.connection
+    attempt = end.attempt
+    task = end.task
+    findings = end.findings
     repository.end_attempt(
         connection, attempt.run_id, attempt.number, state=state, ended_at=task.ended_at, exit_record=record or None
     )
-    search, choice, missed = task.checkpoints, findings.checkpoints, findings.unmatched
+    search = task.checkpoints
+    choice = findings.checkpoints
+    missed = findings.unmatched
     if search is None or choice is None:
         return
-    rows, now = choice.rows, end.context.now()
+    rows = choice.rows
+    now = end.context.now()
     if plan is not None:
         rows = tuple(plan.applied_to(rows))
     checkpoint_survey.attempt_ended(connection, search, rows, task.folder, is_seen=choice.is_seen, now=now)
@@ -441,9 +473,14 @@ def _note_survivors(end: _End) -> None:
 
 def _take_effect(end: _End, plan: RecoveryPlan) -> None:
     """Write the plan's effects on GPUs and on the next attempt."""
-    connection, effect, now = end.context.connection, plan.effect, end.context.now()
-    run_id, number, kind = end.run.run_id, end.attempt.number, end.findings.incident.kind
-    reason, uuids = KINDS[kind].title, effect.quarantine
+    connection = end.context.connection
+    effect = plan.effect
+    now = end.context.now()
+    run_id = end.run.run_id
+    number = end.attempt.number
+    kind = end.findings.incident.kind
+    reason = KINDS[kind].title
+    uuids = effect.quarantine
     quarantine(connection, uuids, run_id=run_id, attempt=number, reason=reason, now=now)
     for uuid in uuids:
         repository.end_lease(connection, run_id, uuid)

@@ -59,7 +59,8 @@ class CheckpointRetention:
             self._begin(run_id)
 
     def _begin(self, run_id: str) -> None:
-        context, run = self.context, get_run(self.context.connection, run_id)
+        context = self.context
+        run = get_run(self.context.connection, run_id)
         if run is None:
             return
         spec = known_spec(run)
@@ -73,7 +74,8 @@ class CheckpointRetention:
             return
         self.pruned[run_id] = newest
         keep = self._keep(run, spec.checkpoints, spec.checkpoints.keep)
-        name, work = f"removing old checkpoints of {run_id}", partial(prune, search, keep)
+        name = f"removing old checkpoints of {run_id}"
+        work = partial(prune, search, keep)
         self.jobs[run_id] = keep, context.jobs.start(name, work, deadline_seconds=PRUNE_SECONDS)
 
     def _newest_to_prune(self, run: Run, keep: int) -> int | None:
@@ -98,7 +100,8 @@ class CheckpointRetention:
     def _keep(self, run: Run, spec: CheckpointSpec, newest: int) -> Keep:
         """What is kept: of a run that recovery may bring back at least what that may go back over, and
         what other runs name."""
-        roles, best = run.roles, spec.keep_best
+        roles = run.roles
+        best = spec.keep_best
         if best == roles.best and roles.mode is not None:
             mode = roles.mode
         else:

@@ -85,7 +85,9 @@ def search_now(
     ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row does not have it yet,
     ``ended_well`` if that was with code 0.
     """
-    connection, workspace, spec = context.connection, context.workspace, spec_of(run)
+    connection = context.connection
+    workspace = context.workspace
+    spec = spec_of(run)
     folder, pattern = watched_checkpoints(spec, workspace.run_dir(run.run_id))
     if not context.executors.of(spec.target).sees_checkpoints(spec.target or {}):
         return None
@@ -93,7 +95,8 @@ def search_now(
     if pattern == LEARNED and not rows:
         return None  # nothing is its own yet
     attempts = attempt_spans(rows, names_metrics=spec.names_metrics, now=context.now())
-    writer, since = None, context.now()
+    writer = None
+    since = context.now()
     if attempts:
         newest = attempts[-1]
         since = checkpoints.scanned_at(connection, run.run_id, newest.number) or newest.begun_at
@@ -212,7 +215,8 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     """
     if run.resume_from is not None:
         return []
-    run_id, lines = run.run_id, StepLines(connection, run.run_id)
+    run_id = run.run_id
+    lines = StepLines(connection, run.run_id)
     # Attempts before a start from scratch belong to another training.
     since = training_began_at(read_transitions(connection, run_id))
     attempts = [row for row in read_attempts(connection, run_id) if row.created_at >= since]
@@ -221,7 +225,8 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     lineage: list[dict[str, Any]] = []
     was_ever_sound = any(last_sound_step(lines, row.number) is not None for row in attempts)
     for span in attempt_spans(attempts, names_metrics=spec_of(run).names_metrics, now=0.0):
-        incident, limit = incidents.get(span.number), None
+        incident = incidents.get(span.number)
+        limit = None
         if was_ever_sound and (unsound := unsound_since(lines, span.number)) is not None:
             limit = unsound.at - late
         elif was_ever_sound and incident is not None and kind_of(incident.kind).fault == "training":
@@ -304,7 +309,8 @@ class CheckpointSurveys:
     def turn(self, living: Collection[LiveAttempt]) -> None:
         """Store finished scans and start those that are due, the longest waiting first, until the
         turn is spent. Raises sqlite3.Error."""
-        now, before = self.context.monotonic(), self._watches
+        now = self.context.monotonic()
+        before = self._watches
         keys = [(attempt.record.run_id, attempt.record.number) for attempt in living]
         self._watches = {key: before.get(key) or _Watch() for key in keys}
         for (run_id, number), watch in sorted(self._watches.items(), key=lambda item: item[1].due_at):
@@ -318,7 +324,8 @@ class CheckpointSurveys:
         context = self.context
         if watch.job is None:
             # First: a run whose search cannot be made must not keep the others waiting.
-            due_at, watch.due_at = watch.due_at, context.monotonic() + SCAN_SECONDS
+            due_at = watch.due_at
+            watch.due_at = context.monotonic() + SCAN_SECONDS
             run = get_run(context.connection, run_id)
             if run is None:
                 return
@@ -326,11 +333,13 @@ class CheckpointSurveys:
             if search is None:
                 return
             watch.due_at = due_at
-            name, work = f"looking into {search.folder}", partial(scan, search, context.now())
+            name = f"looking into {search.folder}"
+            work = partial(scan, search, context.now())
             watch.job = context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
         if not watch.job.is_over:
             return
-        job, watch.job = watch.job, None
+        job = watch.job
+        watch.job = None
         watch.due_at = context.monotonic() + SCAN_SECONDS
         try:
             folder_scan = job.result()

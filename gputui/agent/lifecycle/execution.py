@@ -79,7 +79,8 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
     """
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
     # Checked before the reports are read, so that the last one is not missed.
-    is_alive, now = attempt.executor.is_alive, context.monotonic()
+    is_alive = attempt.executor.is_alive
+    now = context.monotonic()
     kind = attempt.executor.kind
     # Reports on a remote attempt may change for days: they are read once a second, and at the end.
     if kind.places_gpus or not is_alive or now - attempt.reports_read_at >= REPORTS_SECONDS:
@@ -117,7 +118,8 @@ def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -
         return
     if placement == attempt.placement:
         return
-    run_id, number = attempt.record.run_id, attempt.record.number
+    run_id = attempt.record.run_id
+    number = attempt.record.number
     with repository.transaction(context.connection) as connection:
         before = attempt.placement or placements.read(connection, run_id, number)
         placements.write(connection, run_id, number, placement)
@@ -142,7 +144,8 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
     if started is None or (attempt.executor.kind.is_replaceable and started.get("at") is None):
         # The runner runs, but the command has not started on the target.
         return
-    run_id, number = attempt.record.run_id, attempt.record.number
+    run_id = attempt.record.run_id
+    number = attempt.record.number
     at = time_in(started.get("at")) or context.now()
     # One transaction, because nothing is read again once the attempt has a start.
     with repository.transaction(context.connection) as connection:
@@ -250,7 +253,8 @@ def sweep(
         phase.awaits = f"for processes to end that its command left ({pids})"
         return phase
     if phase.ended_at is None:
-        phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
+        phase.ended_at = context.now()
+        phase.ended_clock = context.monotonic()
     if record.gpus and not _gpus_were_sampled(phase.ended_at, phase.ended_clock, context):
         phase.awaits = "for a reading of its GPUs"
         return phase
@@ -296,7 +300,10 @@ def postmortem_task(
 ) -> PostmortemTask:
     """The input of a postmortem, once all metrics are read. ``survivors`` are unkillable
     processes. Raises SpecError and sqlite3.Error."""
-    connection, now, attempt, resolved = context.connection, context.now(), live.record, live.resolved
+    connection = context.connection
+    now = context.now()
+    attempt = live.record
+    resolved = live.resolved
     run = get_run(connection, attempt.run_id)
     fresh = get_attempt(connection, attempt.run_id, attempt.number)
     assert run is not None and fresh is not None
@@ -333,7 +340,8 @@ def postmortem_task(
 def count_from_start(record: Mapping[str, Any] | None, started_at: float | None) -> Mapping[str, Any] | None:
     """The record of an attempt's end with its time since ``started_at`` (UTC unix seconds): a process that continued
     an attempt, as those of the demo do, has measured only its own."""
-    began_at, measured = (record or {}).get("started_at"), (record or {}).get("ran_seconds")
+    began_at = (record or {}).get("started_at")
+    measured = (record or {}).get("ran_seconds")
     if record is None or started_at is None or not isinstance(began_at, float) or not isinstance(measured, float):
         return record
     return {**record, "ran_seconds": measured + max(0.0, began_at - started_at)}
@@ -342,7 +350,8 @@ def count_from_start(record: Mapping[str, Any] | None, started_at: float | None)
 def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -> float:
     """When an attempt that left no record of its end last showed life (UTC unix seconds): by its
     processes, its files, its metrics, or the last sample that a former agent took."""
-    record, connection = live.record, context.connection
+    record = live.record
+    connection = context.connection
     since = record.created_at if record.started_at is None else record.started_at
     newest = StepLines(connection, record.run_id).newest(record.number, LineFilter(times=(since, context.now())))
     signs = [since, live.seen_at, written_at(folder)]
@@ -369,7 +378,8 @@ def _attributable_causes(
 
 def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContext) -> Postmortem:
     """Start the job that examines the attempt."""
-    name, work = f"reading what {task.attempt.run_id} left", partial(examine, task)
+    name = f"reading what {task.attempt.run_id} left"
+    work = partial(examine, task)
     job = context.jobs.start(name, work, deadline_seconds=EXAMINE_SECONDS, is_urgent=True)
     return Postmortem(swept, task, job)
 
@@ -377,7 +387,8 @@ def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContex
 def note_lateness(attempt: LiveAttempt, context: AgentContext) -> None:
     """Say in the run's row what its end waits for, once that takes long, and log it once. Raises
     sqlite3.Error."""
-    now, phase = context.monotonic(), attempt.phase
+    now = context.monotonic()
+    phase = attempt.phase
     if attempt.over_since is None:
         attempt.over_since = now
     seconds = now - attempt.over_since
@@ -407,7 +418,8 @@ def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
     Raises sqlite3.Error. Raises the job's error, or JobTimeoutError if it does not end even without
     the checkpoints: the attempt is then swept again.
     """
-    task, why_again = phase.task, None
+    task = phase.task
+    why_again = None
     run = get_run(context.connection, task.attempt.run_id)
     assert run is not None
     if phase.job.is_over:
@@ -435,7 +447,8 @@ def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
 
 def examine(task: PostmortemTask) -> PostmortemResult:
     """Read logs, error files and checkpoints, and classify. The evidence names unreadable files."""
-    record, observed = None, task.observed
+    record = None
+    observed = task.observed
     if task.exit_record is not None:
         record = ExitRecord.from_json(task.exit_record)
         if task.survivors:
@@ -479,10 +492,14 @@ def examine(task: PostmortemTask) -> PostmortemResult:
 
 def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
     """The ledger after the attempt; after a failure, also the candidates to resume from."""
-    kind, step = None, None
+    kind = None
+    step = None
     if incident is not None:
-        kind, step = incident.kind, incident.step
-    number, rows, unreadable = task.attempt.number, search.rows, None
+        kind = incident.kind
+        step = incident.step
+    number = task.attempt.number
+    rows = search.rows
+    unreadable = None
     try:
         if task.unanswered is not None:
             raise OSError(task.unanswered)

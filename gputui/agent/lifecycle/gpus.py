@@ -35,15 +35,20 @@ def gpu_availability(
     ``lingering`` are the UUIDs of GPUs that unkillable processes hold. ``holder`` names the home or user
     that holds the lock of a GPU. Raises sqlite3.Error.
     """
-    connection, inventory = context.connection, context.recorder.inventory
+    connection = context.connection
+    inventory = context.recorder.inventory
     if inventory is None:
         return None
-    recorder, leases = context.recorder, repository.leases(connection)
-    in_use, failed, unused = repository.leases_in_use(connection), quarantined(connection), excluded(connection)
+    recorder = context.recorder
+    leases = repository.leases(connection)
+    in_use = repository.leases_in_use(connection)
+    failed = quarantined(connection)
+    unused = excluded(connection)
     alerts = titles_by_subject(lasting(connection))
     gpus: list[GpuAvailability] = []
     for facts in inventory.gpus:
-        uuid, processes = facts.uuid, recorder.processes.get(facts.uuid) or ()
+        uuid = facts.uuid
+        processes = recorder.processes.get(facts.uuid) or ()
         held_by = leases.get(uuid, GpuHolders())
         quarantine = failed[uuid].words if uuid in failed else None
         locked_by = None if uuid in in_use else holder(uuid)
@@ -96,7 +101,9 @@ class UsedGpus:
             if isinstance(version.content, ProfileError):
                 self._note(f"{version.content.problems[0]}; the choice of GPUs stays as it was")
             else:
-                self.used, self.has_choice, self.stored_for = version.content, True, None
+                self.used = version.content
+                self.has_choice = True
+                self.stored_for = None
             self.file.follow(version)
         gpus = self.context.recorder.facts.values()
         names: dict[str, set[int | str]] = {gpu.uuid: {gpu.uuid, gpu.index} for gpu in gpus}
@@ -120,7 +127,8 @@ class UsedGpus:
 
 def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
     """A GPU's memory that no run of this home uses: the driver's and that of other processes."""
-    processes, sample = recorder.processes.get(uuid), recorder.fast.get(uuid)
+    processes = recorder.processes.get(uuid)
+    sample = recorder.fast.get(uuid)
     if processes is None:
         return None
     total = 0
@@ -183,20 +191,24 @@ class GpuHolds:
 
     def turn(self) -> bool:
         """Release the GPUs that are free; True if there was one. Raises sqlite3.Error."""
-        context, now = self.context, self.context.monotonic()
+        context = self.context
+        now = self.context.monotonic()
         due_entries = [entry for entry in self.entries if now >= entry.due_at]
         if not due_entries:
             return False
-        count, scan = len(self.entries), context.scanner.scan()
+        count = len(self.entries)
+        scan = context.scanner.scan()
         for entry in due_entries:
             if scan.processes_of(context.workspace.run_dir(entry.run_id), entry.attempt):
-                entry.is_seen, entry.due_at = True, now + LOOK_SECONDS
+                entry.is_seen = True
+                entry.due_at = now + LOOK_SECONDS
             else:
                 self._release(entry)
         return len(self.entries) < count
 
     def _release(self, entry: HeldGpus) -> None:
-        connection, run_id = self.context.connection, entry.run_id
+        connection = self.context.connection
+        run_id = entry.run_id
         run = get_run(connection, run_id)
         others = [hold for hold in self.entries if hold is not entry and hold.run_id == run_id]
         still_held = {uuid for hold in others for uuid in hold.uuids}

@@ -86,7 +86,10 @@ def prepare_attempt(context: AgentContext, start: Start, grant: Grant) -> Attemp
 def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepared:
     """Write the folder of the attempt, with its plan in attempt.json. Raises ValueError, SpecError
     or OSError."""
-    run, ingest, executor, now = start.run, context.ingest, grant.executor, context.now()
+    run = start.run
+    ingest = context.ingest
+    executor = grant.executor
+    now = context.now()
     run_dir = context.workspace.run_dir(run.run_id)
     (run_dir / "attempts").mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     # None is used twice, even if a row was lost: torchrun truncates existing logs.
@@ -148,7 +151,8 @@ def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
 
 def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Prepared) -> None:
     """Write the attempt's row, its leases and its event in one transaction."""
-    run, uuids = start.run, start.uuids
+    run = start.run
+    uuids = start.uuids
     number, now, folder, spec, launch, ends = prepared
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with repository.transaction(context.connection) as connection:

@@ -80,7 +80,8 @@ def rebuild(context: AgentContext) -> list[str]:
 def follow_moved_home(context: AgentContext) -> None:
     """Let the metrics sources in the folders of runs follow a home that was moved: later attempts
     write in the new place, and what was read of a file stays read. Raises sqlite3.Error."""
-    runs, moved = context.workspace.runs, []
+    runs = context.workspace.runs
+    moved = []
     rows = context.connection.execute("SELECT source_id, run_id, path, format FROM metric_sources").fetchall()
     for source_id, run_id, path, kind in rows:
         former, folder, below = path.partition(f"/runs/{run_id}")
@@ -161,7 +162,8 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
     attempts = []
     for number in attempt_numbers(folder):
         attempt_folder = folder / "attempts" / str(number)
-        started, ended = read_record(attempt_folder / "started.json"), read_record(attempt_folder / "exit.json")
+        started = read_record(attempt_folder / "started.json")
+        ended = read_record(attempt_folder / "exit.json")
         # An agent may be killed after it wrote the plan and before it started the executor.
         if started is None and ended is None and not processes_of(folder, number):
             continue
@@ -179,11 +181,15 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
 
 def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt], cause: str) -> None:
     """Insert the row of a run, which is stopped if it has no attempts."""
-    connection, run_id, now = context.connection, folder.name, context.now()
+    connection = context.connection
+    run_id = folder.name
+    now = context.now()
     if attempts:
-        params, created_at = attempts[-1].plan.params, attempts[0].plan.created_at
+        params = attempts[-1].plan.params
+        created_at = attempts[0].plan.created_at
     else:
-        params, created_at = redact_params(spec.params), folder.stat().st_mtime
+        params = redact_params(spec.params)
+        created_at = folder.stat().st_mtime
     (highest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM runs").fetchone()
     repository.insert_run(
         connection,
@@ -208,7 +214,9 @@ def _insert_attempts(
     context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt], cause: str
 ) -> None:
     """Insert the attempts without a row, and move the run to where the newest one is."""
-    connection, run_id, newest = context.connection, folder.name, attempts[-1]
+    connection = context.connection
+    run_id = folder.name
+    newest = attempts[-1]
     for attempt in attempts:
         row = get_attempt(connection, run_id, attempt.number)
         if row is None:
@@ -225,17 +233,21 @@ def _insert_attempts(
     if record is None:
         _take_leases(context, run_id, newest.plan)
         return
-    state, end = RunState.FAILED, "failed; why was lost with the database"
+    state = RunState.FAILED
+    end = "failed; why was lost with the database"
     incident = read_back(folder, newest.number, 0.0)
     if incident is not None:
         state, end = _decided_state(incident)
     elif record.get("stop_requested"):
-        state, end = RunState.STOPPED, "stopped"
+        state = RunState.STOPPED
+        end = "stopped"
     elif early := read_record(folder / "attempts" / str(newest.number) / EARLY_FILE):
         newest = newest._replace(ended={**record, **early})
-        state, end = RunState.STOPPED, "ended early with exit code 0"
+        state = RunState.STOPPED
+        end = "ended early with exit code 0"
     elif record.get("code") == 0:
-        state, end = RunState.SUCCEEDED, "finished"
+        state = RunState.SUCCEEDED
+        end = "finished"
     ended_at = _end_attempt(context, run_id, newest, state)
     repository.move(connection, _stored_run(connection, run_id), state, cause=end, now=ended_at)
     repository.release_leases(connection, run_id)
@@ -253,7 +265,8 @@ def _take_leases(context: AgentContext, run_id: str, plan: _Plan) -> None:
 
 
 def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt: _Attempt) -> None:
-    number, plan = attempt.number, attempt.plan
+    number = attempt.number
+    plan = attempt.plan
     run = replace(_stored_run(context.connection, folder.name), params=plan.params, resume_from=plan.resume_from)
     launch = redact_launch(attempt.launch, Redactor(secrets_of(spec)))
     repository.insert_attempt(
@@ -266,7 +279,9 @@ def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt:
 
 def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: str) -> float:
     """Store the end of an attempt; return its time: if it is unknown, the last change of its files."""
-    connection, number, now = context.connection, attempt.number, context.now()
+    connection = context.connection
+    number = attempt.number
+    now = context.now()
     folder = attempt_dir(context.workspace, run_id, number)
     last_sign_at = max(attempt.plan.created_at, written_at(folder) or 0.0)
     ended_at = time_in((attempt.ended or {}).get("ended_at")) or min(now, last_sign_at)

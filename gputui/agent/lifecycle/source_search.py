@@ -37,7 +37,9 @@ from gputui.store.runs import Run
 log = logging.getLogger(__name__)
 
 # Between two looks: soon after the start, when files appear, and later.
-FIRST_SECONDS, FIRST_LOOKS, LATER_SECONDS = 2.0, 15, 15.0
+FIRST_SECONDS = 2.0
+FIRST_LOOKS = 15
+LATER_SECONDS = 15.0
 DEADLINE_SECONDS = 30.0
 # How long an attempt that has ended waits for the last look: on a busy machine one takes seconds, and what it does not
 # find is never read.
@@ -218,7 +220,8 @@ class FilesBefore(msgspec.Struct, frozen=True):
 def lists_files_before(context: AgentContext, run: Run) -> bool:
     """List the files that are there before a run's next attempt in a job; True once that is done, or takes too long.
     Until then the scheduler tries to start the run again, and calls this again."""
-    spec, number = spec_of(run), run.attempt + 1
+    spec = spec_of(run)
+    number = run.attempt + 1
     if not is_searched(context, spec):
         return True
     run_dir = context.workspace.run_dir(run.run_id)
@@ -303,7 +306,8 @@ class SourceSearches:
         sqlite3.Error."""
         if not is_searched(self.context, attempt.resolved.spec):
             return True
-        watch, now = self._watch(attempt), self.context.monotonic()
+        watch = self._watch(attempt)
+        now = self.context.monotonic()
         was_last = watch.job is not None and watch.last_since is not None
         self._register(watch, attempt.record)
         if watch.job is None and watch.last_since is None:
@@ -319,7 +323,8 @@ class SourceSearches:
         return False
 
     def _watch(self, attempt: LiveAttempt) -> _Watch:
-        record, spec = attempt.record, attempt.resolved.spec
+        record = attempt.record
+        spec = attempt.resolved.spec
         key = (record.run_id, record.number)
         if key not in self._watches:
             search = search_of(self.context, spec, record.run_id, record.number, record.created_at)
@@ -341,7 +346,8 @@ class SourceSearches:
         job = watch.job
         if job is None or not job.is_over:
             return
-        watch.job, watch.looks = None, watch.looks + 1
+        watch.job = None
+        watch.looks = watch.looks + 1
         pause = FIRST_SECONDS if watch.looks < FIRST_LOOKS else LATER_SECONDS
         watch.due_at = self.context.monotonic() + pause
         try:
@@ -361,7 +367,8 @@ class SourceSearches:
 
     def _note_disputed(self, watch: _Watch, record: Attempt) -> None:
         """Store why a run has no metrics: a file may be of another run. Raises sqlite3.Error."""
-        connection, rivals = self.context.connection, ", ".join(sorted(watch.rivals))
+        connection = self.context.connection
+        rivals = ", ".join(sorted(watch.rivals))
         query = "SELECT 1 FROM metric_sources WHERE path = ? AND run_id != ?"
         for path in watch.search.disputed:
             if connection.execute(query, (path, record.run_id)).fetchone() is None:

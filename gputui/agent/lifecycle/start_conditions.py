@@ -58,7 +58,9 @@ class RecoveryWaits:
 
     def turn(self) -> bool:
         """End the waits that are over; True if there was one. Raises sqlite3.Error."""
-        connection, now, wall = self.context.connection, self.context.monotonic(), self.context.now()
+        connection = self.context.connection
+        now = self.context.monotonic()
+        wall = self.context.now()
         rows = connection.execute("SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,))
         seconds_left = {run_id: max(0.0, (not_before or 0.0) - wall) for run_id, not_before in rows.fetchall()}
         elapsed_waits = [run_id for run_id, seconds in seconds_left.items() if not seconds]
@@ -78,7 +80,8 @@ class RecoveryWaits:
     def _end_wait(self, run_id: str) -> bool:
         """Queue a run whose preconditions are met; fail it if they never will be. True if it was
         queued. Raises sqlite3.Error."""
-        connection, now = self.context.connection, self.context.now()
+        connection = self.context.connection
+        now = self.context.now()
         run = get_run(connection, run_id)
         if run is None:
             return False
@@ -95,7 +98,8 @@ class RecoveryWaits:
                 give_up(self.context, run, f"waited in vain {why}")
                 return False
             if why is not None:
-                text, key = f"waited in vain {why}; continuing", condition.kind
+                text = f"waited in vain {why}; continuing"
+                key = condition.kind
                 self.context.note("wait_timed_out", text, run_id, key=key, severity="warning")
             preconditions.pop(0)
             repository.set_preconditions(connection, run_id, preconditions)
@@ -119,7 +123,8 @@ class RecoveryWaits:
     def _wait_for_cooling(self, run: Run, margin_celsius: float) -> str | None:
         recorder = self.context.recorder
         for uuid, lease in repository.leases(self.context.connection).items():
-            facts, sample = recorder.facts.get(uuid), recorder.fast.get(uuid)
+            facts = recorder.facts.get(uuid)
+            sample = recorder.fast.get(uuid)
             # A missing one is for the scheduler to handle.
             is_missing = facts is None and recorder.inventory is not None
             if run.run_id not in lease.run_ids or is_missing:
@@ -127,7 +132,8 @@ class RecoveryWaits:
             if sample is None or facts is None:
                 # The agent has just started.
                 return f"for a reading of {uuid}"
-            celsius, slow = sample.temperature_celsius, facts.temperature_slowdown_celsius
+            celsius = sample.temperature_celsius
+            slow = facts.temperature_slowdown_celsius
             # An unknown temperature cannot be waited for.
             if celsius is not None and slow is not None and celsius > slow - margin_celsius:
                 below = slow - margin_celsius
@@ -137,7 +143,8 @@ class RecoveryWaits:
     def _wait_for_room(self, run: Run, folder: Path, needed: int, or_share: float) -> str | None:
         """Wait until the disk has room for ``needed`` bytes, or for that share of the disk if it is
         less."""
-        key, work = JobKey(Purpose.DISK, run.run_id, run.attempt + 1, str(folder)), partial(disk_bytes, folder)
+        key = JobKey(Purpose.DISK, run.run_id, run.attempt + 1, str(folder))
+        work = partial(disk_bytes, folder)
         job = self.context.jobs.ask(key, work, deadline_seconds=LOOK_SECONDS)
         if job is None:
             # What `_end_wait` stored after the last poll holds until the disk answers.
@@ -155,11 +162,13 @@ class RecoveryWaits:
     def _wait_for_pruning(self, run: Run, keep: int) -> str | None:
         """Remove the checkpoints older than the ``keep`` newest valid ones. A failure ends the
         wait."""
-        context, search = self.context, search_now(self.context, run)
+        context = self.context
+        search = search_now(self.context, run)
         if search is None:
             return None
         needed = () if run.resume_from is None else (run.resume_from,)
-        key, work = JobKey(Purpose.PRUNING, run.run_id, run.attempt + 1), partial(prune, search, Keep(keep, needed))
+        key = JobKey(Purpose.PRUNING, run.run_id, run.attempt + 1)
+        work = partial(prune, search, Keep(keep, needed))
         job = context.jobs.ask(key, work, deadline_seconds=PRUNE_SECONDS)
         if job is None:
             return "for old checkpoints to be removed"
@@ -195,7 +204,8 @@ def check_before_start(context: AgentContext, run: Run) -> bool:
     A checkpoint that is not there any more is replaced by the next best one, which a further scan
     checks; without one, the run fails. Raises sqlite3.Error.
     """
-    path, search = run.resume_from, search_now(context, run)
+    path = run.resume_from
+    search = search_now(context, run)
     if search is None:
         return True
     key = JobKey(Purpose.BEFORE_START, run.run_id, run.attempt + 1, path)
@@ -228,7 +238,8 @@ def _replace_checkpoint(context: AgentContext, run: Run, search: CheckpointSearc
             repository.set_next_attempt(
                 connection, run.run_id, params=run.params, resume_from=str(best), not_before=run.not_before
             )
-            text, key = f"{changed}; continuing from {best.name}", run.resume_from
+            text = f"{changed}; continuing from {best.name}"
+            key = run.resume_from
             context.note("checkpoint_replaced", text, run.run_id, key=key, severity="warning")
     if best is None:
         hint = "use gputui resume --from, or gputui restart"

@@ -151,7 +151,9 @@ class Supervisor:
 
     def _spawn(self, record: Attempt, kind: Executor, locks: Sequence[int] = ()) -> None:
         # If this fails, the attempt is adopted like that of an agent that died here.
-        run_id, number, workspace = record.run_id, record.number, self.context.workspace
+        run_id = record.run_id
+        number = record.number
+        workspace = self.context.workspace
         run = get_run(self.context.connection, run_id)
         assert run is not None
         try:
@@ -164,7 +166,8 @@ class Supervisor:
             started = None
         # Watched before its identity is stored, which may fail.
         executor = ExecutorProcess(started, attempt_dir(workspace, run_id, number), kind)
-        record, resolved = replace(record, executor=started), resolved_run(workspace, run)
+        record = replace(record, executor=started)
+        resolved = resolved_run(workspace, run)
         self._watch(LiveAttempt(record, executor, resolved, self.context.monotonic()))
         if started is not None:
             repository.set_executor(self.context.connection, run_id, number, started)
@@ -221,7 +224,8 @@ class Supervisor:
     def step(self, attempt: LiveAttempt, read_until: float) -> None:
         """Advance an attempt to its next phase, if that is reached. Raises what the phase raises;
         the phase is then tried again."""
-        context, record = self.context, attempt.record
+        context = self.context
+        record = attempt.record
         if not attempt.is_running:
             execution.note_lateness(attempt, context)
         if isinstance(attempt.phase, Serving):
@@ -295,9 +299,11 @@ class Supervisor:
 
     def _end_at_limits(self, running: Sequence[LiveAttempt]) -> None:
         """Stop the runs that have trained for as long as they may. Raises sqlite3.Error."""
-        connection, now = self.context.connection, self.context.now()
+        connection = self.context.connection
+        now = self.context.now()
         for live in running:
-            limit_seconds, run_id = live.resolved.spec.time_limit_seconds, live.record.run_id
+            limit_seconds = live.resolved.spec.time_limit_seconds
+            run_id = live.record.run_id
             if limit_seconds is None or seconds_since_asked(connection, run_id, now) < limit_seconds:
                 continue
             run = get_run(connection, run_id)
@@ -342,7 +348,9 @@ class Supervisor:
 
         `signal_stop` follows, and the end is noticed like any other. ``reason`` is given by a study.
         """
-        context, run_id, now = self.context, run.run_id, self.context.now()
+        context = self.context
+        run_id = run.run_id
+        now = self.context.now()
         connection = context.connection
         if not run.state.has_attempt:
             cause = reason or f"stopped by {actor}"
@@ -376,7 +384,8 @@ class Supervisor:
             return occupants
         scan = self.context.scanner.scan()
         for record in records:
-            run_id, uuids = record.run_id, record.gpus
+            run_id = record.run_id
+            uuids = record.gpus
             since = self.context.now() if record.started_at is None else record.started_at
             used = peak_bytes(self.context.connection, run_id, record.number)
             run_dir = self.context.workspace.run_dir(run_id)

@@ -94,7 +94,8 @@ class RunNotice(Struct, frozen=True):
 
 def run_ended(facts: RunNotice, cause: str) -> Message:
     """A run is over; ``cause`` is that of its last transition."""
-    run, seconds = facts.run, facts.run.trained_seconds(facts.at)
+    run = facts.run
+    seconds = facts.run.trained_seconds(facts.at)
     event = _EVENT_OF_STATE[run.state]
     severity: Severity = "error" if event == "run_failed" else "info"
     title = f"{facts.name} {run.state}"
@@ -155,7 +156,8 @@ def study_finished(study: StudyRecord, trials: Sequence[str], best: str, host: s
     lines = [f"{name}: {text}" for name, text in facts if text]
     severities: dict[str, Severity] = {"failed": "error"}
     fields = {"study": study.study_id, "state": str(study.state), "best": best}
-    title, more = f"Study {study.study_id} {study.state}", f"gputui study show {study.study_id}"
+    title = f"Study {study.study_id} {study.state}"
+    more = f"gputui study show {study.study_id}"
     return _message("study_finished", severities.get(study.state, "info"), title, lines, host, more, fields)
 
 
@@ -201,7 +203,8 @@ def _message(
     fields: dict[str, str],
     run_id: str | None = None,
 ) -> Message:
-    title, lines = _line(title), [*map(_line, lines[: MOST_LINES - 1]), f"More on {host}: {more}"]
+    title = _line(title)
+    lines = [*map(_line, lines[: MOST_LINES - 1]), f"More on {host}: {more}"]
     facts = {"event": event, "severity": severity, "title": title, "host": host, "more": more, **fields}
     return Message(event, severity, title, tuple(lines), {name: _line(fact) for name, fact in facts.items()}, run_id)
 

@@ -66,8 +66,10 @@ class News:
         self._follow_file()
         if self.recipients is None:
             return
-        connection, now = self.context.connection, self.context.now()
-        cursor, ended_alerts = notices.read_cursor(connection), notices.ended_alerts(connection)
+        connection = self.context.connection
+        now = self.context.now()
+        cursor = notices.read_cursor(connection)
+        ended_alerts = notices.ended_alerts(connection)
         assert cursor is not None
         newest = notices.newest_cursor(connection, cursor.queue_empty_at)
         if newest != cursor or ended_alerts:
@@ -120,9 +122,11 @@ class News:
 
     def _put_runs(self, cursor: Cursor, now: float) -> bool:
         """Queue messages about runs that ended or recovered; return whether one has ended, also a trial."""
-        connection, has_ended = self.context.connection, False
+        connection = self.context.connection
+        has_ended = False
         for run_id, moves in _moves_after(connection, cursor.transition_id).items():
-            run, newest = get_run(connection, run_id), moves[-1]
+            run = get_run(connection, run_id)
+            newest = moves[-1]
             state = RunState(newest.to_state)
             if run is None:
                 continue
@@ -139,7 +143,8 @@ class News:
         return has_ended
 
     def _facts(self, run: Run, now: float) -> RunNotice:
-        connection, run_id = self.context.connection, run.run_id
+        connection = self.context.connection
+        run_id = run.run_id
         history = RunHistory.read(connection, run)
         name = run.roles.loss or LOSS
         value = queries.latest(connection, run_id).get(name)
@@ -157,12 +162,14 @@ class News:
 
     def _put_studies(self, cursor: Cursor, now: float) -> bool:
         """Queue messages about studies that are over; return whether there is one."""
-        connection, has_ended = self.context.connection, False
+        connection = self.context.connection
+        has_ended = False
         moved = connection.execute("SELECT DISTINCT study_id FROM study_moves WHERE move_id > ?", (cursor.move_id,))
         for (study_id,) in moved.fetchall():
             study = get_study(connection, study_id)
             if study is not None and study.state.is_over:
-                has_ended, trials = True, read_trials(connection, study_id)
+                has_ended = True
+                trials = read_trials(connection, study_id)
                 states = [str(trial.state) for trial in trials]
                 self._put(messages.study_finished(study, states, _best_text(study, trials), self.host), now)
         return has_ended

@@ -120,7 +120,9 @@ class Outbox:
         return sender
 
     def _settle(self, message: PendingMessage, receipt: Receipt) -> None:
-        connection, now, problem = self.context.connection, self.context.now(), receipt.problem
+        connection = self.context.connection
+        now = self.context.now()
+        problem = receipt.problem
         if problem is None:
             with transaction(connection):
                 notices.note_sent(connection, message.notice_id, now)

@@ -60,14 +60,17 @@ def main() -> None:
 
 def send(delivery: Delivery) -> Receipt:
     """Send a message."""
-    to, message = delivery.recipient.to, delivery.message
+    to = delivery.recipient.to
+    message = delivery.message
     if isinstance(to, str):
         obstacle = obstacle_to(delivery.recipient)
         if obstacle is not None:
             return Receipt(obstacle, unsent=True)
-        receipt, secrets = _post(to, message), {to, *secrets_in(os.environ, {}, (to,))}
+        receipt = _post(to, message)
+        secrets = {to, *secrets_in(os.environ, {}, (to,))}
     else:
-        problem, secrets = run_command(to, message), secrets_in(os.environ, {}, to)
+        problem = run_command(to, message)
+        secrets = secrets_in(os.environ, {}, to)
         receipt = Receipt(problem, unsent=problem is not None)
     if receipt.problem is None:
         return receipt

@@ -48,7 +48,8 @@ class StoredSamples:
         """The messages since the last call. Raises sqlite3.Error."""
         gpus = self._connection.execute("SELECT gpu_id, uuid, position FROM gpus").fetchall()
         self.indices = {uuid: position for _, uuid, position in gpus}
-        fast, slow = defaultdict[float, list[GpuSample]](list), defaultdict[float, list[GpuSlowSample]](list)
+        fast = defaultdict[float, list[GpuSample]](list)
+        slow = defaultdict[float, list[GpuSlowSample]](list)
         for gpu_id, uuid, _ in gpus:
             for at, values in self._newer(GPU, gpu_id, _FAST_COLUMNS):
                 if values["throttle_reasons"] is not None:

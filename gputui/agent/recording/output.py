@@ -97,7 +97,8 @@ class RotatedFile:
         file.flush()
 
     def close(self) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 
@@ -128,7 +129,8 @@ class FileOutput:
     """Accepts messages in one thread and writes them in another."""
 
     def __init__(self, path: Path, form: Format, rotate_bytes: int | None) -> None:
-        self.path, self._form = path, form
+        self.path = path
+        self._form = form
         header = csv_row(list(CSV_COLUMNS)) if form == "csv" else b""
         self._file = RotatedFile(path, rotate_bytes, header)
         self._waiting: queue.Queue[bytes | None] = queue.Queue(WAITING_BATCHES)
@@ -183,7 +185,9 @@ def record_shape(
     gpus = totals(samples, indices)
     cpu_percent = used_bytes = total_bytes = None
     if host is not None:
-        cpu_percent, used_bytes, total_bytes = host.cpu_percent, host.memory_used_bytes, host.memory_total_bytes
+        cpu_percent = host.cpu_percent
+        used_bytes = host.memory_used_bytes
+        total_bytes = host.memory_total_bytes
     return {
         "time": iso(now),
         "gpus": gpus.gpu_count,

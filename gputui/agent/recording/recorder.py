@@ -54,7 +54,8 @@ _INSERT_SLOW = _insert(series.SLOW.table, ["at", "gpu_id", *_SLOW_COLUMNS])
 def _owner(pid: int, start_ticks: int, runs: str) -> Owner | None:
     """Run and rank of a process, from its environment tag or its ancestors; None if it belongs to no
     run in the folder ``runs``. Cached, because neither changes while the process lives."""
-    owner, stat = owner_of(pid, runs), read_stat(pid)
+    owner = owner_of(pid, runs)
+    stat = read_stat(pid)
     # Read after the owner: the PID may have been reused.
     if stat is not None and stat.start_ticks == start_ticks:
         return owner
@@ -77,7 +78,8 @@ _DIGITS = {name: _digits(name) for name in ("at", *_HOST_COLUMNS, *_FAST_COLUMNS
 
 
 def _stored(sample: HostSample | GpuSample | GpuSlowSample, name: str) -> object:
-    value, digits = getattr(sample, name), _DIGITS[name]
+    value = getattr(sample, name)
+    digits = _DIGITS[name]
     if value is None or digits is None:
         return value
     return round(value, digits)
@@ -154,7 +156,8 @@ class Recorder:
         cannot be written, return False and keep the queue."""
         if not self._waiting:
             return True
-        ids, sets = dict(self._ids), dict(self._process_sets)
+        ids = dict(self._ids)
+        sets = dict(self._process_sets)
         try:
             with transaction(self._connection):
                 for message in self._waiting:
@@ -166,7 +169,8 @@ class Recorder:
                     text = f"the database could not be written for {self._wall() - at:.0f} s ({why})"
                     add_event(self._connection, "recording_interrupted", text, now=self._wall(), severity="warning")
         except sqlite3.OperationalError as error:
-            self._ids, self._process_sets = ids, sets
+            self._ids = ids
+            self._process_sets = sets
             if self._stopped is None and not is_locked(error):
                 self._stopped = self._wall(), str(error)
                 log.warning("recording stopped (%s); runs continue; it restarts by itself", error)
@@ -216,7 +220,8 @@ class Recorder:
             gpu_id = self._ids.get(uuid)
             if gpu_id is None:
                 continue
-            text, grains = None, None
+            text = None
+            grains = None
             if processes is not None:
                 text = json.dumps([self._process_json(process) for process in processes])
                 grains = [(process.pid, (process.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for process in processes]

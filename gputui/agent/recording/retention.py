@@ -63,7 +63,8 @@ class Pruning(NamedTuple):
                 return _NOTHING
             return now - kept_seconds
 
-        rolled_up, limit_bytes = self._rolled_up_until(), retention.size_bytes
+        rolled_up = self._rolled_up_until()
+        limit_bytes = retention.size_bytes
         if limit_bytes is not None and room(self.connection).used_bytes > limit_bytes * (1 - SIZE_SLACK):
             samples_limit = minutes_limit = rolled_up
         else:

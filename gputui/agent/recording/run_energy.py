@@ -46,7 +46,9 @@ def _count_readings(
     ).fetchone()
     if row is not None and row[3]:
         return
-    counted_to, counter, energy = began - BORDER_SECONDS, None, None
+    counted_to = began - BORDER_SECONDS
+    counter = None
+    energy = None
     if row is not None:
         counted_to, counter, energy = row[:3]
     last = now if ended is None else ended + BORDER_SECONDS
@@ -60,7 +62,8 @@ def _count_readings(
             if end > begin and not (is_border and at - counted_to > BORDER_SECONDS):
                 share = own_seconds(begin, end, others) / (at - counted_to)
                 energy = (energy or 0.0) + consumed_joules((counted_to, counter), (at, joules)) * share
-        counted_to, counter = at, joules
+        counted_to = at
+        counter = joules
         if ended is not None and at >= ended:
             break
     if counter is None:

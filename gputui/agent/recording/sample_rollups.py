@@ -61,9 +61,11 @@ class Rollups:
 
     def _advance(self, span: int, source: int, mark: int, end: int) -> bool:
         """Roll up an hour of one source after its mark; True if more is left before ``end``."""
-        series, columns = GPU, _GPU_COLUMNS
+        series = GPU
+        columns = _GPU_COLUMNS
         if source == HOST_ID:
-            series, columns = HOST, _HOST_COLUMNS
+            series = HOST
+            columns = _HOST_COLUMNS
         first = samples.between(self.connection, series, source, (), mark, end, 1)
         # Where the mark is after the end, the clock was set back: new samples belong to spans that
         # are done already.
@@ -119,9 +121,11 @@ class Rollups:
     def _store(
         self, connection: sqlite3.Connection, span: int, source: int, summaries: Sequence[Sequence[object]]
     ) -> None:
-        columns, kind = _GPU_NAMES, "gpu"
+        columns = _GPU_NAMES
+        kind = "gpu"
         if source == HOST_ID:
-            columns, kind = _HOST_NAMES, "host"
+            columns = _HOST_NAMES
+            kind = "host"
         table = f"{kind}_minutes" if span == MINUTE else f"{kind}_hours"
         (raw_since,) = connection.execute("SELECT raw_since FROM record_bounds").fetchone()
         place = columns.index("at")

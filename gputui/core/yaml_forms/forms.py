@@ -129,7 +129,8 @@ def findings(
             continue
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             model = _model_at(form, written[:-1])
-            keys, others = [name for name in _keys(model) if name != _KEY], getattr(model, "other_names", {})
+            keys = [name for name in _keys(model) if name != _KEY]
+            others = getattr(model, "other_names", {})
             sentence, meant = not_one_of(getattr(model, "called", "key"), str(place[-1]), keys, others)
             yield place, {"problem": sentence, "nearest": meant}
         else:
@@ -140,7 +141,8 @@ def _model_at(form: Any, place: KeyPath) -> Any:
     """The model or dataclass of the mapping at a place inside ``form``."""
     for part in place:
         form = _inside(form)
-        keys, kinds = _keys(form), [kind for kind in get_args(form) if kind is not ...]
+        keys = _keys(form)
+        kinds = [kind for kind in get_args(form) if kind is not ...]
         form = keys[part] if keys else kinds[-1]
     return _inside(form)
 
@@ -163,7 +165,9 @@ def _inside(kind: Any) -> Any:
 
 
 def _finding(detail: ErrorDetails, place: KeyPath) -> tuple[KeyPath, dict[str, Any]]:
-    kind, context, value = detail["type"], detail.get("ctx") or {}, detail["input"]
+    kind = detail["type"]
+    context = detail.get("ctx") or {}
+    value = detail["input"]
     # A value of the environment may be a secret.
     actual = None
     if place[:1] != ("env",) or len(place) == 1:

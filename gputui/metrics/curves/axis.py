@@ -159,7 +159,8 @@ def interpolate(pairs: Pairs, x: float) -> float | None:
         return pairs[0][1]
     if place == len(pairs):
         return pairs[-1][1]
-    (x0, y0), (x1, y1) = pairs[place - 1], pairs[place]
+    x0, y0 = pairs[place - 1]
+    x1, y1 = pairs[place]
     if x1 > x0:
         return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return y1

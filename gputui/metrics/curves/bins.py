@@ -66,7 +66,8 @@ class CurveBuilder:
 
     def add_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
         """Add reduced lines."""
-        place, isnan = axis_map.place, math.isnan
+        place = axis_map.place
+        isnan = math.isnan
         buckets: Buckets | None = None
         for entry in entries:
             self._was_seen = True
@@ -140,7 +141,8 @@ def new_buckets(request: ChartRequest) -> Buckets:
     start, end = request.window
     # A bin at each end lies across it. Reduced lines that reach beyond the ends need more room: they
     # must not make the bins in the window wider.
-    inner, capacity = max(1, bins - 2), 4 * bins
+    inner = max(1, bins - 2)
+    capacity = 4 * bins
     if request.is_log:
         if end > start > 0:
             narrowest = max(narrowest, math.log10(end / start) / inner)
@@ -219,7 +221,8 @@ def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None
     without a finite value are skipped. ``weight`` is that of the past, from 0 to below 1. The sum
     is divided by the sum of all weights, 1 − wⁿ for n values (the bias correction of Adam, Kingma
     and Ba 2015, section 3). Of a ``window``, those inside and one at each of its ends."""
-    value, missing_weight = 0.0, 1.0
+    value = 0.0
+    missing_weight = 1.0
     smoothed = []
     for bucket in bins:
         if bucket.first is None or bucket.last is None:

@@ -104,9 +104,11 @@ class HardwareCurves:
         self._settle(moments, len(uuids), request, timeline)
         curves = []
         for uuid in uuids:
-            fields, column_of = gpu_fields, _GPU
+            fields = gpu_fields
+            column_of = _GPU
             if uuid is None:
-                fields, column_of = host_fields, _HOST
+                fields = host_fields
+                column_of = _HOST
             device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
             # New spans, and the newest known one, which may have grown.
             first = math.floor(moments[0] / self._seconds)
@@ -141,7 +143,8 @@ class HardwareCurves:
         window: Window | None,
     ) -> Window | None:
         """The stretch of time that is shown; None if nothing was sampled in it."""
-        begins, ends = [], []
+        begins = []
+        ends = []
         for stay in stays:
             reach: Window | None = (stay.begin, stay.end)
             if window is not None:
@@ -153,7 +156,8 @@ class HardwareCurves:
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
             return None
-        begin, end = min(begins), min(max(ends), newest)
+        begin = min(begins)
+        end = min(max(ends), newest)
         if end >= begin:
             return (begin, end)
         return None
@@ -185,7 +189,8 @@ def _bins(
     once."""
     spans = device.spans
     later: list[list[Bin]] = [[] for _ in device.placed]
-    before, into = device.last_placed, device.placed
+    before = device.last_placed
+    into = device.placed
     for at in range(device.settled, len(spans)):
         span = spans[at]
         if at == len(spans) - 1 or not _is_settled(axis_map, span):
@@ -205,7 +210,8 @@ def _bins(
                         bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
                 before = span
         if into is device.placed:
-            device.settled, device.last_placed = at + 1, before
+            device.settled = at + 1
+            device.last_placed = before
     return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
 
 
@@ -252,7 +258,8 @@ def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | No
     if first is None or last is None or not pairs or last < pairs[0][1] or first > pairs[-1][1]:
         return None
     at_by_step = [(step, at) for at, step in pairs]
-    begin, end = interpolate(at_by_step, first), interpolate(at_by_step, last)
+    begin = interpolate(at_by_step, first)
+    end = interpolate(at_by_step, last)
     if begin is None or end is None:
         return None
     return (begin, end)

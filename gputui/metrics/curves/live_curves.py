@@ -66,7 +66,8 @@ class RunCurves:
         self._ranks = _RankReader(run_id)
         self._until: dict[int, FilePosition] = {}
         self._line_count = 0
-        self._start, self._end = math.inf, -math.inf
+        self._start = math.inf
+        self._end = -math.inf
 
     def has_news(self, connection: sqlite3.Connection) -> bool:
         """Return whether there are new lines since the last read. Raises sqlite3.Error."""
@@ -174,7 +175,8 @@ class RunCurves:
             self._followed.clear()
         if is_same and ends != self._until:
             ranges = _between(self._until, ends)
-            self._until, self._line_count = ends, line_count
+            self._until = ends
+            self._line_count = line_count
             is_same = self._follow(run_lines.lines(connection, ranges))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
@@ -210,11 +212,13 @@ class RunCurves:
         self._cuts = cuts
         self._followed.clear()
         self._paces = Paces()
-        self._start, self._end = math.inf, -math.inf
+        self._start = math.inf
+        self._end = -math.inf
         self._hardware.reset()
         self._ranks.reset()
         layout = self._layout = run_lines.layout(connection, self.run_id)
-        self._until, self._line_count = dict(layout.ends), layout.line_count
+        self._until = dict(layout.ends)
+        self._line_count = layout.line_count
         ends: list[tuple[int, int, float | None]] = []
         for stretch in layout.stretches:
             ends += [
@@ -336,7 +340,8 @@ class _RankReader:
         """The curves of all ranks for each metric. ``names`` maps requested names to those in the
         store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
         settings = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        ends, limit = run_lines.sources(connection, self._run_id)[0], -1
+        ends = run_lines.sources(connection, self._run_id)[0]
+        limit = -1
         if settings != self._asked or ends.keys() != self._until.keys():
             self._followed = {}
             layout = run_lines.layout(connection, self._run_id)
@@ -359,7 +364,8 @@ class _RankReader:
                     if followed is None:
                         followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
                     followed.add_line(line, x)
-        self._asked, self._until = settings, ends
+        self._asked = settings
+        self._until = ends
         return {requested: self._curves(name, request) for requested, name in names.items()}
 
     def _ranges(

@@ -40,7 +40,8 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
     kind: MarkerKind = "event"
     word = clean(name[:80]).replace("_", " ")
     if name == "checkpoint":
-        kind, word = "checkpoint", "ckpt"
+        kind = "checkpoint"
+        word = "ckpt"
     x = axis_map.place(line.attempt, line.step, line.at)
     return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
 
@@ -71,7 +72,8 @@ def markers(
     timeline = axis_map.timeline
     placed: list[ChartMarker | None] = list(events)
     for attempt in attempts:
-        begin, number = timeline.begins.get(attempt.number), attempt.number
+        begin = timeline.begins.get(attempt.number)
+        number = attempt.number
         step = attempt.first_step if attempt.resumed_step is None else attempt.resumed_step
         x = _of_step_or_moment(axis_map, number, step, begin)
         if number == 1:
@@ -87,10 +89,12 @@ def markers(
         if step is None:
             step = last_steps.get(incident.attempt)
         x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
-        word, text = clean(incident.kind).replace("_", " "), clean(incident.summary)
+        word = clean(incident.kind).replace("_", " ")
+        text = clean(incident.summary)
         placed.append(_marker(x, "incident", word, incident.at, incident.attempt, text))
     for alert in alerts.of_run(connection, run_id):
-        word, at = clean(alert.rule).replace("_", " "), alert.raised_at
+        word = clean(alert.rule).replace("_", " ")
+        at = alert.raised_at
         x = axis_map.place_moment(at)
         placed.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
     run = get_run(connection, run_id)

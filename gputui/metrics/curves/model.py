@@ -146,7 +146,8 @@ class Frame:
             if self.moments:
                 return self.moments[-1][1]
             return None
-        (x0, at0), (x1, at1) = self.moments[max(0, place - 1)], self.moments[place]
+        x0, at0 = self.moments[max(0, place - 1)]
+        x1, at1 = self.moments[place]
         if x0 <= x < x1 and at1 >= at0:
             return at0 + (at1 - at0) * (x - x0) / (x1 - x0)
         return at1

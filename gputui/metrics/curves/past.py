@@ -75,7 +75,8 @@ def _was_there(marker: ChartMarker, extent: RunExtent, reached: float) -> bool:
 
 def _reached(data: ChartData, extent: RunExtent) -> float:
     """The last x of the newest attempt; minus infinity where it has none yet."""
-    axis, origin = data.request.axis, data.frame.origin_at
+    axis = data.request.axis
+    origin = data.frame.origin_at
     if axis in ("step", "epoch"):
         if extent.step is None or (x := _x_of_step(data, extent.newest, extent.step)) is None:
             return -math.inf
@@ -103,7 +104,8 @@ def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: 
     averaged = attempts
     if curve.averaged:
         averaged = _cut_attempts(data, curve.averaged, extent, reached)
-    newest, problem = None, curve.problem
+    newest = None
+    problem = curve.problem
     if not attempts:
         problem = problem or "nothing measured by then"
     elif bins := (*attempts[-1].current, *attempts[-1].redone):
@@ -128,7 +130,8 @@ def _cut_attempts(
             bins = _up_to(bins, reached)
         if not bins or attempt.attempt not in numbers:
             continue
-        cut_step, cut_x = cuts.get(attempt.attempt, math.inf), None
+        cut_step = cuts.get(attempt.attempt, math.inf)
+        cut_x = None
         if cut_step < math.inf:
             cut_x = _x_of_step(data, attempt.attempt, cut_step)
         limit = math.inf if cut_x is None else cut_x

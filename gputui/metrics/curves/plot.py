@@ -81,7 +81,8 @@ def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
 
 
 def _axis(data: ChartData) -> XAxis:
-    axis, window = X_AXES[data.request.axis], data.request.window
+    axis = X_AXES[data.request.axis]
+    window = data.request.window
     start, end = window or (None, None)
     if data.request.is_log:
         return replace(axis, start=start, end=end, scale="log")

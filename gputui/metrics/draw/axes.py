@@ -104,7 +104,8 @@ def _even_axes(low: float, high: float, rows: int, *, is_low_fixed: bool) -> Ite
         for step in islice(round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS), 4):
             in_row = step / apart
             first = math.floor(low / in_row + 1e-9)
-            start, end = first * in_row, (first + rows - 1) * in_row
+            start = first * in_row
+            end = (first + rows - 1) * in_row
             if is_low_fixed and abs(start - low) > 1e-9 * max(abs(low), in_row):
                 continue
             if math.isfinite(end - start) and end >= high - 1e-9 * in_row:
@@ -133,12 +134,14 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     there is room; within less than a decade, those of a linear one."""
     if most < 1 or not 0 < low < high:
         return []
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first = math.floor(math.log10(low))
+    last = math.ceil(math.log10(high))
     stride = max(1, math.ceil((last - first) / most))
 
     def ticks_of(factors: Sequence[int], stride: int) -> list[float]:
         # A tick at the very edge may differ from it by rounding.
-        start, end = low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308)
+        start = low * (1 - 1e-9)
+        end = min(high * (1 + 1e-9), 1.7e308)
         powers = [power for power in range(first, last + 1) if power % stride == 0]
         values = (float(f"{factor}e{power}") for power in powers for factor in factors)
         return [value for value in values if start <= value <= end]
@@ -321,14 +324,16 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
         return LinearScale(0.0, 1.0)
     if kind == "log":
         if low == high or math.log10(high) == math.log10(low):
-            low, high = max(low / 2, 5e-324), min(high * 2, sys.float_info.max)
+            low = max(low / 2, 5e-324)
+            high = min(high * 2, sys.float_info.max)
         return LogScale(low, high)
     if high - low <= _NEARLY_EQUAL * max(abs(low), abs(high)):
         # From 0 to twice the constant, where that can be divided.
         space = abs(low)
         if space < 1e-300:
             space = 1.0
-        low, high = max(low - space, -sys.float_info.max), min(high + space, sys.float_info.max)
+        low = max(low - space, -sys.float_info.max)
+        high = min(high + space, sys.float_info.max)
     if not high / 2 - low / 2 > 0:
         return LinearScale(0.0, 1.0)
     return LinearScale(low, high)
@@ -345,7 +350,8 @@ def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
     """Ends of an x axis that holds these bins, the right one a round number that seldom changes as
     they grow."""
     xs = [x for bucket in bins for x in (bucket.first_x, bucket.last_x)]
-    start, end = min(xs, default=0.0), max(xs, default=1.0)
+    start = min(xs, default=0.0)
+    end = max(xs, default=1.0)
     # A series that begins near zero, as seen from its end, is shown from zero.
     if 0 <= start <= 0.1 * end:
         start = 0.0
@@ -378,7 +384,8 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
     step = next(iter(round_steps(high / 4 - low / 4)), 0.0)
     if not step or not math.isfinite(low / step) or not math.isfinite(high / step):
         return low, high
-    start, end = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    start = math.floor(low / step + 1e-9) * step
+    end = math.ceil(high / step - 1e-9) * step
     if not (math.isfinite(start) and math.isfinite(end) and start <= low and high <= end):
         return low, high
     return min(float(f"{start:.12g}"), low), max(float(f"{end:.12g}"), high)

@@ -123,7 +123,8 @@ class _Plot(NamedTuple):
         """The x axis in one line. A label is centred on its tick, or ends at the edge.
         The axis' name is below the value labels or, if that is too narrow, at the end."""
         width = self.canvas.width
-        chars, styles = [glyphs.HORIZONTAL] * width, ["axis"] * width
+        chars = [glyphs.HORIZONTAL] * width
+        styles = ["axis"] * width
         axis_name = self.x_axis.words(self.x_scale)
         is_beside = bool(axis_name) and cell_width(axis_name) < self.gutter_width
         fits = len(axis_name) == cell_width(axis_name) < width // 2
@@ -139,7 +140,8 @@ class _Plot(NamedTuple):
                 chars[column] = glyphs.MARKER if marker.is_line else glyphs.NOTCH
                 styles[column] = marker.style
         if self.cursor is not None and chars[self.cursor] in (glyphs.HORIZONTAL, glyphs.NOTCH, glyphs.MARKER):
-            chars[self.cursor], styles[self.cursor] = glyphs.VERTICAL, CURSOR_STYLE
+            chars[self.cursor] = glyphs.VERTICAL
+            styles[self.cursor] = CURSOR_STYLE
         line = spans(chars, styles)
         if self.gutter_width < 0:
             return line
@@ -160,12 +162,14 @@ class _Plot(NamedTuple):
             return best
         for most in range(first, max(first, width // 4) + 1):
             placed: list[tuple[int, str]] = []
-            next_free, last = 0, name
+            next_free = 0
+            last = name
             for tick, label in zip(*x_ticks(self.x_scale, self.x_axis, most), strict=True):
                 column = self.canvas.column(tick, self.x_scale)
                 if column is None:
                     continue
-                start, text = min(max(0, column - len(label) // 2), width - len(label)), label
+                start = min(max(0, column - len(label) // 2), width - len(label))
+                text = label
                 is_end = start + len(text) > width - len(last)
                 if is_end and last:
                     text = f"{last} {label}"
@@ -192,7 +196,8 @@ class _Plot(NamedTuple):
             size = cell_width(marker.label) if marker.is_line else 0
             ends = [at + used + 1 for at, used, its, _ in labels if its < column]
             starts = [at - size - 1 for at, _, its, _ in labels if its >= column]
-            low, high = max(0, column - size - 3, *ends), min(column + 3, width - size, *starts)
+            low = max(0, column - size - 3, *ends)
+            high = min(column + 3, width - size, *starts)
             if size and low <= high:
                 labels.append((min(max(low, column - size // 2), high), size, column, marker))
         line: Line = [(" " * (self.gutter_width + 1), "dim")]
@@ -226,7 +231,8 @@ def chart(
     """
     if width < 1 or height < 1:
         return []
-    x_axis, y_axis = x_axis or XAxis(), y_axis or YAxis()
+    x_axis = x_axis or XAxis()
+    y_axis = y_axis or YAxis()
     bins = [bucket for curve in curves for bucket in curve.bins]
     has_axis = height >= 4
     has_legend = height >= 3 and (bool(title) or any(curve.label or curve.value is not None for curve in curves))
@@ -242,11 +248,13 @@ def chart(
         gutter = {}
     gutter_width = 1 + max([least_gutter, *map(cell_width, gutter.values())])
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
-        gutter, gutter_width = {}, -1
+        gutter = {}
+        gutter_width = -1
     room = width - gutter_width - 1
     end_width = end_gutter if end_gutter <= room // 2 and rows >= 3 else 0
 
-    canvas, x_scale = Canvas(room - end_width, rows), x_scale_of(bins, x_axis)
+    canvas = Canvas(room - end_width, rows)
+    x_scale = x_scale_of(bins, x_axis)
     columns = [(column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None]
     pointed = None
     if cursor is not None:
@@ -350,7 +358,8 @@ def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tu
     if axis.high is not None or high is None or high > scale.high:
         high = scale.high
     if not high / 2 - low / 2 > 1e-9 * max(abs(low), abs(high)):
-        low, high = scale.low, scale.high
+        low = scale.low
+        high = scale.high
     start, end, ticks = even_ticks(
         low / axis.unit, high / axis.unit, rows, max(2, min(_MOST_VALUE_TICKS, rows // 2 + 1)),
         is_low_fixed=axis.low is not None, is_high_fixed=axis.high is not None,

@@ -67,7 +67,9 @@ class Bin:
         if later.low is None or later.high is None:
             return
         if self.low is None or self.high is None:
-            self.low, self.high, self.first = later.low, later.high, later.first
+            self.low = later.low
+            self.high = later.high
+            self.first = later.first
             self.first_x = later.first_x
         else:
             self.low = min(self.low, later.low)
@@ -128,8 +130,10 @@ class Buckets:
         if limit < 2 or not self._bins or end < start:
             return []
         if self.is_log:
-            start, end = _decade(start), _decade(end)
-        first, last = self._lowest, self._highest
+            start = _decade(start)
+            end = _decade(end)
+        first = self._lowest
+        last = self._highest
         if start != -math.inf:
             first = max(first, math.floor(start / self._width))
         if end != math.inf:

@@ -108,11 +108,13 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
             width = max(1, round(shape.width * scale))
             if shape.is_dashed:
                 # A vertical line.
-                (x, top), (_, bottom) = points[0], points[-1]
+                x, top = points[0]
+                _, bottom = points[-1]
                 for start in range(int(top), int(bottom), 8 * scale):
                     pen.line([(x, start), (x, min(start + 4 * scale, bottom))], shape.colour, width)
             elif len(set(points)) == 1:
-                (x, y), radius = points[0], width / 2
+                x, y = points[0]
+                radius = width / 2
                 pen.ellipse((x - radius, y - radius, x + radius, y + radius), shape.colour)
             else:
                 pen.line(points, shape.colour, width, joint="curve")
@@ -193,7 +195,8 @@ def _plotext(
 
     xs = [x for _, path in curves for x, _ in path]
     values = [value for _, path in curves for _, value in path]
-    x_scale, y_scale = value_scale(min(xs), max(xs)), value_scale(min(values), max(values), kind)
+    x_scale = value_scale(min(xs), max(xs))
+    y_scale = value_scale(min(values), max(values), kind)
     y_scale = value_scale(*round_outward(y_scale.low, y_scale.high, kind), kind)
 
     def places(scale: Scale, numbers: Iterable[float]) -> list[float]:
@@ -209,7 +212,8 @@ def _plotext(
         figure.theme("colorless")
         figure.plot_size(width, height)
         for marker, path in curves:
-            across, up = places(x_scale, (x for x, _ in path)), places(y_scale, (value for _, value in path))
+            across = places(x_scale, (x for x, _ in path))
+            up = places(y_scale, (value for _, value in path))
             figure.draw(figure.signal(across, up, marker=marker).lines())
         # plotext's own logarithm fails on a constant, and its labels have an exponent in every
         # place.

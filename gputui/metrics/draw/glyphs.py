@@ -14,7 +14,8 @@ DOTS_DOWN: Final = 4
 
 
 def _braille() -> tuple[str, ...]:
-    left_bits, right_bits = (0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)
+    left_bits = (0x01, 0x02, 0x04, 0x40)
+    right_bits = (0x08, 0x10, 0x20, 0x80)
     cells = []
     for mask in range(256):
         dots = sum(bit for row, bit in enumerate(left_bits) if mask >> (4 + row) & 1)

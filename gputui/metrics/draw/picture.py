@@ -15,9 +15,14 @@ from gputui.metrics.draw.chart import value_ticks, x_scale_of, x_ticks, y_scale_
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Marker, XAxis, YAxis
 
-WIDTH, HEIGHT = 1200, 600
-_LEFT, _RIGHT, _TOP, _BOTTOM = 90, 20, 50, 60
-_TEXT_SIZE, _TITLE_SIZE = 14, 18
+WIDTH = 1200
+HEIGHT = 600
+_LEFT = 90
+_RIGHT = 20
+_TOP = 50
+_BOTTOM = 60
+_TEXT_SIZE = 14
+_TITLE_SIZE = 18
 _LEGEND_APART = 18
 _DOT_WIDTH = 7.0
 
@@ -81,7 +86,8 @@ def picture(drawing: Drawing, width: int = WIDTH, height: int = HEIGHT) -> Pictu
 class _Sheet:
     def __init__(self, drawing: Drawing, width: int, height: int) -> None:
         self.drawing = drawing
-        self.width, self.height = width, height
+        self.width = width
+        self.height = height
         bins = [bucket for curve in drawing.curves for bucket in curve.bins]
         self.is_empty = not bins
         self.y, self.as_asked = y_scale_of(bins, drawing.y_axis)
@@ -104,14 +110,17 @@ class _Sheet:
         return _on(self.y, value, self.height - _BOTTOM, _TOP)
 
     def _grid(self) -> Iterator[Path | Label]:
-        axis, bottom, right = COLOURS["axis"], self.height - _BOTTOM, self.width - _RIGHT
+        axis = COLOURS["axis"]
+        bottom = self.height - _BOTTOM
+        right = self.width - _RIGHT
         y_axis = self.drawing.y_axis
         ticks, labels = value_ticks(self.y, y_axis, 8)
         for tick, text in zip(ticks, labels, strict=True):
             if (y := self._down(tick)) is not None:
                 yield Path(((_LEFT, y), (right, y)), COLOURS["grid"], 1.0)
                 yield Label((_LEFT - 8, y + _TEXT_SIZE / 3), text, axis, anchor="end")
-        x_axis, most = self.drawing.x_axis, max(2, (right - _LEFT) // 110)
+        x_axis = self.drawing.x_axis
+        most = max(2, (right - _LEFT) // 110)
         for tick, text in zip(*x_ticks(self.x, x_axis, most), strict=True):
             if (x := self._across(tick)) is not None:
                 yield Path(((x, bottom), (x, bottom + 6)), axis, 1.0)
@@ -167,7 +176,8 @@ class _Sheet:
         for x, value in pairs:
             if value is None:
                 continue
-            across, down = self._across(min(max(x, self.x.low), self.x.high)), self._down(value)
+            across = self._across(min(max(x, self.x.low), self.x.high))
+            down = self._down(value)
             if across is not None and down is not None:
                 points.append((across, down))
         return points

@@ -64,12 +64,14 @@ class Layer:
 
     def thicken(self) -> None:
         """Make every stroke one dot longer, downwards; dots of the lowest row grow upwards."""
-        whole, lowest = (1 << self.down) - 1, 1 << (self.down - 1)
+        whole = (1 << self.down) - 1
+        lowest = 1 << (self.down - 1)
         self.columns = [(bits | bits << 1 | (bits & lowest) >> 1) & whole for bits in self.columns]
 
     def masks(self, row: int) -> list[int]:
         """The dots of each cell in a row of cells, as `glyphs.CELLS` is indexed."""
-        shift, full = row * DOTS_DOWN, (1 << DOTS_DOWN) - 1
+        shift = row * DOTS_DOWN
+        full = (1 << DOTS_DOWN) - 1
         return [
             (left_dots >> shift & full) << DOTS_DOWN | right_dots >> shift & full
             for left_dots, right_dots in zip(self.columns[0::2], self.columns[1::2], strict=True)
@@ -176,13 +178,15 @@ class Canvas:
         high = low if bucket.high == bucket.low else y_scale.place(bucket.high)
         if high is None:
             return None, None
-        top, bottom = self._dot_row(high), self._down - 1
+        top = self._dot_row(high)
+        bottom = self._down - 1
         if low is not None:
             bottom = self._dot_row(low)
         layer.stroke(column, top, bottom)
         if bucket.high == bucket.low:
             return top, top
-        first, last = y_scale.place(bucket.first), y_scale.place(bucket.last)
+        first = y_scale.place(bucket.first)
+        last = y_scale.place(bucket.last)
         first_row = None if first is None else self._dot_row(first)
         last_row = None if last is None else self._dot_row(last)
         return first_row, last_row
@@ -233,18 +237,22 @@ class Canvas:
             if layer.curve.is_shadow:
                 for column, mask in enumerate(layer_masks):
                     if mask and not styles[column]:
-                        chars[column], styles[column] = glyphs.CELLS[mask], layer.curve.style
+                        chars[column] = glyphs.CELLS[mask]
+                        styles[column] = layer.curve.style
         for column, (shape, style) in shapes:
-            chars[column], styles[column] = shape, style
+            chars[column] = shape
+            styles[column] = style
         for column, style in self._markers.items():
             if chars[column] == " ":
-                chars[column], styles[column] = glyphs.MARKER, style
+                chars[column] = glyphs.MARKER
+                styles[column] = style
         if self._cursor is not None:
             if chars[self._cursor] in (" ", glyphs.MARKER):
                 chars[self._cursor] = glyphs.VERTICAL
             styles[self._cursor] = CURSOR_STYLE
         for column, (sign, style) in signs:
-            chars[column], styles[column] = sign, style
+            chars[column] = sign
+            styles[column] = style
         return spans(chars, styles)
 
     def _curves(self, masks: Sequence[Sequence[int]]) -> tuple[list[str], list[str]]:

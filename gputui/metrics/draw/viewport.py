@@ -43,7 +43,8 @@ class Extent(Struct, frozen=True):
         """The window that shows everything, with an end that seldom moves."""
         if self.kind == "log":
             return round_outward(self.first, self.newest, "log")
-        start, end = self.first, stable_end(self.newest)
+        start = self.first
+        end = stable_end(self.newest)
         if 0 <= start <= 0.1 * self.newest:
             start = 0.0
         if end > start:

@@ -118,8 +118,10 @@ def _progress(line: PrintedLine, last: Row, row: Row) -> int:
     if column is None:
         return 0
     index = line.columns.index(column)
-    before, now = last.numbers[index], row.numbers[index]
-    place, now_place = before[0], now[0]
+    before = last.numbers[index]
+    now = row.numbers[index]
+    place = before[0]
+    now_place = now[0]
     if type(place) is not int or type(now_place) is not int:
         return 0
     if now_place >= place:

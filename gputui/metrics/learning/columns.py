@@ -134,7 +134,8 @@ def _names_both_parts(tokens: Sequence[Token]) -> bool:
 
 def _sense(tokens: Sequence[Token], index: int, name: str, *, is_detail: bool) -> Sense:
     """What a number is, by its name and by what stands behind it."""
-    token, behind = tokens[index], tokens[index + 1 : index + 2]
+    token = tokens[index]
+    behind = tokens[index + 1 : index + 2]
     if token.kind == "pair" and not name and _counts_steps(behind):
         return Sense.STEP
     if is_detail:
@@ -209,7 +210,9 @@ def _name_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]:
         while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:
             at -= 1
     if _ends_in_brackets(tokens, at):
-        name, argument, at = tokens[at - 3], tokens[at - 1], at - 3
+        name = tokens[at - 3]
+        argument = tokens[at - 1]
+        at = at - 3
         if len(name.text) == 1 and name.kind == "word" and not tokens[at + 1].gap:
             return [f"{name.text}({argument.text})"], False
     return _words_up_to(tokens, at), False

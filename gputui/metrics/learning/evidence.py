@@ -218,7 +218,8 @@ class ShapeEvidence:
     def advancing_count(self) -> str | None:
         """The count of other lines that rose from each line to the next; of several the one that rose most."""
         counts = [count for count in self.rows[-1].counts if count != NEWEST and self.advances(count)]
-        first, last = self.rows[0].counts, self.rows[-1].counts
+        first = self.rows[0].counts
+        last = self.rows[-1].counts
         return max(counts, key=lambda count: last[count] - first[count], default=None)
 
     @property

@@ -78,7 +78,8 @@ class Learner:
             return []
         shapes: list[LearnedShape] = []
         key = f"{crc32(line.shape.encode()):08x}"
-        is_metrics, is_count = is_promising(line), is_counter(line) and not has_metric(line)
+        is_metrics = is_promising(line)
+        is_count = is_counter(line) and not has_metric(line)
         if is_metrics:
             _note(self._keys, digitless, key)
             if self._rests(key, context):

@@ -69,7 +69,8 @@ class LearnedLines(LineFormat):
         self._readers: list[ShapeReader] = []
         self._has_metrics = self._has_steps = self._counts_steps = self._has_bar = False
         self._counts = {scale: EpochCount.of_state(state) for scale, state in running.counts.items()}
-        self._steps, self._headers = ContinuedCount(running.steps), ContinuedCount(running.headers)
+        self._steps = ContinuedCount(running.steps)
+        self._headers = ContinuedCount(running.headers)
         self._positions: list[Position] = []
         for index, shape in enumerate(learned.shapes):
             position: Sequence[int | None] = ()
@@ -193,7 +194,8 @@ class LearnedLines(LineFormat):
 
     def _release(self) -> Parsed:
         """The record of a line that was held, at the newest step."""
-        held_line, self._running.held_line = self._running.held_line, None
+        held_line = self._running.held_line
+        self._running.held_line = None
         if held_line is None:
             return None
         index, text, rank = held_line
@@ -225,7 +227,8 @@ class LearnedLines(LineFormat):
         if not values:
             return None
         record: dict[str, int | float] = {"step": step}
-        epoch, total = self._epoch_of(reader.shape, counters), self._total_steps(index, counters)
+        epoch = self._epoch_of(reader.shape, counters)
+        total = self._total_steps(index, counters)
         if epoch is not None:
             record[_EPOCH] = epoch
         if total is not None and step <= total:
@@ -235,7 +238,9 @@ class LearnedLines(LineFormat):
     def _behind_training(self, index: int, step: int) -> int:
         """The step of a line without one of its own: where the training has made all its steps, and such a line was
         there at the last, a bar with fewer steps is that of another training behind it."""
-        shape, position, nested = self._readers[index].shape, self._positions[index], self._running.nested
+        shape = self._readers[index].shape
+        position = self._positions[index]
+        nested = self._running.nested
         is_over = step == self._running.total and position.summarised is not None and position.summarised >= step
         is_held_out = any(part in name for name in shape.names for part in HELD_OUT)
         if nested is not None and is_over and not is_held_out:
@@ -299,10 +304,12 @@ class LearnedLines(LineFormat):
 
     def _place(self, index: int, counters: Counters) -> int | None:
         """The step of a line with a place: 120 of ``Epoch 2 [20/100]``."""
-        shape, position = self._readers[index].shape, self._positions[index]
+        shape = self._readers[index].shape
+        position = self._positions[index]
         if shape.counts_samples and self._batch_size is not None:
             counters = counters.in_batches(self._batch_size)
-        place, total = counters.step, counters.step_total
+        place = counters.step
+        total = counters.step_total
         assert place is not None
         is_nameless = counters.epoch is None and not shape.restarts
         was_at_end = total is not None and (position.place or 0) >= _END_OF_EPOCH * total
@@ -322,7 +329,9 @@ class LearnedLines(LineFormat):
     def _step_of_epoch(self, index: int, epoch: int, epochs: int | None) -> int | None:
         """The step of a line that has only an epoch: the newest, of which it is a summary. Where no step was made since
         the last such line, the epochs are a training of their own behind it."""
-        shape, position, newest = self._readers[index].shape, self._positions[index], self._running.newest
+        shape = self._readers[index].shape
+        position = self._positions[index]
+        newest = self._running.newest
         if not self._counts_steps or newest is None:
             step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(position, shape))
             if step <= MAX_STEP:
@@ -334,17 +343,21 @@ class LearnedLines(LineFormat):
             newest += max(1, epoch - (position.last or 0))
         if newest > MAX_STEP:
             return None
-        position.last, position.summarised = epoch, newest
+        position.last = epoch
+        position.summarised = newest
         self._running.newest = newest
         self._steps.highest = max(newest, self._steps.highest or 0)
         return newest
 
     def _note_header(self, position: Position, counters: Counters) -> None:
         """Note the epoch of the lines below."""
-        epoch, epochs = counters.epoch, counters.epoch_total
+        epoch = counters.epoch
+        epochs = counters.epoch_total
         assert epoch is not None
         self._headers.count(position, epoch, is_end=epoch == epochs)
-        self._running.epoch, self._running.epochs, self._running.epochs_before = epoch, epochs, position.base
+        self._running.epoch = epoch
+        self._running.epochs = epochs
+        self._running.epochs_before = position.base
 
     def _repeats(self, position: Position, shape: LearnedShape) -> bool:
         """Return whether a line just before the first one of a shape had a metric of it."""
@@ -361,7 +374,8 @@ class LearnedLines(LineFormat):
 
     def _total_steps(self, index: int, counters: Counters) -> int | None:
         """The steps of the run at the end of the training of a line, as far as it is known."""
-        shape, position = self._readers[index].shape, self._positions[index]
+        shape = self._readers[index].shape
+        position = self._positions[index]
         if shape.is_held_out:
             return None
         if counters.step is None and self._counts_steps:

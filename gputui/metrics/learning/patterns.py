@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape
 from gputui.metrics.learning.tokens import Token, tokenize
 
-_COUNT, _NUMBER, _ANYTHING = r"[\d,]+", r"[-+.,%\w]+", ".*?"
+_COUNT = r"[\d,]+"
+_NUMBER = r"[-+.,%\w]+"
+_ANYTHING = ".*?"
 _COUNTERS = ("step", "iter", "epoch")
 
 

@@ -50,7 +50,9 @@ class Position:
 
     def step(self, counters: Counters, header_epoch: int | None, *, restarts: bool, may_nest: bool) -> int | None:
         """The step of a line with a place; None if it is that of something else."""
-        place, total, epoch = counters.step, counters.step_total, counters.epoch
+        place = counters.step
+        total = counters.step_total
+        epoch = counters.epoch
         assert place is not None
         if epoch is not None:
             # A validation may print lines of the same form within its epoch.
@@ -64,7 +66,9 @@ class Position:
                 epoch = header_epoch or 0
                 if self._epoch is not None:
                     epoch = max(epoch, self._epoch + begins_again)
-        self._total, self._epoch, self.place = total, epoch, place
+        self._total = total
+        self._epoch = epoch
+        self.place = place
         if epoch is None:
             return place
         return self.count.step(epoch, place, total)
@@ -90,7 +94,8 @@ class ContinuedCount:
         """The count of a line of a shape at a place. ``is_end``: no place comes after it; ``repeats``: lines of another
         shape have its metrics."""
         if position.last is None:
-            position.base, begins = self.base, repeats and self._is_far_behind(place)
+            position.base = self.base
+            begins = repeats and self._is_far_behind(place)
         else:
             begins = self._begins_again(position, place)
         if begins:
@@ -104,7 +109,8 @@ class ContinuedCount:
             self._stride = min(place - position.last, self._stride or place)
         if position.first is None:
             position.first = place
-        position.last, position.was_end = place, is_end
+        position.last = place
+        position.was_end = is_end
         count = position.base + place
         self.highest = max(count, self.highest or 0)
         return count
@@ -114,7 +120,8 @@ class ContinuedCount:
         return _LEAST_STRIDES * (self._stride or 1)
 
     def _begins_again(self, position: Position, place: int) -> bool:
-        first, last = position.first or 0, position.last or 0
+        first = position.first or 0
+        last = position.last or 0
         if position.is_other_kind or place >= last or place >= first + self._least:
             return False
         return position.was_end or last - place >= self._least

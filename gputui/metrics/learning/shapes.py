@@ -106,7 +106,8 @@ class ShapeReader:
     """Reads the lines of a shape."""
 
     def __init__(self, shape: LearnedShape) -> None:
-        self.shape, self.is_source = shape, shape.is_source
+        self.shape = shape
+        self.is_source = shape.is_source
         self.match = re.compile(_expression(shape)).fullmatch
         self._counters = {column.role: index for index, column in enumerate(shape.columns, 1) if column.name == ""}
         self._values = [
@@ -161,7 +162,8 @@ def _expression(shape: LearnedShape) -> str:
 
 def _is_in_list(tokens: Sequence[Token], index: int) -> bool:
     """Return whether a comma and a number follow a number: a comma is none of its own."""
-    token, behind = tokens[index], tokens[index + 1 : index + 3]
+    token = tokens[index]
+    behind = tokens[index + 1 : index + 3]
     if token.kind not in ("number", "pair") or "," in token.text or len(behind) < 2:
         return False
     return behind[0].text == "," and behind[1].kind in _NUMBER_LIKE

@@ -102,7 +102,8 @@ class Record:
             return None
         if not self._lines:
             return text
-        lines, self._lines = self._lines, []
+        lines = self._lines
+        self._lines = []
         if _RULE.fullmatch(text):
             return _joined(lines)
         return text
@@ -164,7 +165,8 @@ def _row_of_box(text: str) -> str | None:
     cells = _BARS.split(text)
     if len(cells) != 4 or cells[0].strip() or cells[3].strip() or not cells[1]:
         return None
-    name, value = cells[1], cells[2].strip()
+    name = cells[1]
+    value = cells[2].strip()
     if _NAMED_NUMBER.search(name) is not None or _VALUE.fullmatch(value) is None:
         return None
     return f"{name.strip()}: {value}"

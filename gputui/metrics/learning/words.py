@@ -80,9 +80,11 @@ def meaning(name: str) -> Sense:
     """The meaning of a name in its normal form."""
     if not name:
         return Sense.UNKNOWN
-    is_letter_of_loss, name = name == "L", name.lower()
+    is_letter_of_loss = name == "L"
+    name = name.lower()
     pieces = [piece for piece in re.split(r"[^\w@#]+|_|@", name) if piece]
-    last, tail = name, name.rsplit("/", 1)[-1]
+    last = name
+    tail = name.rsplit("/", 1)[-1]
     if pieces:
         last = pieces[-1]
     ends = {name, tail, last, "_".join(pieces[-2:])}

@@ -116,7 +116,8 @@ def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | N
         sample = reading.samples.get(gpu.uuid)
         if gpu.mig_mode or gpu.uuid in leased or sample is None or sample.state != "ok":
             continue
-        used, busy = sample.memory_used_bytes, sample.utilization_percent
+        used = sample.memory_used_bytes
+        busy = sample.utilization_percent
         if used is not None and used < FREE_MEMORY_BYTES and (busy is None or busy < FREE_PERCENT):
             free.append(number)
     return tuple(free)
@@ -168,7 +169,8 @@ def check_bandwidth(measured: Bandwidth | str, reading: GpuReading, gpus: Sequen
 def _copies(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
     if not measured.copies or gpus is None:
         return CheckResult("copy bandwidth", "skip", "no GPU to copy to")
-    rates, slow = [], []
+    rates = []
+    slow = []
     for number, (to_gpu, from_gpu) in zip(gpus, measured.copies, strict=True):
         gpu = reading.facts[number]
         rates.append(f"GPU {gpu.index} {to_gpu / 1e9:.1f} GB/s to it, {from_gpu / 1e9:.1f} from it")
@@ -183,7 +185,8 @@ def _copies(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None
 
 
 def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
-    bus, latency = measured.bus_bytes_per_second, measured.latency_seconds
+    bus = measured.bus_bytes_per_second
+    latency = measured.latency_seconds
     if bus is None or latency is None:
         return CheckResult("all-reduce", "skip", "needs two free GPUs")
     where = f"{measured.world} {'GPUs' if gpus is not None else 'processes on the CPU'} by {measured.backend}"

@@ -71,7 +71,9 @@ def write_bundle(
             for name, text in members.items():
                 data = text.encode("utf-8", "replace")
                 member = tarfile.TarInfo(f"gputui-bundle/{name}")
-                member.size, member.mtime, member.mode = len(data), int(now), PRIVATE_FILE_MODE
+                member.size = len(data)
+                member.mtime = int(now)
+                member.mode = PRIVATE_FILE_MODE
                 archive.addfile(member, io.BytesIO(data))
     except OSError:
         path.unlink(missing_ok=True)

@@ -61,7 +61,9 @@ def check_disk_use(workspace: Workspace, seconds: float = SECONDS) -> list[Check
 
 def measure(workspace: Workspace, seconds: float = SECONDS) -> HomeUse:
     """Read the sizes of all files of a home, until ``seconds`` are over."""
-    deadline, parts, runs = time.monotonic() + seconds, Counter[Part](), Counter[str]()
+    deadline = time.monotonic() + seconds
+    parts = Counter[Part]()
+    runs = Counter[str]()
     checkpoints = _checkpoints(workspace)
     try:
         for path, size_bytes in files_below(workspace.state):

@@ -211,12 +211,14 @@ def check_health(reading: GpuReading, noted: NotedGpus) -> CheckResult:
     """Check that all GPUs are recognised and healthy."""
     if not reading.facts:
         return CheckResult("gpus", "skip", "no GPUs to look at")
-    broken, warnings = [], []
+    broken = []
+    warnings = []
     for gpu in reading.facts:
         condition = GpuCondition(
             gpu, reading.samples.get(gpu.uuid), reading.slow.get(gpu.uuid), quarantine=noted.quarantined.get(gpu.uuid)
         )
-        unusable, warning = condition.broken, condition.defect
+        unusable = condition.broken
+        warning = condition.defect
         if gpu.mig_mode:
             warnings.append(f"GPU {gpu.index} {unusable}, no run gets it")
         elif unusable is not None:
@@ -256,7 +258,8 @@ def check_pcie(reading: GpuReading) -> CheckResult:
     idle: list[str] = []
     full = 0
     for gpu in reading.facts:
-        slow, sample = reading.slow.get(gpu.uuid), reading.samples.get(gpu.uuid)
+        slow = reading.slow.get(gpu.uuid)
+        sample = reading.samples.get(gpu.uuid)
         current = None if slow is None else (slow.pcie_generation, slow.pcie_width)
         maximum = (gpu.pcie_generation_max, gpu.pcie_width_max)
         if current is None or None in current or None in maximum:

@@ -91,7 +91,8 @@ def check_disk(state: str, room: tuple[int, int] | None) -> CheckResult:
     free_bytes, total_bytes = room
     detail = f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} free for {state}"
     remedy = "remove old runs (gputui rm --older 30d --dry-run lists them), or choose another --home"
-    too_little, little = free_bytes < TOO_LITTLE_DISK_BYTES, free_bytes < LITTLE_DISK_BYTES
+    too_little = free_bytes < TOO_LITTLE_DISK_BYTES
+    little = free_bytes < LITTLE_DISK_BYTES
     return graded("disk", detail, remedy, fails=too_little, warns=little)
 
 
@@ -259,7 +260,8 @@ def _agent(workspace: Workspace, now: float) -> AgentReading | None:
 
 def _other_agents(workspace: Workspace) -> list[tuple[int, str]]:
     """This user's agents of other state directories, by their command lines."""
-    agents, me = [], os.getuid()
+    agents = []
+    me = os.getuid()
     for process in psutil.process_iter(["uids", "cmdline"]):
         arguments = process.info["cmdline"] or []
         if process.info["uids"] is None or process.info["uids"].real != me or "gputui.agent" not in arguments:

@@ -30,7 +30,8 @@ FILES_TOO_FEW = 512
 
 def check_host() -> list[CheckResult]:
     """All checks of the host, in the order in which they are shown. Changes nothing."""
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
     return [
         check_memory(memory.available, memory.total),
         check_swap(swap.used, swap.total),
@@ -68,7 +69,8 @@ def check_shm(room: tuple[int, int] | None) -> CheckResult:
     free_bytes, total_bytes = room
     detail = f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} free in /dev/shm"
     remedy = "give the container --shm-size=8g or --ipc=host, or mount -o remount,size=8G /dev/shm; else num_workers=0"
-    too_small, small = total_bytes <= SHM_TOO_SMALL_BYTES, free_bytes < SHM_SMALL_BYTES
+    too_small = total_bytes <= SHM_TOO_SMALL_BYTES
+    small = free_bytes < SHM_SMALL_BYTES
     return graded("shared memory", detail, remedy, fails=too_small, warns=small)
 
 

@@ -104,7 +104,8 @@ def run_name(command: TypedCommand, folder: Path) -> str:
         package, _, stem = command.module.rpartition(".")
         place = folder.joinpath(*package.split("."))
     elif command.script is not None:
-        stem, place = Path(command.script).stem, (folder / command.script).parent
+        stem = Path(command.script).stem
+        place = (folder / command.script).parent
     elif Path(command.program[0]).name in SHELLS and "-c" not in command.program:
         stem = Path(command.program[-1]).stem
     else:

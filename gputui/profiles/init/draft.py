@@ -185,7 +185,8 @@ def _processes(subject: DraftSubject, gpus: int) -> dict[str, int]:
 
 def _add_remarks(profile: Draft, arguments: DraftArguments) -> None:
     """Add remarks on keys that a person may want to add."""
-    keys, remarks = profile.keys, profile.remarks
+    keys = profile.keys
+    remarks = profile.remarks
     for key in ("script", "module"):
         if key in keys and "python" not in keys:
             remarks[key] = ["python: .venv/bin/python    # the training environment's; else the active one"]

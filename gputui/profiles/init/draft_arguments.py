@@ -145,7 +145,9 @@ class DraftArguments:
 
     def _add_typed_option(self, typed: _TypedOption) -> set[str]:
         """Add a typed option; returns its names."""
-        flag, value, option = typed.flag, typed.value, typed.option
+        flag = typed.flag
+        value = typed.value
+        option = typed.option
         name = self._free_name(typed.name)
         meaning = _meaning(typed.name, option)
         if meaning is not None and meaning.role == RESUME and (option is not None or not meaning.doubt):
@@ -192,11 +194,13 @@ class DraftArguments:
 
     def _note_resume(self, option: Option, meaning: Meaning) -> None:
         if self._resume_doubt is None or meaning.doubt < self._resume_doubt:
-            self.resume, self._resume_doubt = option, meaning.doubt
+            self.resume = option
+            self._resume_doubt = meaning.doubt
 
     def _free_name(self, name: str) -> str:
         """The name, with a number behind it if the command has it already."""
-        number, free = 1, name
+        number = 1
+        free = name
         while free in self.params:
             number += 1
             free = f"{name}_{number}"
@@ -229,7 +233,8 @@ class DraftArguments:
                 continue
             if meaning.role not in offers or meaning.doubt < offers[meaning.role][0]:
                 offers[meaning.role] = (meaning.doubt, option)
-        typed_args, self.args = self.args, []
+        typed_args = self.args
+        self.args = []
         for _, option in offers.values():
             self.add_option(option, option.default)
         self.args += typed_args

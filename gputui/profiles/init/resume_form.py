@@ -23,7 +23,8 @@ class ResumeForm(Struct, frozen=True):
 
 def resume_form(subject: DraftSubject, option: Option | None) -> ResumeForm:
     """How a script resumes, whose option for a checkpoint is given."""
-    survey, preset = subject.survey, subject.preset
+    survey = subject.survey
+    preset = subject.preset
     if _VARIABLE in survey.text:
         return ResumeForm((), f"resumed by ${_VARIABLE}, which the script reads")
     has_parser = preset is not None and preset.style in (None, survey.style)

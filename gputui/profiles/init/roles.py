@@ -77,10 +77,12 @@ def meaning_of(name: str, text: str = "", default: Scalar = None) -> Meaning | N
     """The meaning of an option with a help text and a default, None for any other option. The batch
     of an evaluation has none."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
-    spaced, described = re.sub(r"[_.]", " ", plain), " ".join(text.lower().split())[:120]
+    spaced = re.sub(r"[_.]", " ", plain)
+    described = " ".join(text.lower().split())[:120]
     role, doubt = _role_by_name(plain)
     if role is None and not isinstance(default, bool):
-        role, doubt = next((role for role, form in _HELP.items() if re.match(form, described)), None), 2
+        role = next((role for role, form in _HELP.items() if re.match(form, described)), None)
+        doubt = 2
     if role == RESUME and (not _takes_checkpoint(default) or (doubt and _OTHER_FILE.search(described))):
         return None
     if role is None or _ELSEWHERE.search(spaced) or (doubt == 2 and _ELSEWHERE.search(described)):

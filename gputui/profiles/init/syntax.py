@@ -55,7 +55,8 @@ def arithmetic(node: ast.expr) -> int | float | None:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
         return None
-    first, second = arithmetic(node.left), arithmetic(node.right)
+    first = arithmetic(node.left)
+    second = arithmetic(node.right)
     compute = _OPERATORS.get(type(node.op))
     if first is None or second is None or compute is None:
         return None

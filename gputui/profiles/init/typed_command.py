@@ -62,7 +62,8 @@ def split_command(command_line: Sequence[str], folder: Path) -> TypedCommand:
 
 def _check_first_word(command_line: Sequence[str], folder: Path) -> None:
     """Raise DraftError if a command cannot begin so."""
-    first, path = command_line[0], folder / command_line[0]
+    first = command_line[0]
+    path = folder / command_line[0]
     if first.startswith("-"):
         raise DraftError(
             f"{first} is no option of gputui here, and a command begins with its script or program: train.py {first}"
@@ -97,13 +98,15 @@ def _python_command(command_line: Sequence[str]) -> TypedCommand:
         if launcher is not None:
             command.launcher = launcher
             return _after_launcher(command_line, rest[2:], command)
-        command.module, command.arguments = rest[1], rest[2:]
+        command.module = rest[1]
+        command.arguments = rest[2:]
         return command
     if not rest:
         raise DraftError(f"{' '.join(command_line)}: no script is named; put it first, its options behind it")
     if rest[0].startswith("-"):
         return _unchanged(command_line)
-    command.script, command.arguments = rest[0], rest[1:]
+    command.script = rest[0]
+    command.arguments = rest[1:]
     return command
 
 
@@ -123,7 +126,8 @@ def _notebook(command_line: Sequence[str], folder: Path) -> TypedCommand:
 
 def _other_command(command_line: Sequence[str], folder: Path) -> TypedCommand:
     """A command that is no script of Python; a file of this folder is named as the shell needs it."""
-    first, program = command_line[0], list(command_line[:1])
+    first = command_line[0]
+    program = list(command_line[:1])
     file = folder / first
     if file.is_file() and ("/" in first or shutil.which(first) is None):
         if first.endswith(".sh") and not os.access(file, os.X_OK):
@@ -182,7 +186,8 @@ def _typed_launcher(command_line: Sequence[str]) -> Launcher | None:
 def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand) -> TypedCommand:
     """Read the launcher's options and the script from ``rest``. A line with an option that a
     profile cannot express stays as it was ``typed``."""
-    form, arguments = command.launcher.typed, list(rest)
+    form = command.launcher.typed
+    arguments = list(rest)
     assert form is not None
     command.nproc = _typed_count(rest, form.count)
     if form.subcommand is not None:
@@ -191,10 +196,12 @@ def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCom
         word = arguments.pop(0)
         option, equals, _ = word.partition("=")
         if option in ("-m", "--module"):
-            command.module, command.arguments = next(iter(arguments), None), arguments[1:]
+            command.module = next(iter(arguments), None)
+            command.arguments = arguments[1:]
             break
         if not word.startswith("-"):
-            command.script, command.arguments = word, arguments
+            command.script = word
+            command.arguments = arguments
             break
         if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
             return replace(_unchanged(typed), nproc=command.nproc)

@@ -42,7 +42,8 @@ def attempt_spans(attempts: Sequence[Attempt], *, names_metrics: bool, now: floa
         is_long = not has_metrics and ended_at - row.began_at >= WORKED_SECONDS
         has_worked = row.last_step is not None or is_long
         ends = (row.created_at, row.ended_at)
-        base, last_step = row.resumed_from, row.last_step
+        base = row.resumed_from
+        last_step = row.last_step
         spans.append(AttemptSpan(row.number, *ends, base, last_step, has_worked, len(row.gpus), row.exit_code == 0))
     return tuple(spans)
 

@@ -165,11 +165,13 @@ def choose(
         validated.add(row, _checked_save(row, rows, check, is_same))
         if len(validated.whole) >= needed:
             break
-    rows, usable = tuple(validated.rows.values()), tuple(validated.usable)
+    rows = tuple(validated.rows.values())
+    usable = tuple(validated.usable)
     choice = CheckpointChoice(rows, usable, _refused(rows, attempts, usable, validated.damaged))
     if usable:
         return choice
-    unreadable, lost = validated.unreadable, validated.lost or resumable.lost_choice(rows, attempts)
+    unreadable = validated.unreadable
+    lost = validated.lost or resumable.lost_choice(rows, attempts)
     if unreadable is None and validated.missing and folder is not None:
         unreadable = _without_content(folder, validated.missing)
     is_lost = unreadable is None and lost is not None
@@ -250,7 +252,8 @@ def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], f
     if path is None:
         return choose(rows, search.attempts, 1, folder=search.folder)
     real = Path(os.path.realpath(path))
-    file, info = measured(real), validate(real)
+    file = measured(real)
+    info = validate(real)
     if file is not None:
         file = identified(file, {})
     if file is None or not (info.valid or info.is_unknown):

@@ -20,7 +20,9 @@ from gputui.runs.checkpoint_files import FoundCheckpoint, digest, files_of, save
 # A smaller file is hashed as a whole (0.1 s). Of a larger one the ends, and short blocks between
 # them, close enough that a layer which alone is trained has some.
 WHOLE_BYTES = 64 << 20
-END_BYTES, BLOCK_BYTES, BLOCKS_APART_BYTES = 64 << 10, 4 << 10, 256 << 10
+END_BYTES = 64 << 10
+BLOCK_BYTES = 4 << 10
+BLOCKS_APART_BYTES = 256 << 10
 MOST_BLOCKS = 4096
 MOST_NAMED = 256
 
@@ -59,7 +61,8 @@ def is_part_of(content: str, whole: str) -> bool:
 def kept_files(content: str, before: str) -> set[str]:
     """The quoted names of a folder's files that stayed when others were rewritten; empty if all
     were."""
-    now, then = set(content.splitlines()), set(before.splitlines())
+    now = set(content.splitlines())
+    then = set(before.splitlines())
     if now <= then:
         return set()
     return {_name_in(line) for line in now & then}

@@ -180,7 +180,8 @@ def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step
 
 def _chosen_of_lineage(rows: AnyRows, chosen: CheckpointRow, file: FoundCheckpoint) -> Rows:
     """The ledger when a person chose a checkpoint of the lineage, at the place of ``file``."""
-    places, others = {}, []
+    places = {}
+    others = []
     for row in rows:
         if row.place == chosen.place:
             places[row.path] = replace(row, verdict="valid", why="", failed_starts=0)

@@ -116,7 +116,8 @@ def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode
         if mode == "max":
             value = -value
         if value < best_value:
-            best, best_value = save, value
+            best = save
+            best_value = value
     return best
 
 

@@ -178,7 +178,8 @@ def _missing_entries(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: F
     places = {(row.path, row.place) for row in listed.values()}
     contents = {row.content for row in listed.values()}
     present = [row for row in rows if row.gone_at is None]
-    paths, numbers = {row.path for row in present}, {row.place for row in present}
+    paths = {row.path for row in present}
+    numbers = {row.place for row in present}
     folders = {folder_of(row.path) for row in listed.values() if row.path in paths or row.place in numbers}
     entries = []
     for row in rows:

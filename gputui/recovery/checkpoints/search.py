@@ -39,7 +39,8 @@ SETTLED_SECONDS = 3.0
 # Number of older saves with which the last one is compared.
 MOST_COMPARED = 3
 _LOOKALIKES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
-_MOST_ENTRIES, _MOST_DEPTH = 2000, 5
+_MOST_ENTRIES = 2000
+_MOST_DEPTH = 5
 
 
 class CheckpointSearch(Struct, frozen=True):
@@ -95,7 +96,8 @@ class CheckpointSearch(Struct, frozen=True):
         """The folders that the command names and that hold some of these checkpoints."""
         if self.pattern != LEARNED:
             return []
-        root, folders = self.real_folder, []
+        root = self.real_folder
+        folders = []
         for name in self.command_paths:
             # Without a look at them: what a command names may be on a disk that does not answer.
             folder = Path(os.path.normpath(self.folder / name))

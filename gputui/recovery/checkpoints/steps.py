@@ -58,7 +58,8 @@ class CheckpointSteps:
         first = self._lines.first(number)
         if first is not None:
             since = max(since, first.at)
-        earliest, latest = self._newest_line(number, since), self._latest(number, now)
+        earliest = self._newest_line(number, since)
+        latest = self._latest(number, now)
         return latest is not None and earliest is not None and earliest.step <= step <= latest + 1
 
     def has_stepped(self, number: int, since: float) -> bool:
@@ -87,7 +88,8 @@ class CheckpointSteps:
         ever sound: then it does not tell sound checkpoints from others."""
         unsound = unsound_since(self._lines, number)
         if unsound is not None and (step is None or unsound.step <= step):
-            step, bad_at = unsound.step, unsound.at
+            step = unsound.step
+            bad_at = unsound.at
         elif step is not None:
             bad_at = self._bad_at(number, step)
         else:
@@ -140,7 +142,8 @@ class CheckpointSteps:
         if step is None or row.is_rewrite:
             return None
         at = row.unseen_at if row.saved_at is None else row.saved_at
-        newest, latest = self._newest_line(row.attempt, at), self._latest(row.attempt, row.seen_at)
+        newest = self._newest_line(row.attempt, at)
+        latest = self._latest(row.attempt, row.seen_at)
         earliest = 0
         if newest is not None:
             earliest = newest.step

@@ -40,7 +40,8 @@ POWER_SAMPLES = 200
 LONE_RANK_LINES = 20
 # How long every check must find the ranks stuck, or `hang_after` if that is shorter; and the same
 # if a check during this silence found them at work, because work has pauses.
-STUCK_SECONDS, STUCK_AFTER_WORK_SECONDS = 10.0, 24.0
+STUCK_SECONDS = 10.0
+STUCK_AFTER_WORK_SECONDS = 24.0
 # A silence counts from when the last step was read and looked at, on a busy machine so much later.
 STEP_NOTICED_SECONDS = 5.0
 # Heartbeats come once in a quarter of a minute.
@@ -116,7 +117,8 @@ class AttemptWatch:
     def begin_metrics(self, roles: MetricRoles, lines: Iterable[WatchedLine] = ()) -> list[Observation]:
         """Watch the history of metrics with other names, which the attempt's stored ``lines`` have already."""
         self.metrics = MetricHistory(roles)
-        self.nonfinite, self.spikes = NonFinite(), (loss_spike(), gradient_spike())
+        self.nonfinite = NonFinite()
+        self.spikes = (loss_spike(), gradient_spike())
         self.nonfinite.name = self.spikes[0].name = roles.loss or LOSS
         observations: list[Observation | None] = []
         for line in lines:
@@ -133,7 +135,8 @@ class AttemptWatch:
             return []
         self.had_lines = True
         self.first_line_at = min(self.first_line_at, clock)
-        before, silent = self.progress.lines, clock - self.progress_at
+        before = self.progress.lines
+        silent = clock - self.progress_at
         # Lines that arrived without an agent have only the script's timestamps.
         at_most = LONGEST_GAP_SECONDS
         if arrived_at is not None:
@@ -161,7 +164,8 @@ class AttemptWatch:
 
     def _losses(self, line: WatchedLine) -> Iterator[Observation | None]:
         if not line.rank and line.step is not None and line.event is None:
-            loss, norm = line.values.get(LOSS), line.values.get("grad_norm")
+            loss = line.values.get(LOSS)
+            norm = line.values.get("grad_norm")
             if loss is not None:
                 yield self.nonfinite.add(line.step, loss, is_null=line.has_null_loss)
                 yield self.spikes[0].add(line.step, loss)
@@ -191,7 +195,9 @@ class AttemptWatch:
 
     def forget_looks(self) -> None:
         """Forget the last snapshot, with which a later one cannot be compared."""
-        self.last, self.stuck_since, self.output = None, None, None
+        self.last = None
+        self.stuck_since = None
+        self.output = None
         self.traffic.clear()
 
     def note_output(self, output: object, clock: float) -> None:
@@ -212,7 +218,8 @@ class AttemptWatch:
     ) -> tuple[Observation | None, bool]:
         """The verdict on a silence, and whether it is certain: a hang is if every check found the
         attempt stuck for long enough. ``hang_after`` is the policy's, in seconds."""
-        before, self.last = self.last, snapshot
+        before = self.last
+        self.last = snapshot
         if before is None:
             return None, False
         seconds = snapshot.at - before.at
@@ -279,7 +286,8 @@ class AttemptWatch:
         if not readings:
             return None
         sample = max(readings, key=lambda reading: reading.utilization_percent or 0.0)
-        share, watts = None, sample.power_watts
+        share = None
+        watts = sample.power_watts
         powers = self.powers.get(sample.uuid)
         if powers and watts is not None and (usual := statistics.median(powers)) > 0:
             share = watts / usual

@@ -15,7 +15,8 @@ from gputui.recovery.watch.rules import Observation, Rule, SubjectKind
 
 def sentence(rule: Rule, observation: Observation, subject: str) -> str:
     """The sentence of an alert. ``subject`` is its name: "GPU 3", a run's ID."""
-    value, limit = in_unit(observation.value, rule.unit), in_unit(observation.limit, rule.unit)
+    value = in_unit(observation.value, rule.unit)
+    limit = in_unit(observation.limit, rule.unit)
     text = rule.sentence.format(subject=subject, value=value, limit=limit, text=observation.text)
     if rule.subject == "host":
         return text[:1].upper() + text[1:]
@@ -113,7 +114,8 @@ def _step(state: RuleState, rule: Rule, key: Key, observation: Observation, elap
     if not rule.enabled or not observation.applies:
         why = "no longer applies" if rule.enabled else "the rule is off"
         return _clear(state, rule, key, observation, why)
-    before, state.last = state.last, "unknown"
+    before = state.last
+    state.last = "unknown"
     if observation.value is not None:
         state.last = zone(observation, rule)
     awaited = "well" if state.raised else "met"
@@ -131,13 +133,16 @@ def _step(state: RuleState, rule: Rule, key: Key, observation: Observation, elap
         return None
     if state.seconds < rule.for_seconds or state.rest_seconds > 0:
         return None
-    state.raised, state.seconds = True, 0.0
+    state.raised = True
+    state.seconds = 0.0
     return AlertChange(key, "raised", observation)
 
 
 def _clear(state: RuleState, rule: Rule, key: Key, observation: Observation, why: str) -> AlertChange | None:
     was_raised = state.raised
-    state.raised, state.seconds, state.last = False, 0.0, "unknown"
+    state.raised = False
+    state.seconds = 0.0
+    state.last = "unknown"
     if not was_raised:
         return None
     state.rest_seconds = rule.cooldown_seconds

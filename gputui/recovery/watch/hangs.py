@@ -28,10 +28,13 @@ BUSY_IO_BYTES_PER_SECOND = 16 * 1024
 # On connections beyond the attempt, over half a minute. The heartbeats of trackers are below, a slow upload above.
 BUSY_NETWORK_BYTES_PER_SECOND = 1024
 # A waiting NCCL kernel shows 100 % utilisation, but hardly uses memory and draws little power.
-SPIN_UTILIZATION_PERCENT, SPIN_MEMORY_UTILIZATION_PERCENT, SPIN_POWER_SHARE = 90.0, 2.0, 0.7
+SPIN_UTILIZATION_PERCENT = 90.0
+SPIN_MEMORY_UTILIZATION_PERCENT = 2.0
+SPIN_POWER_SHARE = 0.7
 IDLE_UTILIZATION_PERCENT = 5.0
 # How long a single rank may work while all others wait for it, for example to validate or save.
-LONE_WORKER_SECONDS, LONE_WORKER_FACTOR = 1800.0, 10.0
+LONE_WORKER_SECONDS = 1800.0
+LONE_WORKER_FACTOR = 10.0
 # How long a rank must be stopped before it counts as a hang.
 STOPPED_SECONDS = 10.0
 
@@ -65,7 +68,8 @@ class GpuActivity(Struct, frozen=True):
     def spins(self) -> bool:
         """True if a busy GPU only waits for another one. All values must be known and agree: a
         kernel that computes in registers looks similar."""
-        used, memory = self.utilization_percent, self.memory_utilization_percent
+        used = self.utilization_percent
+        memory = self.memory_utilization_percent
         if used is None or memory is None or self.power_share is None:
             return False
         is_waiting = used >= SPIN_UTILIZATION_PERCENT and memory <= SPIN_MEMORY_UTILIZATION_PERCENT
@@ -99,7 +103,8 @@ def doing(
     for process in later:
         cpu_before = io_before = queued_before = 0.0
         if (reading := before.get((process.pid, process.start_ticks))) is not None:
-            cpu_before, io_before = reading.cpu_seconds, reading.io_bytes or 0
+            cpu_before = reading.cpu_seconds
+            io_before = reading.io_bytes or 0
             queued_before = reading.queued_seconds or 0.0
         cpu += process.cpu_seconds - cpu_before
         if process in awaited:
@@ -202,9 +207,11 @@ def _evident(silence: ProgressSilence, activity: RankActivity) -> Observation | 
 
 def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
     """The verdict on a silence that is longer than explained."""
-    ranks, busy = activity.ranks, activity.busy
+    ranks = activity.ranks
+    busy = activity.busy
     missing = "no first step" if silence.phase == "start" else "nothing new"
-    lasts, explained = units.duration(silence.seconds), units.duration(silence.allowed_seconds)
+    lasts = units.duration(silence.seconds)
+    explained = units.duration(silence.allowed_seconds)
     quiet = f"{missing} for {lasts} where its history explains {explained}"
     if len(activity.that(Doing.STOPPED)) == len(ranks) and (activity.launcher_stopped or None in ranks):
         return _seen(silence, "paused", f"all of it is stopped by a signal, {quiet}")
@@ -219,7 +226,8 @@ def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
         return _hang(silence, activity, quiet)
     if not busy:
         return _seen(silence, "slow", f"it neither computes nor reads or writes, {quiet}")
-    first, is_alone = busy[0], len(busy) == 1
+    first = busy[0]
+    is_alone = len(busy) == 1
     if is_alone and len(ranks) > 1 and ranks[first] is Doing.COMPUTING:
         longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
         if min(silence.seconds, activity.alone_seconds) > longest:
@@ -231,7 +239,8 @@ def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
 
 def _hang(silence: ProgressSilence, activity: RankActivity, quiet: str, hold_seconds: float = 0.0) -> Observation:
     """A hang, by the rank that was stopped or has ended, if there is one."""
-    stopped, gone = activity.that(Doing.STOPPED), activity.that(Doing.GONE)
+    stopped = activity.that(Doing.STOPPED)
+    gone = activity.that(Doing.GONE)
     if stopped:
         return _seen(silence, "hang", f"stopped by a signal (SIGSTOP), {quiet}", stopped[0], hold_seconds)
     if gone and len(gone) < len(activity.ranks):

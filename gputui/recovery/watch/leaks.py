@@ -13,18 +13,23 @@ from typing import NamedTuple
 from msgspec import Struct
 
 # In less time, filling caches and the first epoch look like a leak.
-LEAK_SECONDS, LEAK_SAMPLES, LEAK_BYTES = 900.0, 24, 256 << 20
+LEAK_SECONDS = 900.0
+LEAK_SAMPLES = 24
+LEAK_BYTES = 256 << 20
 # Reported if the memory would be full within a night, and within this share of the time that it was
 # seen to grow: a cache that may take half of the remaining memory grows as steadily, but stops
 # earlier.
-HORIZON_SECONDS, HORIZON_SHARE = 12 * 3600.0, 0.8
+HORIZON_SECONDS = 12 * 3600.0
+HORIZON_SHARE = 0.8
 # The limit is near if only this share of the reachable memory is left, or this much time.
-NEAR_SHARE, NEAR_SECONDS = 0.10, 300.0
+NEAR_SHARE = 0.10
+NEAR_SECONDS = 300.0
 # A leak that began late is searched in the newest half, quarter … of the samples, down to this.
 LEAST_RECENT_SECONDS = 3600.0
 # Memory must grow from each part of the time to the next by at least this share of even growth:
 # memory that levels off, or goes up and down, is no leak.
-LEAK_PARTS, EVEN_SHARE = 8, 0.5
+LEAK_PARTS = 8
+EVEN_SHARE = 0.5
 
 
 class MemorySample(Struct, frozen=True):
@@ -61,7 +66,8 @@ def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int 
     def floor(part: int) -> MemorySample:
         return min(samples[bounds[part] : bounds[part + 1]], key=lambda sample: sample.held_bytes)
 
-    first, last = floor(0), floor(parts - 1)
+    first = floor(0)
+    last = floor(parts - 1)
     growth = last.held_bytes - first.held_bytes
     if growth <= 0 or growth < least_bytes:
         return None  # the common case ends early

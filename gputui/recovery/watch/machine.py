@@ -16,13 +16,16 @@ from gputui.recovery.watch.rules import Observation, RuleSet
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 MINUTE_SECONDS = 60.0
-POWER_SECONDS, POWER_BEFORE_SECONDS = 300.0, 3600.0
+POWER_SECONDS = 300.0
+POWER_BEFORE_SECONDS = 3600.0
 # The share of its span that a mean needs before it has a value.
 MIN_SHARE = 0.6
 # No GPU slows down below this; a lower limit means that the driver does not know it.
 MIN_SLOWDOWN_CELSIUS = 60.0
 # Growth of the host's memory is judged by half an hour.
-GROWTH_SAMPLES, GROWTH_EVERY_SECONDS, GROWTH_PARTS = 61, 30.0, 4
+GROWTH_SAMPLES = 61
+GROWTH_EVERY_SECONDS = 30.0
+GROWTH_PARTS = 4
 
 _OF_THE_PROGRAM = frozenset({XidClass.APPLICATION, XidClass.NOTICE})
 # An XID that only follows from another error counts as neither.
@@ -117,9 +120,12 @@ class GpuWatch(Struct):
         each rule about GPUs. ``rules`` are of the run that trains on it, or of the machine."""
         if now.training != self.attempt:
             # Utilisation and power of another run are not comparable.
-            self.attempt, self.busy = now.training, Mean(MINUTE_SECONDS)
-            self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
-        is_lost, total = None, None
+            self.attempt = now.training
+            self.busy = Mean(MINUTE_SECONDS)
+            self.power = Mean(POWER_SECONDS)
+            self.power_before = Mean(POWER_BEFORE_SECONDS)
+        is_lost = None
+        total = None
         if now.is_known:
             is_lost = float(now.values.state == "lost")
             total = now.values.memory_total_bytes or now.facts.memory_total_bytes
@@ -139,7 +145,8 @@ class GpuWatch(Struct):
         reloaded)."""
         if slow is None or slow.ecc_uncorrected is None:
             return Observation("ecc")
-        before, self.errors = self.errors, slow.ecc_uncorrected
+        before = self.errors
+        self.errors = slow.ecc_uncorrected
         if before is None:
             before = self.errors
         return Observation("ecc", float(max(0, self.errors - before)))
@@ -160,7 +167,8 @@ class GpuWatch(Struct):
         harmful = [reason for reason in reasons if reason in HARMFUL]
         self.throttled.add(100.0 * bool(harmful), elapsed)
         # Unlike `Mean.value` with zeros before the first value.
-        share, limit = self.throttled.weighted_sum, rules["gpu_throttled"].limits["above_percent"]
+        share = self.throttled.weighted_sum
+        limit = rules["gpu_throttled"].limits["above_percent"]
         text = ""
         if harmful:
             text = f": {', '.join(harmful)}"
@@ -172,7 +180,8 @@ class GpuWatch(Struct):
             return Observation("power_trend", applies=False)
         self.power.add(watts, elapsed)
         self.power_before.add(watts, elapsed)
-        recent, before = self.power.value, self.power_before.value
+        recent = self.power.value
+        before = self.power_before.value
         if watts is None or recent is None or not before:
             return Observation("power_trend")
         change = 100.0 * (recent / before - 1.0)
@@ -205,17 +214,22 @@ def _row_remap(slow: GpuSlowSample | None) -> Observation:
 def _heat(now: GpuMoment, rules: RuleSet) -> Observation:
     """The temperature. Its limit is the fixed one or the one below the driver's slowdown, whichever
     is lower."""
-    limits, slowdown = rules["gpu_hot"].limits, now.facts.temperature_slowdown_celsius
-    limit, text = limits["above_celsius"], ""
+    limits = rules["gpu_hot"].limits
+    slowdown = now.facts.temperature_slowdown_celsius
+    limit = limits["above_celsius"]
+    text = ""
     if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS and slowdown - limits["margin_celsius"] < limit:
-        limit, text = slowdown - limits["margin_celsius"], f"; throttles at {slowdown:.0f} °C"
+        limit = slowdown - limits["margin_celsius"]
+        text = f"; throttles at {slowdown:.0f} °C"
     return Observation("gpu_hot", now.values.temperature_celsius, limit, text)
 
 
 def _parked(now: GpuMoment, rules: RuleSet) -> Observation:
     """The memory in GiB that is held while nothing computes."""
-    busy, used = now.values.utilization_percent, now.used_bytes
-    limit, text = rules["gpu_parked"].limits["above_gib"], ""
+    busy = now.values.utilization_percent
+    used = now.used_bytes
+    limit = rules["gpu_parked"].limits["above_gib"]
+    text = ""
     if now.holder:
         text = f" by {now.holder}"
     if busy is None or used is None:
@@ -239,7 +253,8 @@ class HostWatch(Struct):
 
     def _growth(self, now: HostSample, rules: RuleSet) -> Observation:
         """The growth of used memory in GB per hour; unknown before half an hour."""
-        used, total = now.memory_used_bytes, now.memory_total_bytes
+        used = now.memory_used_bytes
+        total = now.memory_total_bytes
         if used is None or total is None:
             return Observation("host_memory_growth")
         if self.memory and now.at < self.memory[-1].at:

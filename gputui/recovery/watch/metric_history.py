@@ -21,7 +21,9 @@ from gputui.recovery.watch.rules import RULES, Observation, RuleSet
 from gputui.store.metrics.roles import BEST, LOSS, USUAL_ROLES, VALIDATION_LOSS, MetricRoles
 
 # The numbers of blocks in the patience, in the mean and in the regression line.
-PATIENCE_BLOCKS, MEAN_BLOCKS, LINE_BLOCKS = 10, 5, 20
+PATIENCE_BLOCKS = 10
+MEAN_BLOCKS = 5
+LINE_BLOCKS = 20
 # A falling slope is this many standard errors below zero. In simulations (tests/recovery/watch)
 # luck ends a plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps
 # is never taken for a plateau.
@@ -31,7 +33,8 @@ MIN_IMPROVEMENT = 1e-4
 # A loss that has fallen to this share of its first value has converged.
 CONVERGED_SHARE = 0.01
 
-MIN_STEP_TIMES, STEP_TIMES = 10, 100
+MIN_STEP_TIMES = 10
+STEP_TIMES = 100
 # Step times beyond this many medians are ignored in the median.
 UNUSUAL_TIMES = 1.5
 # With a loader that reads ahead, one of many steps waits for all, so only a mean is meaningful.
@@ -60,7 +63,9 @@ class BestLoss(Struct):
             self.first = value
         elif value >= self.value - MIN_IMPROVEMENT * abs(self.value):
             return False
-        self.value, self.step, self.epoch = value, step, epoch
+        self.value = value
+        self.step = step
+        self.epoch = epoch
         self.trained_seconds = trained_seconds
         return True
 
@@ -83,7 +88,9 @@ class LossHistory(Struct):
         if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
             self.blocks.append(self.total / self.count)
             del self.blocks[:-LINE_BLOCKS]
-            self.total, self.count, self.begin = 0.0, 0, None
+            self.total = 0.0
+            self.count = 0
+            self.begin = None
             if len(self.blocks) >= MEAN_BLOCKS:
                 self.blocks_since += 1
                 mean = statistics.fmean(self.blocks[-MEAN_BLOCKS:])
@@ -107,7 +114,8 @@ class LossHistory(Struct):
 
 def falls(values: Sequence[float]) -> bool:
     """Return whether the least-squares line through evenly spaced values falls significantly."""
-    middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
+    middle = (len(values) - 1) / 2
+    mean = statistics.fmean(values)
     places = [place - middle for place in range(len(values))]
     spread = sum(place**2 for place in places)
     slope = sum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
@@ -233,12 +241,14 @@ class MetricHistory(Struct):
         if step is not None:
             if self.step is not None and step < self.step:
                 # It went back to a checkpoint, or to a new phase: earlier best values do not count.
-                self.loss, self.validation = LossHistory(), BestLoss()
+                self.loss = LossHistory()
+                self.validation = BestLoss()
             self.step = step
         self.values.update(values)
         epoch = self.values.get("epoch")
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        loss, validation = finite.get(LOSS), finite.get(VALIDATION_LOSS)
+        loss = finite.get(LOSS)
+        validation = finite.get(VALIDATION_LOSS)
         if self.roles.best is not None:
             loss = validation = self._signed(finite.get(BEST))
         if loss is not None and self.step is not None and event is None:
@@ -268,7 +278,8 @@ class MetricHistory(Struct):
             self.uncounted += 1
             if self.uncounted >= MIN_STEP_TIMES:
                 del self.step_times[:-STEP_TIMES]
-                self.usual_step_seconds, self.uncounted = statistics.median(self.step_times), 0
+                self.usual_step_seconds = statistics.median(self.step_times)
+                self.uncounted = 0
 
     # --- observations -------------------------------------------------------------------------
 
@@ -282,7 +293,8 @@ class MetricHistory(Struct):
         values: Mapping[str, float] = {}
         cache_hit = None
         if is_fresh:
-            values, cache_hit = self.values, self.cache_hit.value
+            values = self.values
+            cache_hit = self.cache_hit.value
             yield self._no_improvement(rules)
             yield self._slow_steps(rules)
             yield self._data_wait(rules)
@@ -305,15 +317,18 @@ class MetricHistory(Struct):
         Epochs are judged by the validation loss, if there is one, and steps by the training loss.
         Converged metrics, and spans shorter than the limit in minutes, are ignored.
         """
-        limits, epoch = rules["no_improvement"].limits, self.values.get("epoch")
-        training, checked = self.loss.best, self.validation
+        limits = rules["no_improvement"].limits
+        epoch = self.values.get("epoch")
+        training = self.loss.best
+        checked = self.validation
         steps = self.loss.steps_since(self.step, self.patience_steps)
         name = self.roles.best or self.roles.loss or LOSS
         candidates: list[tuple[str, BestLoss, float | None, str]] = [(name, training, steps, "steps")]
         # The epochs since a loss that was judged too seldom mean nothing.
         by = training
         if checked.value is not None:
-            name, by = self.roles.best or self.roles.validation or VALIDATION_LOSS, checked
+            name = self.roles.best or self.roles.validation or VALIDATION_LOSS
+            by = checked
         is_judged = by is checked or self.loss.blocks_since >= PATIENCE_BLOCKS
         if epoch is not None and by.epoch is not None and is_judged:
             candidates.append((name, by, max(0.0, epoch - by.epoch), "epochs"))
@@ -337,17 +352,21 @@ class MetricHistory(Struct):
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
         """The step time in milliseconds; its limit is at least a multiple of the median."""
-        seconds, usual = self.step_time.value, self.usual_step_seconds
+        seconds = self.step_time.value
+        usual = self.usual_step_seconds
         if seconds is None or usual is None:
             return Observation("slow_steps")
-        limits, usual_milliseconds = rules["slow_steps"].limits, 1000.0 * usual
+        limits = rules["slow_steps"].limits
+        usual_milliseconds = 1000.0 * usual
         limit = max(limits["above_milliseconds"], limits["times_median"] * usual_milliseconds)
         text = f"; it was about {usual_milliseconds:.0f} ms before"
         return Observation("slow_steps", 1000.0 * seconds, limit, text)
 
     def _data_wait(self, rules: RuleSet) -> Observation:
         """A step's wait for data in milliseconds; its limit is at least a share of the step."""
-        wait, step, limits = self.data_time.value, self.step_time.value, rules["data_wait"].limits
+        wait = self.data_time.value
+        step = self.step_time.value
+        limits = rules["data_wait"].limits
         if wait is None:
             return Observation("data_wait")
         limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * (step or 0.0))
@@ -359,12 +378,15 @@ class MetricHistory(Struct):
     def _skipped_percent(self) -> float | None:
         """The samples of this attempt that could not be read, by the metrics ``skipped_samples``
         and ``samples``, else by counted events; None for less than MIN_SAMPLES."""
-        samples, reported = self.values.get("samples"), self.values.get("skipped_samples")
+        samples = self.values.get("samples")
+        reported = self.values.get("skipped_samples")
         if samples is None or not math.isfinite(samples):
             return None
-        read, skipped = samples - (self.samples_before or 0.0), float(self.skipped)
+        read = samples - (self.samples_before or 0.0)
+        skipped = float(self.skipped)
         if reported is not None:
-            read, skipped = samples, reported
+            read = samples
+            skipped = reported
         if read + skipped >= MIN_SAMPLES:
             return 100.0 * skipped / (read + skipped)
         return None
@@ -382,7 +404,8 @@ def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] 
     rate = values.get("lr")
     if not values or rate is None or expected is None:
         return Observation("lr_off_schedule", applies=not values or expected is not None)
-    nearest, off = expected[1], math.inf
+    nearest = expected[1]
+    off = math.inf
     if math.isfinite(rate):
         nearest = min(max(rate, expected[0]), expected[1])
         off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12)

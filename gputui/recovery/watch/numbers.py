@@ -19,18 +19,21 @@ from gputui.store.metrics.roles import LOSS
 NON_FINITE_LINES = 5
 # A logger may write null where it has not measured the loss, and begin to measure it less often.
 NULL_LINES = 50
-BASELINE_LINES, LEAST_BASELINE = 200, 50
+BASELINE_LINES = 200
+LEAST_BASELINE = 50
 LEVELS_KEPT = 400
 # Robust standard deviations (1.4826 × the median absolute deviation, Rousseeuw and Croux 1993).
 SPIKE_DEVIATIONS = 10.0
 MAD_TO_DEVIATION = 1.4826
 LEVEL_DEVIATIONS = 3.0
 # A rank at less than 0.7 of the others' speed for some windows: the threshold of NVRx.
-STRAGGLER_SPEED, STRAGGLER_WINDOWS = 0.7, 3
+STRAGGLER_SPEED = 0.7
+STRAGGLER_WINDOWS = 3
 # By chance, a sum of 20 is reached at most once in e^20 windows if the limit is half a deviation or
 # more above the usual.
 STRAGGLER_CERTAIN = 20.0
-STRAGGLER_RECENT, STRAGGLER_LEAST_NOISE = 60, 0.05
+STRAGGLER_RECENT = 60
+STRAGGLER_LEAST_NOISE = 0.05
 # A single window counts at most as much as that of a rank that takes e times as long, so that a
 # hiccup does not decide.
 STRAGGLER_MOST = 1.0
@@ -54,7 +57,9 @@ class NonFinite:
 
     def add(self, step: int, value: float, *, is_null: bool = False) -> Observation | None:
         if math.isfinite(value):
-            self.count, self.nulls, self.is_reported = 0, 0, False
+            self.count = 0
+            self.nulls = 0
+            self.is_reported = False
             return None
         self.count += 1
         self.nulls += is_null
@@ -188,7 +193,8 @@ class Straggler:
                 continue
             if self.ranks.setdefault(number, _Ratios()).add(math.log(seconds / others)):
                 what = f"takes {seconds:.3g} s, that of the others {others:.3g} s"
-                text, limit = f"its own part of a step {what}", others / STRAGGLER_SPEED
+                text = f"its own part of a step {what}"
+                limit = others / STRAGGLER_SPEED
                 slowest = Observation("straggler", seconds, limit, text, since=step, rank=number)
         return slowest
 
@@ -214,5 +220,6 @@ class _Ratios:
         noise = max(noise, STRAGGLER_LEAST_NOISE, 1.5 / len(self.recent))
         self.total = max(0.0, self.total + excess / noise)
         is_slow = self.total > STRAGGLER_CERTAIN and self.windows >= STRAGGLER_WINDOWS
-        newly, self.is_reported = is_slow and not self.is_reported, self.is_reported or is_slow
+        newly = is_slow and not self.is_reported
+        self.is_reported = self.is_reported or is_slow
         return newly

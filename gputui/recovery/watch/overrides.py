@@ -44,7 +44,8 @@ def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
         raise ValueError(f"unknown alert rules: {', '.join(sorted(map(str, unknown)))}")
     try:
         rules = {name: _override(setting) for name, setting in mapping.items()}
-        rate_setting, schedule = mapping.get("lr_off_schedule"), None
+        rate_setting = mapping.get("lr_off_schedule")
+        schedule = None
         if isinstance(rate_setting, Mapping):
             schedule = rate_setting.get("schedule")
         if isinstance(schedule, str):

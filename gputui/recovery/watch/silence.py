@@ -25,7 +25,8 @@ LONGEST_GAP_SECONDS = 7200.0
 EARLY_LINES = 10
 # Without history, the start may take ten times the shortest hang, and the first steps five times. So may a wait that
 # an event announced, or for another program.
-LONG_FACTOR, EARLY_FACTOR = 10.0, 5.0
+LONG_FACTOR = 10.0
+EARLY_FACTOR = 5.0
 # A stopped rank, or ranks that only wait for each other, are stronger evidence than a silence: a
 # third of the shortest hang suffices.
 EVIDENT_SHARE = 1 / 3
@@ -132,13 +133,16 @@ class ProgressSilence(Struct, frozen=True):
 
 def silence(progress: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
     """The assessment of a silence; ``hang_after`` is the shortest that may be a hang."""
-    phase, pace = progress.phase, progress.pace
+    phase = progress.phase
+    pace = progress.pace
     gap = longest = pace.longest_gap
     factor = 1.0
     if phase == "first steps":
-        factor, longest = EARLY_FACTOR, max(pace.longest_early, gap)
+        factor = EARLY_FACTOR
+        longest = max(pace.longest_early, gap)
     elif phase != "steps":
-        factor, longest = LONG_FACTOR, max(pace.longest_start, gap)
+        factor = LONG_FACTOR
+        longest = max(pace.longest_start, gap)
     allowed = max(hang_after * factor, HISTORY_FACTOR * longest)
     evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
     evident_seconds = evident if phase == "steps" else None

@@ -48,8 +48,10 @@ RECENT_SECONDS = 7 * 86400.0
 """Sinks of runs that ended within this time are completed."""
 LINGER_SECONDS = 5.0
 TURN_SECONDS = 2.0
-LOCK_FILE, LOG_FILE = "exporter.lock", "exporter.log"
-EXIT_OK, EXIT_FAILED = 0, 3
+LOCK_FILE = "exporter.lock"
+LOG_FILE = "exporter.log"
+EXIT_OK = 0
+EXIT_FAILED = 3
 # Of 1000: the kernel kills this process before any training.
 _OOM_SCORE = b"800"
 _NICE = 10
@@ -86,11 +88,13 @@ class SinkStatus:
         elif written_at > self.last_event[1] and self._add_event(
             "sink_recovered", "is written again; nothing is missing", "info"
         ):
-            self.last_event, self.problem = None, ""
+            self.last_event = None
+            self.problem = ""
 
     def give_up(self) -> None:
         """Report that the sink stays incomplete."""
-        why, run_id = self.problem or "it gets nothing written", self.follower.run_id
+        why = self.problem or "it gets nothing written"
+        run_id = self.follower.run_id
         text = f"is not complete: {why}; given up until the next agent, or gputui export {run_id}"
         if self.last_event is None or self.last_event[0] != "sink_incomplete":
             self._add_event("sink_incomplete", text, "error")
@@ -98,12 +102,15 @@ class SinkStatus:
     def _add_event(self, kind: EventKind, text: str, severity: Severity) -> bool:
         """Add an event, unless the newest is of this kind, or the run is gone. Return False if the
         database cannot be written."""
-        run_id, name, database = self.follower.run_id, self.follower.name, self.follower.workspace.database
+        run_id = self.follower.run_id
+        name = self.follower.name
+        database = self.follower.workspace.database
         try:
             with closing(open_commander(database)) as connection:
                 last = last_kind(connection, run_id, SINK_KINDS, name)
                 if (last is None or last[0] != kind) and get_run(connection, run_id) is not None:
-                    text, now = f"sink {name}: {text}", time.time()
+                    text = f"sink {name}: {text}"
+                    now = time.time()
                     add_event(connection, kind, text, now=now, key=name, severity=severity, run_id=run_id)
         except (StoreError, sqlite3.Error) as error:
             log.warning("%s: not reported: %s", run_id, error)
@@ -128,7 +135,8 @@ class LiveSink:
     is_given_up: bool = False
 
     def start(self) -> None:
-        self.follower.wait, self.follower.on_write = self._wait, self._note_progress
+        self.follower.wait = self._wait
+        self.follower.on_write = self._note_progress
         name = f"{self.follower.name} of {self.follower.run_id}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -154,7 +162,8 @@ class LiveSink:
         self.busy_since = time.monotonic()
 
     def _note_progress(self, at: float) -> None:
-        self.failures, self.progress_at = 0, time.monotonic()
+        self.failures = 0
+        self.progress_at = time.monotonic()
         self.busy_since = self.progress_at
         self.status.end(at)
         self._end_if_given_up()
@@ -188,7 +197,8 @@ class Exporter:
 
     def run(self) -> None:
         """Write until nothing is left, or the database is replaced. Raises sqlite3.Error."""
-        database, inode = self.workspace.database, self.workspace.database.stat().st_ino
+        database = self.workspace.database
+        inode = self.workspace.database.stat().st_ino
         idle_since = time.monotonic()
         while database.exists() and database.stat().st_ino == inode:
             if self.turn(time.monotonic()):

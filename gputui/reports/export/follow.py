@@ -84,7 +84,8 @@ def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> in
 
 
 def _write_all(sink: Sink, subject: Subject, path: Path) -> int:
-    progress, run_id = ExportProgress(), subject.run.run_id
+    progress = ExportProgress()
+    run_id = subject.run.run_id
     try:
         with closing(sink):
             sink.begin({})
@@ -202,7 +203,8 @@ class Follower:
             if piece.is_last:
                 sink.finish(piece.state, piece.ended_at or self.wall())
             if piece.items or piece.is_last:
-                at, position = self.wall(), sink.position()
+                at = self.wall()
+                position = sink.position()
                 ended_at = piece.ended_at if piece.is_last else None
                 cursor = self._save(subject, SinkCursor(cursor.sink, piece.progress, position, at, ended_at))
                 self.on_write(at)

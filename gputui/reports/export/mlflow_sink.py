@@ -26,7 +26,9 @@ from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.stored_lines import StoredLine
 
 # The limits of one request to an MLflow server (mlflow.org, REST API, "Log Batch").
-_MAX_METRICS, _MAX_PARAMS, _MAX_TEXT = 1000, 100, 5000
+_MAX_METRICS = 1000
+_MAX_PARAMS = 100
+_MAX_TEXT = 5000
 # Characters that are replaced by an underscore: MLflow refuses a whole batch for one in a name.
 _INVALID = re.compile(r"[^\w./ :-]", re.ASCII)
 _MAX_NAME = 250  # characters, MAX_ENTITY_KEY_LENGTH in mlflow.utils.validation
@@ -95,7 +97,10 @@ class MlflowSink(Sink):
             self._client: Any = MlflowClient(tracking_uri=target)
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
-        self._metric, self._param, self._tag, self._error = Metric, Param, RunTag, MlflowException
+        self._metric = Metric
+        self._param = Param
+        self._tag = RunTag
+        self._error = MlflowException
         self._run_id = ""
         self._story: list[str] = []
         self._names = UniqueNames()
@@ -104,7 +109,8 @@ class MlflowSink(Sink):
         with self._calls():
             tracker_run = self._find_run(self._subject.key)
         if tracker_run is not None:
-            name, where = self._subject.run.run_id, without_login(self._target)
+            name = self._subject.run.run_id
+            where = without_login(self._target)
             raise TargetTakenError(f"{where} holds {name} already, as run {tracker_run}")
 
     def begin(self, position: Position) -> bool:
@@ -180,7 +186,8 @@ class MlflowSink(Sink):
 
     def _create(self) -> str:
         """Create the run, and the run of its study for the first trial."""
-        run, created_at = self._subject.run, self._subject.study_created_at
+        run = self._subject.run
+        created_at = self._subject.study_created_at
         tags = {f"{NOTE}run": run.run_id, f"{NOTE}profile": run.profile}
         if run.study_id is not None and created_at is not None:
             of_study = {f"{NOTE}study": run.study_id}

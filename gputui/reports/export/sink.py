@@ -34,7 +34,8 @@ class Sink(ABC):
 
     def __init__(self, subject: Subject, target: str) -> None:
         """Make a sink for an absolute target, without touching that."""
-        self._subject, self._target = subject, target
+        self._subject = subject
+        self._target = target
         self.written = 0
 
     @abstractmethod

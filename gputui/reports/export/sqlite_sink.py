@@ -42,9 +42,11 @@ class SqliteSink(WholeFileSink):
                 if statement.startswith("INSERT"):
                     count += cursor.rowcount
                 if statement.startswith("CREATE TABLE params"):
-                    places, rows = "?, ?, ?", _params(subject)
+                    places = "?, ?, ?"
+                    rows = _params(subject)
                 elif statement.startswith("CREATE TABLE metrics"):
-                    places, rows = "?, ?, ?, ?, ?, ?, ?", _metrics(subject)
+                    places = "?, ?, ?, ?, ?, ?, ?"
+                    rows = _metrics(subject)
                 else:
                     continue
                 name = statement.split()[2]

@@ -43,7 +43,8 @@ class Subject(Struct, frozen=True):
 
     def is_last_of_study(self) -> bool:
         """Return whether no other trial of its study is alive now. Raises sqlite3.Error."""
-        study_id, run_id = self.run.study_id, self.run.run_id
+        study_id = self.run.study_id
+        run_id = self.run.run_id
         return study_id is None or not has_live_trials(self.connection, study_id, besides=run_id)
 
     def values(self, line: StoredLine) -> dict[str, float]:

@@ -40,7 +40,8 @@ class CsvSink(Sink):
         refuse_full_file(self._file.path)
 
     def begin(self, position: Position) -> bool:
-        rows, path = int(position.get("rows", 0)), self._file.path
+        rows = int(position.get("rows", 0))
+        path = self._file.path
         if rows and path.exists() and path.stat().st_size:
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
                 head = next(csv.reader(file), [])
@@ -51,7 +52,8 @@ class CsvSink(Sink):
                 return False
         self._file.open()
         self._file.cut(0)
-        self._names, self._rows = list(dict.fromkeys(map(valid_unicode, self._subject.metrics()))), 0
+        self._names = list(dict.fromkeys(map(valid_unicode, self._subject.metrics())))
+        self._rows = 0
         self._file.append(_encode([(*KEYS, *self._names)]))
         return True
 
@@ -84,8 +86,10 @@ class CsvSink(Sink):
         count = 0
         with path.open(encoding="utf-8", newline="") as old, replaced(path) as fresh:
             os.fchmod(fresh.fileno(), path.stat().st_mode & 0o777)
-            rows, write = csv.reader(old), csv.writer(codecs.getwriter("utf-8")(fresh), lineterminator="\n").writerow
-            width, new_width = len(next(rows)), len(KEYS) + len(names)
+            rows = csv.reader(old)
+            write = csv.writer(codecs.getwriter("utf-8")(fresh), lineterminator="\n").writerow
+            width = len(next(rows))
+            new_width = len(KEYS) + len(names)
             write((*KEYS, *names))
             for row in islice(rows, most):
                 if len(row) != width:  # cut off
@@ -116,7 +120,8 @@ class ParquetSink(WholeFileSink):
             raise ExportError(problem)
         types = pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.timestamp("us", tz="UTC")
         columns = [*zip(KEYS, types, strict=True), *((name, pyarrow.float64()) for name in metrics)]
-        schema, count = pyarrow.schema(columns), 0
+        schema = pyarrow.schema(columns)
+        count = 0
         rows = _rows(subject, metrics)
         with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             while piece := list(islice(rows, _PARQUET_ROWS)):

@@ -37,8 +37,11 @@ class TensorBoardSink(Sink):
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._session_log, self._summary = Event, SessionLog, Summary
-        self._text, self._writer = text_pb, RecordWriter
+        self._event = Event
+        self._session_log = SessionLog
+        self._summary = Summary
+        self._text = text_pb
+        self._writer = RecordWriter
         super().__init__(subject, target)
         self._folder = Path(target)
         self._file = LineFile(self._path(0))
@@ -51,7 +54,8 @@ class TensorBoardSink(Sink):
         refuse_full_folder(self._folder)
 
     def begin(self, position: Position) -> bool:
-        number, size = int(position.get("file", 0)), int(position.get("bytes", 0))
+        number = int(position.get("file", 0))
+        size = int(position.get("bytes", 0))
         self._folder.mkdir(parents=True, exist_ok=True)
         last = LineFile(self._path(number))
         is_new = not number or not last.path.exists() or last.path.stat().st_size < size
@@ -62,7 +66,8 @@ class TensorBoardSink(Sink):
             last.open()
             last.cut(size)
             last.close()
-            self._attempt, self._step = int(position["attempt"]), int(position["step"])
+            self._attempt = int(position["attempt"])
+            self._step = int(position["step"])
             self._story = [str(text) for text in position["story"]]
         self._number = 1 if is_new else number + 1
         self._file = LineFile(self._path(self._number))
@@ -114,7 +119,8 @@ class TensorBoardSink(Sink):
         rows = [(_cell(key), _cell(value)) for key, value in clean_value(self._subject.params).items()]
         lines = [f"| {key} | {value} |" for key, value in rows]
         table = "\n".join(("| parameter | value |", "|---|---|", *lines))
-        text, at = self._text(f"{NOTE}parameters", table), self._subject.run.created_at
+        text = self._text(f"{NOTE}parameters", table)
+        at = self._subject.run.created_at
         return self._event(wall_time=at, step=step, summary=text)
 
     def _story_text(self, step: int, at: float) -> Any:

@@ -38,7 +38,8 @@ class WandbSink(Sink):
         refuse_full_folder(self._folder)
 
     def begin(self, position: Position) -> bool:
-        run, key = self._subject.run, self._subject.key
+        run = self._subject.run
+        key = self._subject.key
         self._folder.mkdir(parents=True, exist_ok=True)
         for folder in self._folder.glob(f"wandb/offline-run-*-{key}"):
             shutil.rmtree(folder)
@@ -75,7 +76,8 @@ class WandbSink(Sink):
 
     def finish(self, state: str, ended_at: float) -> None:
         self._run.summary[f"{NOTE}state"] = state
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         code = 1 if state == "failed" else 0
         run.finish(exit_code=code)
         key = self._subject.key

@@ -28,7 +28,8 @@ Family = tuple[Any, str, str, Sequence[str], Rows]
 """Its class, name, meaning, labels, and values."""
 _GPU = ("gpu", "uuid")
 _RUN = ("run", "name")
-_PERCENT, _MEGAHERTZ = 0.01, 1e6
+_PERCENT = 0.01
+_MEGAHERTZ = 1e6
 
 # Name, meaning, field of `GpuView` (or of its slow values or facts), and the field's unit.
 _GPU_GAUGES: Sequence[tuple[str, str, str, float]] = (
@@ -136,7 +137,8 @@ def _agent(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     yield _gauge("info", "Version of gputui.", ("version",), [((VERSION,), 1)])
     agent = read_agent(connection)
     if agent is not None:
-        age, silent = max(0.0, now - agent.heartbeat_at), agent.sampler_silent_seconds
+        age = max(0.0, now - agent.heartbeat_at)
+        silent = agent.sampler_silent_seconds
         text = "Since the agent last wrote that it lives."
         yield _gauge("agent_heartbeat_age_seconds", text, (), [((), age)])
         text = "For how long the driver has not answered."

@@ -65,7 +65,8 @@ def _loss(run: RunFacts, _efficiency: float | None) -> Judged:
 
 
 def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
-    norms, bad = run.measured.gradient_norm, run.measured.gradients_not_finite
+    norms = run.measured.gradient_norm
+    bad = run.measured.gradients_not_finite
     # Loss scaling finds its scale by infinite gradients.
     if bad and not run.measured.scales_loss:
         return math.inf, f"the norm of the gradients was not a number in {count_of(bad, 'step')}"
@@ -73,7 +74,8 @@ def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
         return None, "no norms of gradients"
     if norms.p50 <= 0:
         return None, "the gradients are 0"
-    high, median = short_number(norms.p99), short_number(norms.p50)
+    high = short_number(norms.p99)
+    median = short_number(norms.p50)
     return norms.p99 / norms.p50, f"of the norms the 99th percentile is {high}, the median {median}"
 
 
@@ -89,7 +91,8 @@ def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
     validation = run.measured.validation
     if validation is None:
         return None, "no validation loss beside a training loss"
-    epochs, train = run.measured.epochs, validation.train_loss
+    epochs = run.measured.epochs
+    train = validation.train_loss
     floor = 0.0
     if epochs and math.isfinite(epochs[0].loss):
         floor = LOSS_FLOOR * abs(epochs[0].loss)
@@ -135,7 +138,8 @@ def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, floa
     limits = {**GATE_THRESHOLDS, **run.thresholds, **thresholds}
     verdicts = []
     for gate in GATES:
-        (figure, text), threshold = gate.judge(run, efficiency), limits[gate.name]
+        figure, text = gate.judge(run, efficiency)
+        threshold = limits[gate.name]
         outcome: Outcome = "skip"
         if figure is not None:
             is_good = figure >= threshold if gate.is_least else figure <= threshold

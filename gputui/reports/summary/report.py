@@ -65,7 +65,9 @@ class CostFigures(Struct, frozen=True):
 
 def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
     """The costs of one run. Failures cost 0 if there were none, None if their cost is unknown."""
-    hours, energy, idle = run.cost.gpu_hours, run.cost.energy_kwh, run.gpus.idle_share
+    hours = run.cost.gpu_hours
+    energy = run.cost.energy_kwh
+    idle = run.gpus.idle_share
     parts = [(energy, prices.per_kwh), (hours, prices.per_gpu_hour)]
     priced = [(amount, unit_price) for amount, unit_price in parts if unit_price is not None]
     costs = [amount * unit_price for amount, unit_price in priced if amount is not None]
@@ -186,7 +188,9 @@ def page(report: Report) -> str:
 
 def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
     """One run of ``performance_summary.json``."""
-    run, measured, gpus = facts.run, facts.measured, facts.gpus
+    run = facts.run
+    measured = facts.measured
+    gpus = facts.gpus
     bests = {best.name: asdict(best) for best in measured.best}
     return {
         **facts.identity(),
@@ -221,7 +225,8 @@ def _fields(values: Spread | GateVerdict | None) -> dict[str, Any] | None:
 
 def _cost(report: Report) -> dict[str, Any]:
     """``cost_analysis.json``: all runs together and each."""
-    costs, prices = [cost_of(run, report.prices) for run in report.runs], report.prices
+    costs = [cost_of(run, report.prices) for run in report.runs]
+    prices = report.prices
     runs = []
     for facts, cost in zip(report.runs, costs, strict=True):
         lost = facts.lost or Cost(None, None, None, incidents=0)

@@ -46,14 +46,17 @@ def scaling_rows(runs: Iterable[RunFacts], unit: Unit | None = None) -> list[Sca
 
 
 def _row(run: RunFacts, base: RunFacts, unit: Unit | None) -> ScalingRow:
-    speed, base_speed = speed_of(run, unit), speed_of(base, unit)
-    speed_up, efficiency = None, None
+    speed = speed_of(run, unit)
+    base_speed = speed_of(base, unit)
+    speed_up = None
+    efficiency = None
     if speed is not None and base_speed:
         speed_up = speed / base_speed
         efficiency = speed_up * base.ranks / run.ranks
     comm, data, step = _parts(run)
     base_comm, base_data, base_step = _parts(base)
-    extra, extra_comm = _minus(step, base_step), _minus(comm, base_comm)
+    extra = _minus(step, base_step)
+    extra_comm = _minus(comm, base_comm)
     extra_data = _minus(data, base_data)
     extra_other = None
     if extra is not None:
@@ -91,10 +94,12 @@ def _comm_share(run: RunFacts) -> float | None:
 
 def _parts(run: RunFacts) -> tuple[float | None, float | None, float | None]:
     """The seconds of a step in collectives, in waiting for data, and in total."""
-    measured, comm = run.measured, _comm_share(run)
+    measured = run.measured
+    comm = _comm_share(run)
     if measured.step_seconds is None:
         return None, None, None
-    step, data = measured.step_seconds.p50, measured.data_share
+    step = measured.step_seconds.p50
+    data = measured.data_share
     comm_seconds = None if comm is None else comm * step
     data_seconds = None if data is None else data * step
     return comm_seconds, data_seconds, step

@@ -72,14 +72,17 @@ def _has_speed(connection: sqlite3.Connection, run: Run) -> bool:
 
 def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pictures: bool = False) -> RunFacts:
     """Everything of one run up to ``now``. Raises sqlite3.Error."""
-    history, spec = RunHistory.read(connection, run), known_spec(run)
-    attempts, cost_of = history.attempts, history.costs()
+    history = RunHistory.read(connection, run)
+    spec = known_spec(run)
+    attempts = history.attempts
+    cost_of = history.costs()
     lines = queries.lines(connection, run.run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
     launched = run.params
     thresholds: Mapping[str, float] = {}
     if spec is not None:
-        launched, thresholds = spec.params, spec.gates
+        launched = spec.params
+        thresholds = spec.gates
     pictures = _pictures(connection, run) if with_pictures else ()
     return RunFacts(
         run=run,

@@ -85,7 +85,8 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec |
     changed = [name for name in after if before.get(name) != after[name]]
     changes = []
     if spec is not None:
-        batch, accumulation = spec.role("batch_size", after), spec.role("grad_accum", after)
+        batch = spec.role("batch_size", after)
+        accumulation = spec.role("grad_accum", after)
         if batch in changed and accumulation in changed:
             sizes = [f"{params.get(batch, 1)} × {params.get(accumulation, 1)}" for params in (before, after)]
             changes.append(f"batch {' → '.join(sizes)}")
@@ -107,7 +108,8 @@ def _start(attempt: Attempt) -> str:
 def best_of(run: RunFacts) -> Best | None:
     """The best value of the metric that matters most: the one that its study or profile names, a validation metric,
     else the loss."""
-    bests, roles = {best.name: best for best in run.measured.best}, run.run.roles
+    bests = {best.name: best for best in run.measured.best}
+    roles = run.run.roles
     names = [run.run.metric, roles.validation, *filter(is_held_out, bests), roles.training, *bests]
     return next((bests[name] for name in names if name in bests), None)
 

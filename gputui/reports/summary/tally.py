@@ -27,7 +27,8 @@ def measure(
     lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate, roles: MetricRoles
 ) -> Measured:
     """The figures of a run. ``lines`` come in the order in which they were written."""
-    tally, cuts = _Tally(expected, roles), cuts_of(attempts)
+    tally = _Tally(expected, roles)
+    cuts = cuts_of(attempts)
     for line in lines:
         numbers = line.numbers()
         tally.add_times(line, numbers)
@@ -103,7 +104,8 @@ class _Tally:
         if "total_steps" in numbers:
             self.reported["total_steps"] = numbers["total_steps"]
         self.scales_loss |= "loss_scale" in numbers
-        norm, loss = numbers.get("grad_norm"), numbers.get(self.roles.training or "")
+        norm = numbers.get("grad_norm")
+        loss = numbers.get(self.roles.training or "")
         if norm is not None and math.isfinite(norm):
             self.gradients.append(norm)
         elif norm is not None:

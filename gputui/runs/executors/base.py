@@ -131,7 +131,8 @@ class RunnerExecutor(Executor):
         from gputui.runs.executors.mirror import moved
         from gputui.runs.executors.remote_runner import python_of
 
-        plan, run_dir = self.preview_plan(spec, launch), launch.env["GPUTUI_RUN_DIR"]
+        plan = self.preview_plan(spec, launch)
+        run_dir = launch.env["GPUTUI_RUN_DIR"]
         paths: dict[str, str] = {}
         if not self.sees_checkpoints(spec.target or {}):
             paths = {run_dir: "RUN"}

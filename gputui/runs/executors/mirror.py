@@ -89,11 +89,13 @@ class MirrorRunner(RemoteRunner):
             if not path.resolve().is_relative_to(self.run_dir.resolve()):
                 continue
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            cut, before = int(part["cut"]), int(self.shifts.get(name, {}).get("cut", 0))
+            cut = int(part["cut"])
+            before = int(self.shifts.get(name, {}).get("cut", 0))
             if cut > before:
                 self.shifts[name] = {"cut": cut, "base": path.stat().st_size if path.exists() else 0}
                 write_private(self.folder / "shifts.json", self.shifts)
-            offset, copied = int(part["at"]), self.known_of(name)
+            offset = int(part["at"])
+            copied = self.known_of(name)
             data = base64.b64decode(part["data"])
             if cut >= before and offset <= copied < offset + len(data):
                 with path.open("ab") as file:

@@ -102,7 +102,9 @@ def report(folder: Path, request: dict[str, Any], most_bytes: int = CHUNK_BYTES)
     run_dir = folder.parents[2]
     metrics = [path for glob in request["metrics"] for path in run_dir.glob(glob) if path.is_file()]
     logs = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
-    grown, remaining_bytes, is_partial = {}, MOST_BYTES, False
+    grown = {}
+    remaining_bytes = MOST_BYTES
+    is_partial = False
     for path in [*metrics, *logs, folder / "job.log", folder / "starts.jsonl"]:
         name = str(path.relative_to(run_dir))
         offset = int(request["known"].get(name, 0))
@@ -187,7 +189,8 @@ def stream(folder: Path, claim: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     body = subprocess.Popen(program(folder, "body", str(folder), claim), stdin=subprocess.DEVNULL)
-    sent, line_end = Sent(), ""
+    sent = Sent()
+    line_end = ""
     while True:
         has_ended = body.poll() is not None
         # Looked for before the report: exit.json is printed last, after all data of the files.
@@ -244,7 +247,9 @@ class Body:
     """One start of a job, which runs the attempt."""
 
     def __init__(self, folder: Path, claim: str, requeue: list[str]) -> None:
-        self.folder, self.claim, self.requeue = folder, claim, requeue
+        self.folder = folder
+        self.claim = claim
+        self.requeue = requeue
         self.is_warned = False
         self.shim: subprocess.Popen[bytes] | Lead | None = None
 
@@ -366,7 +371,9 @@ def code_of(ended: dict[str, Any]) -> int:
 
 def main() -> int:
     os.umask(0o077)
-    verb, folder, arguments = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    verb = sys.argv[1]
+    folder = Path(sys.argv[2])
+    arguments = sys.argv[3:]
     if verb == "body":
         try:
             return Body(folder, arguments[0], arguments[1:]).run()

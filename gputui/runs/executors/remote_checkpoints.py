@@ -115,7 +115,8 @@ def period_of(folder: Path) -> Period | None:
 def periods_of_others(folder: Path) -> list[Period]:
     """The periods in which other runs could write to the checkpoint folder of the attempt in
     ``folder``. Runs are in …/<tag>/<run>, or in one folder on a shared file system."""
-    mine, run_dir = shared_checkpoints(folder), folder.parents[2]
+    mine = shared_checkpoints(folder)
+    run_dir = folder.parents[2]
     if mine is None:
         return []
     others = {*run_dir.parent.glob("*"), *run_dir.parents[1].glob("*/*")} - {run_dir}

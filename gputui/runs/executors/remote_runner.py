@@ -213,21 +213,25 @@ class RemoteRunner(ABC):
         if self.stop is None or (at_once and not self.stop["at_once"]):
             self.stop = {"at": time.time(), "at_once": at_once, "asked": False}
             write_private(self.folder / "stop.json", self.stop)
-            self.due, self.failures = 0.0, 0
+            self.due = 0.0
+            self.failures = 0
 
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
-        now, asked_at = time.monotonic(), time.time()
+        now = time.monotonic()
+        asked_at = time.time()
         if not self.has_end and self.status is not None and ended_by_itself(read_record(self.remote / "exit.json")):
             self.has_end, self.due = True, min(self.due, now + 1.0)
         if now < self.due:
             return False
         try:
             is_over = self.attend()
-            self.problem, self.failures = None, 0
+            self.problem = None
+            self.failures = 0
             self.due = now
             if not self.is_behind:
-                self.contact_at, self.due = asked_at, now + self.poll_seconds
+                self.contact_at = asked_at
+                self.due = now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
             self.clock.counted_at = None
@@ -273,13 +277,16 @@ class RemoteRunner(ABC):
                 return self.end(STOPPED_BEFORE)
             if self.claimed() is None and not ticket.get("is_accepted"):
                 handle = self.submit(token)
-                name, record = "submit.json", {**ticket, "is_accepted": True}
+                name = "submit.json"
+                record = {**ticket, "is_accepted": True}
                 if handle is not None:
-                    name, record = "handle.json", {"job": handle}
+                    name = "handle.json"
+                    record = {"job": handle}
                 write_private(self.folder / name, record)
             listed = self.jobs(token)
         self.fetch()
-        before, self.status = self.status, self.status_of(self.chosen_job(handle, listed), listed)
+        before = self.status
+        self.status = self.status_of(self.chosen_job(handle, listed), listed)
         former_state = None if before is None else before.state
         self.clock.count(former_state, time.time())
         self.nodes = self.status.nodes or self.nodes
@@ -441,7 +448,8 @@ class RemoteRunner(ABC):
         """Write exit.json. Returns True: the attempt is over."""
         if self.status is not None:
             self.status = JobStatus(self.status.job, "ended", self.status.reason, nodes=self.nodes)
-            self.contact_at, self.problem = time.time(), None
+            self.contact_at = time.time()
+            self.problem = None
             self.report()
         write_private(
             self.folder / "exit.json",

@@ -8,7 +8,9 @@ from __future__ import annotations
 from gputui.runs.launchers.base import Launcher
 from gputui.runs.launchers.kinds import Accelerate, Command, Deepspeed, Python, Torchrun
 
-FOR_RANKS, FOR_SCRIPT, FOR_COMMAND = Torchrun(), Python(), Command()
+FOR_RANKS = Torchrun()
+FOR_SCRIPT = Python()
+FOR_COMMAND = Command()
 """The defaults for a profile or command line without a launcher: a script with several ranks, one
 with a single process, and a whole command."""
 

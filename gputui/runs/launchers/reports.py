@@ -146,7 +146,8 @@ def _of_other_launcher(lines: list[str]) -> LauncherReport:
         for pattern in (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED):
             if match := pattern.search(line):
                 groups = match.groupdict()
-                rank, code = int(groups["rank"]), groups.get("code")
+                rank = int(groups["rank"])
+                code = groups.get("code")
                 number = int(code) if code else -_signal_number(groups.get("signal"))
                 root = RankFailure(rank, number or 1, int(groups.get("pid") or 0))
                 return replace(report, root=root, launcher=REPORTERS[1], ended_itself=pattern is _LIGHTNING)
@@ -175,7 +176,8 @@ def _entries(lines: list[str], at: int) -> tuple[list[dict[str, str]], int]:
 def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
     failures = []
     for entry in entries:
-        rank, code = _RANK.match(entry.get("rank", "")), _EXIT.match(entry.get("exitcode", ""))
+        rank = _RANK.match(entry.get("rank", ""))
+        code = _EXIT.match(entry.get("exitcode", ""))
         if rank is None or code is None:
             continue
         at = None

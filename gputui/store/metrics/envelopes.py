@@ -79,7 +79,8 @@ def unpack(number: int, entries: bytes) -> list[Entry]:
 def join(position: int, entries: Sequence[Entry]) -> Entry:
     """Join consecutive entries to one."""
     finite = [entry for entry in entries if entry.low == entry.low] or entries
-    first, last = finite[0], finite[-1]
+    first = finite[0]
+    last = finite[-1]
     return Entry(
         position,
         sum(entry.points for entry in entries),
@@ -163,7 +164,8 @@ def pieces(begin: int, end: int, level: int) -> Iterator[tuple[int, int, int]]:
         return
     unit = int(FAN ** (level - 1))
     # Above level 1, an entry exists only for complete rows of the level below.
-    low, high = -(-begin // unit), end // unit
+    low = -(-begin // unit)
+    high = end // unit
     if low >= high:
         yield from pieces(begin, end, level - 1)
         return

@@ -180,7 +180,8 @@ def _lines(
     positions = dict(after)
     has_more = False
     for source_id, path, generation, byte_offset in sources:
-        since, end = after.get(path, START), (generation, byte_offset)
+        since = after.get(path, START)
+        end = (generation, byte_offset)
         if since > end:
             raise HistoryLostError(run_id)
         if since == end:

@@ -72,10 +72,12 @@ def newest_lines(
 ) -> tuple[list[WatchedLine], dict[int, FilePosition]]:
     """At most the newest ``limit`` lines of each source since a cursor, oldest first, and the next
     cursor."""
-    reached, roles = end_positions(connection, run_id), metric_roles(connection, run_id)
+    reached = end_positions(connection, run_id)
+    roles = metric_roles(connection, run_id)
     names = [*((name, name) for name in WATCHED), *roles.names.items()]
     lines: list[WatchedLine] = []
-    sources, all_read_since = 0, -math.inf
+    sources = 0
+    all_read_since = -math.inf
     for source_id, end in reached.items():
         since = after.get(source_id, START)
         if since == end:

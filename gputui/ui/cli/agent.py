@@ -49,7 +49,8 @@ def stop(session: Session) -> None:
 
     The next agent takes them over. Nothing starts one until a command or a screen does.
     """
-    before, after = f"cannot write in {session.workspace.state}: ", "; the agent still runs"
+    before = f"cannot write in {session.workspace.state}: "
+    after = "; the agent still runs"
     with (
         exit_on(AgentUnreachableError, code=Exit.UNREACHABLE),
         exit_on(OSError, code=Exit.UNREACHABLE, before=before, after=after),
@@ -89,9 +90,11 @@ def _record(session: Session, connection: sqlite3.Connection) -> RecordStatus:
     from gputui.profiles.home_files import load_retention
 
     try:
-        retention, problem = load_retention(session.workspace.record), None
+        retention = load_retention(session.workspace.record)
+        problem = None
     except ProfileError as error:
-        retention, problem = Retention(), str(error.problems[0])
+        retention = Retention()
+        problem = str(error.problems[0])
     return record_status(connection, retention, problem)
 
 

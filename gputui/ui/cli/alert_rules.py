@@ -51,7 +51,8 @@ def _rows(rule: Rule) -> Iterator[tuple[str, ...]]:
     for threshold in rule.thresholds:
         limit = engine.in_unit(rule.limits[threshold.name], threshold.unit)
         yield *before, f"{threshold.name} {limit}", threshold.help, source
-        before, source = ("", "", "", ""), ""
+        before = ("", "", "", "")
+        source = ""
 
 
 def rule_shape(rule: Rule) -> dict[str, Any]:

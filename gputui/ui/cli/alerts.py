@@ -33,7 +33,8 @@ MOST = 1000
 @click.option("--run", metavar="RUN", shell_complete=completers.runs, help="Those of one run, those that are over too.")
 def command(session: Session, with_cleared: bool, run: str | None, as_json: bool) -> None:
     """List what is wrong now, the severest first."""
-    connection, now = session.reader_or_empty(), time.time()
+    connection = session.reader_or_empty()
+    now = time.time()
     if run is not None:
         views = alerts.of_run(connection, session.find_run(connection, run).run_id)[::-1]
     else:

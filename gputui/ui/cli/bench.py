@@ -42,9 +42,11 @@ def scaling(
     """
     if (gpus is None) == (processes is None):
         fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", Exit.USAGE)
-    option, unit = "--gpus", "GPUs"
+    option = "--gpus"
+    unit = "GPUs"
     if gpus is None:
-        option, unit = "--processes", "processes"
+        option = "--processes"
+        unit = "processes"
     counts = _counts(option, gpus or processes or "")
     specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
     runs = [_measure(session, spec, count, unit, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]

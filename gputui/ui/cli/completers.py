@@ -40,7 +40,8 @@ def runs_to_act_on(ctx: click.Context, _: click.Parameter, incomplete: str) -> I
     from gputui.runs.selection import REFUSALS, resume_variant
     from gputui.store.runs import read_runs
 
-    options, verb = ctx.params, str(ctx.command.name)
+    options = ctx.params
+    verb = str(ctx.command.name)
     if verb == "resume":
         is_forced = bool(options.get("changes") or options.get("force"))
         verb = resume_variant(names_checkpoint=options.get("checkpoint") is not None, is_forced=is_forced)
@@ -57,7 +58,8 @@ def metrics(ctx: click.Context, _: click.Parameter, incomplete: str) -> Items:
     from gputui.store.metrics.queries import metric_names
     from gputui.store.runs import RunLookupError, find_run
 
-    typed, home = ctx.params.get("names") or (), _workspace(ctx)
+    typed = ctx.params.get("names") or ()
+    home = _workspace(ctx)
     run = ctx.params.get("run") or _first_argument(ctx)
     with suppress(StoreError, RunLookupError, sqlite3.Error), closing(open_reader(home.database)) as connection:
         names = metric_names(connection, find_run(connection, run).run_id)

@@ -62,7 +62,8 @@ class QuotingBashComplete(BashComplete):
 
 def split_line(line: str) -> tuple[list[str], str]:
     """The words of a line as bash reads them, the last as far as it is typed, and the quote that is open there."""
-    shell_words, quote = [""], ""
+    shell_words = [""]
+    quote = ""
     for blanks, single, single_end, double, double_end, character in (part.groups() for part in _PARTS.finditer(line)):
         if blanks is not None:
             shell_words.append("")
@@ -87,6 +88,7 @@ def command(_session: Session, shell: str) -> None:
     zsh:  gputui completion zsh > a file _gputui in a folder of $fpath
     fish: gputui completion fish > ~/.config/fish/completions/gputui.fish
     """
-    completion, program = get_completion_class(shell), click.get_current_context().find_root().command
+    completion = get_completion_class(shell)
+    program = click.get_current_context().find_root().command
     assert completion is not None, "click knows it"
     click.echo(completion(program, {}, "gputui", "_GPUTUI_COMPLETE").source())

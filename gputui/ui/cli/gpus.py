@@ -103,7 +103,8 @@ def _row(gpu: GpuView, quarantine: Quarantined | None, promised: str | None) -> 
     if quarantine is None:
         user = gpu_user(gpu, promised)
     else:
-        state, user = "quarantine", quarantine.words
+        state = "quarantine"
+        user = quarantine.words
     memory = f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}"
     if gpu.facts.get("memory_is_unified"):
         memory += " unified"
@@ -121,7 +122,8 @@ def _row(gpu: GpuView, quarantine: Quarantined | None, promised: str | None) -> 
 
 def shapes(connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]) -> list[Shape]:
     """The JSON of the GPUs."""
-    now, run_ids = time.time(), {gpu.run_id for gpu in gpus if gpu.run_id is not None}
+    now = time.time()
+    run_ids = {gpu.run_id for gpu in gpus if gpu.run_id is not None}
     attempts = {run_id: find_run(connection, run_id).attempt for run_id in run_ids}
     ranks = {run_id: rank_rows(queries.ranks(connection, run_id, attempts[run_id])) for run_id in run_ids}
     return gpu_shapes(gpus, ranks, failed, xid_counts(connection, now))
@@ -133,7 +135,8 @@ def wait_for_gpus(session: Session) -> tuple[list[GpuView], str | None]:
     deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
     with closing(session.reader()) as connection:
         while True:
-            agent, gpus = read_agent(connection), read_gpus(connection, time.time())
+            agent = read_agent(connection)
+            gpus = read_gpus(connection, time.time())
             if has_samples(agent, gpus) or time.monotonic() > deadline:
                 problem = None if agent is None else agent.gpu_problem
                 return gpus, problem

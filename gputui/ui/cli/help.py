@@ -31,7 +31,8 @@ def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 @click.argument("topic", required=False, shell_complete=complete)
 def command(_session: Session, topic: str | None) -> None:
     """Print a page of the documentation; without TOPIC, list the pages. Commands have --help."""
-    pages, ctx = topics(), click.get_current_context()
+    pages = topics()
+    ctx = click.get_current_context()
     if topic is None:
         formatter = ctx.make_formatter()
         formatter.write_dl([(name, summary(path.read_text("utf-8"))) for name, path in pages.items()])
@@ -66,7 +67,8 @@ def with_command_links(page: str, pages: Mapping[str, Path]) -> str:
     """A page without pictures, its links to others as commands."""
 
     def command_for(link: re.Match[str]) -> str:
-        text, target = link.group("text"), link.group("target")
+        text = link.group("text")
+        target = link.group("target")
         if target.startswith("http"):
             return link.group()
         name = target.partition("#")[0].removesuffix(".md")

@@ -61,7 +61,8 @@ class _InitVerb(Verb):
 )
 def command(_session: Session, argv: tuple[str, ...], preset: str | None, out: Path | None, log: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
-    here, ctx = Path.cwd(), click.get_current_context()
+    here = Path.cwd()
+    ctx = click.get_current_context()
     if out is not None and (here / out).parent.resolve() != here.resolve():
         fail("--out names a file in this folder: relative paths of the profile begin where it lies", Exit.USAGE)
     # Without asking the driver.

@@ -66,7 +66,8 @@ def resolve_spec(
     inventory: Sequence[GpuFacts] | None = None
     excluded: Collection[str] = ()
     if situation is not None:
-        inventory, excluded = situation.facts, situation.excluded
+        inventory = situation.facts
+        excluded = situation.excluded
     return resolve(
         profile,
         overrides=split_assignments(changes),

@@ -95,13 +95,15 @@ def print_tail(path: Path, prefix: str, count: int, *, with_rest: bool) -> int:
     offset = 0
     if count:
         offset = max(0, path.stat().st_size - TAIL_BYTES)
-    is_cut, tail = offset > 0, deque[str](maxlen=count)
+    is_cut = offset > 0
+    tail = deque[str](maxlen=count)
     while True:
         lines, end = new_lines(path, offset, with_rest=with_rest)
         if end == offset:
             break
         tail.extend(lines[is_cut:])
-        is_cut, offset = False, end
+        is_cut = False
+        offset = end
         if count == 0:
             for line in lines:
                 click.echo(prefix + clean(line))

@@ -35,7 +35,8 @@ def test(session: Session, as_json: bool) -> None:
     from gputui.agent.notify.messages import trial_message
     from gputui.agent.notify.sender import Delivery, send
 
-    message, results = trial_message(socket.gethostname()), []
+    message = trial_message(socket.gethostname())
+    results = []
     addresses = {recipient.to: recipient for recipient in recipients_of(session)}
     for recipient in addresses.values():
         receipt = send(Delivery(recipient, message))

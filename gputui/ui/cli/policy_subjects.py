@@ -91,7 +91,8 @@ def of_run(session: Session, name: str) -> PolicySubject:
 
 def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
     """The effect of each action of the policy's ladders on the run's parameters."""
-    spec, params = subject.situation.spec, subject.situation.params
+    spec = subject.situation.spec
+    params = subject.situation.params
     results = ((action, policy_simulation.effect_of(action, spec, params)) for action in actions_in(subject.policy))
     return [(action, result) for action, result in results if result is not None]
 
@@ -99,7 +100,8 @@ def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
 def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     """The assumptions of a simulation, one sentence each."""
     situation = subject.situation
-    first, steps = situation.fails_at, situation.every
+    first = situation.fails_at
+    steps = situation.every
     where = f"every attempt fails at step {first}"
     if progress:
         where = f"the first attempt fails at step {first}, each one after it {count_of(steps, 'step')} later"

@@ -36,7 +36,8 @@ _SPARE = ("SIZE", "TAGS", "PROFILE", "NAME", "GPUS", "ETA", "TIME")
 @filter_options()
 def command(session: Session, as_json: bool, active: bool, order: str | None, only: RunFilter) -> None:
     """List the runs, newest first."""
-    connection, now = session.reader_or_empty(), time.time()
+    connection = session.reader_or_empty()
+    now = time.time()
     runs = [run for run in read_runs(connection, active_only=active) if only.matches(run, now)]
     sizes: dict[str, int | None] = {}
     if as_json or order == "size" or is_wide():
@@ -79,7 +80,8 @@ def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | N
     """The rows, newest first, in one of `ORDERS`: unknown values come last."""
 
     def rank(row: RunRow) -> float:
-        run, loss = row.run, row.progress.loss
+        run = row.run
+        loss = row.progress.loss
         if order == "loss":
             if loss is None or math.isnan(loss):
                 return math.inf
@@ -98,9 +100,11 @@ def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | N
 
 def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, size_bytes: int | None) -> dict[str, str]:
     """The cells of a run by their column. ``unread`` says why the run has no metrics."""
-    run, progress = row.run, row.progress
+    run = row.run
+    progress = row.progress
     name, value = progress.listed_metric
-    metric, metric_head = units.metric_value(value), "LOSS"
+    metric = units.metric_value(value)
+    metric_head = "LOSS"
     if has_own_metrics:
         metric_head = "METRIC"
         if value is not None:

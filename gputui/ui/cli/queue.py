@@ -35,7 +35,8 @@ def command(session: Session, as_json: bool) -> None:
     """
     with closing(session.reader_or_empty()) as connection:
         connection.execute("BEGIN")
-        pause, entries = queue.pause(connection), queue.entries(connection)
+        pause = queue.pause(connection)
+        entries = queue.entries(connection)
     if as_json:
         shape: dict[str, Any] = {"paused": pause is not None, "paused_at": None, "paused_by": None}
         if pause is not None:

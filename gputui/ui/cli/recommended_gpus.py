@@ -35,7 +35,8 @@ def print_recommended(
         memory_bytes = parse_size(memory)
         if memory_bytes is None:
             fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", Exit.USAGE)
-    agent, situation = read_agent(connection), read_situation(connection, time.time())
+    agent = read_agent(connection)
+    situation = read_situation(connection, time.time())
     if situation is None:
         fail("the driver has not answered yet; try again, or see gputui gpus", Exit.REFUSED)
     pairs: tuple[GpuPair, ...] = ()

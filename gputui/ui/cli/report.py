@@ -52,15 +52,18 @@ def command(
     thresholds = None
     if with_gates or changes:
         thresholds = _thresholds(changes)
-    prices, now = report.Prices(price_per_kwh, price_per_gpu_hour, currency), time.time()
+    prices = report.Prices(price_per_kwh, price_per_gpu_hour, currency)
+    now = time.time()
     with closing(session.reader()) as connection:
         runs = _runs(session, connection, names, since, now)
         newest = sorted(run.sequence for run in runs)[-report.MAX_PICTURED :]
         facts = [read_facts(connection, run, now, with_pictures=run.sequence in newest) for run in runs]
         others = [read_facts(connection, run, now) for run in siblings(connection, runs)]
-    subject, name = ", ".join(run.run_id for run in runs), runs[0].run_id
+    subject = ", ".join(run.run_id for run in runs)
+    name = runs[0].run_id
     if since is not None:
-        subject, name = f"all runs since {since}", "since"
+        subject = f"all runs since {since}"
+        name = "since"
     summary = report.make(f"Report of {subject}", now, facts, others, prices, thresholds)
     folder = out or Path(f"report-{name}")
     if not as_json or out is not None:

@@ -36,9 +36,11 @@ def answer_of(session: Session, verb: str, run: Run, **args: Any) -> Answer:
 
 def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
     """``net-1 queued from last.pt (step 30); gputui logs net-1 -f follows it``."""
-    state, start = result.get("state", ""), ""
+    state = result.get("state", "")
+    start = ""
     if result.get("resume_from"):
-        name, step = PurePath(str(result["resume_from"])).name, result.get("resume_step")
+        name = PurePath(str(result["resume_from"])).name
+        step = result.get("resume_step")
         start = f" from {name}"
         if isinstance(step, int) and not is_step_named(name):
             start += f" ({step_words(name, step)})"

@@ -179,7 +179,8 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
 
 def _find_runs(connection: sqlite3.Connection, names: Sequence[str]) -> tuple[dict[str, Run], dict[str, str]]:
     """The runs of these names by their ids, and by the other names why they name none, which is said."""
-    runs, refusals = {}, {}
+    runs = {}
+    refusals = {}
     for name in names:
         try:
             run = find_run(connection, name, only=True)
@@ -249,9 +250,11 @@ def _shape(run: Run, size_bytes: int | None) -> dict[str, Any]:
 
 
 def _list(runs: Sequence[Run], sizes: dict[str, int | None]) -> None:
-    now, rows = time.time(), []
+    now = time.time()
+    rows = []
     for run in runs:
-        age, size = units.age(age_seconds(run, now)), units.bytes_text(sizes[run.run_id])
+        age = units.age(age_seconds(run, now))
+        size = units.bytes_text(sizes[run.run_id])
         name = run.name if run.is_renamed else ""
         rows.append((run.run_id, run.state, age, size, name))
     print_table(("RUN", "STATE", "AGE", "SIZE", ""), rows)

@@ -57,7 +57,8 @@ def install(
         options += ["--output", str(output.absolute())]
         if rotate is not None:
             options += ["--rotate", rotate]
-    text, path = _unit(session.workspace, options), unit_path(os.environ)
+    text = _unit(session.workspace, options)
+    path = unit_path(os.environ)
     if print_only:
         click.echo(text, nl=False)
         return
@@ -73,7 +74,8 @@ def install(
     for arguments in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
         problem = _systemctl(*arguments)[1]
         if problem is not None:
-            call, remedy = " ".join(arguments), f"try systemctl --user enable --now {NAME} when logged in"
+            call = " ".join(arguments)
+            remedy = f"try systemctl --user enable --now {NAME} when logged in"
             fail(f"{path} is written, but systemctl --user {call} failed: {problem}; {remedy}", Exit.UNREACHABLE)
     say("recording; gputui agent service status shows its state")
     if not _lingers():
@@ -177,7 +179,8 @@ def _systemctl(*arguments: str) -> tuple[str | None, str | None]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)
-    answer, problem = process.stdout.strip() or None, None
+    answer = process.stdout.strip() or None
+    problem = None
     if process.returncode != 0:
         problem = (process.stderr.strip().splitlines() or ["it failed"])[-1]
     return answer, problem

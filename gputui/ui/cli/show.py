@@ -51,7 +51,8 @@ from gputui.ui.views.run_words import placement_words, tag_words
 from gputui.ui.views.snapshot import RunRow
 from gputui.ui.views.snapshot_json import row_shape
 
-MOST_NAMES, EXAMPLE_CHARACTERS = 6, 100
+MOST_NAMES = 6
+EXAMPLE_CHARACTERS = 100
 
 _NOT_RESUMED: dict[str | None, str] = {
     "beginning": "started from the beginning although a checkpoint was given",
@@ -124,7 +125,8 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
 
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
     history = RunHistory.read(connection, run)
-    line_counts, loss_problem = intake.intake(connection, run.run_id), None
+    line_counts = intake.intake(connection, run.run_id)
+    loss_problem = None
     if run.state.is_over or line_counts.accepted >= FIRST_LINES:
         loss_problem = without_loss_words(run.run_id, run.roles, stored_names(connection, run.run_id))
     return RunDetails(
@@ -214,11 +216,13 @@ def _facts(details: RunDetails, now: float) -> Iterator[tuple[str, str]]:
 
 def _checkpoints_text(details: RunDetails) -> str:
     """How many checkpoints a run has, and what a new attempt makes of them."""
-    run, rows = details.row.run, details.history.checkpoints
+    run = details.row.run
+    rows = details.history.checkpoints
     spec = known_spec(run)
     if spec is not None and spec.checkpoints is None:
         return f"{len(rows)} seen, {own_words(rows)}; a new attempt of the script is given none"
-    usable, passed_over = candidates(rows, details.spans), refused(rows, details.spans)
+    usable = candidates(rows, details.spans)
+    passed_over = refused(rows, details.spans)
     text = f"{len(usable)} to resume from"
     if usable:
         text += f", latest {usable[0].name}"

@@ -166,7 +166,8 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         if source:
             click.echo(record.source, nl=False)
             return
-        now, waiting = time.time(), dict[str, str]()
+        now = time.time()
+        waiting = dict[str, str]()
         if moment is None:
             waiting = waiting_trials(connection, record.study_id, now)
         shape = show_shape(connection, record, now, moment, session.workspace, waiting)
@@ -265,7 +266,8 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         fail("--trial goes with --lineage", Exit.USAGE)
     with closing(session.reader()) as connection:
         record = find_study(connection, study)
-        study_id, folder = record.study_id, session.workspace.studies / record.study_id
+        study_id = record.study_id
+        folder = session.workspace.studies / record.study_id
         if lineage:
             number, phases = export_lineage(connection, folder, record, file, trial)
             shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}

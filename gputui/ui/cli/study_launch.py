@@ -67,10 +67,12 @@ def load_grid(
         profile = launch_spec.load_profile(session, argv[0])
     else:
         profile = launch_spec.typed_profile(argv, command)
-    metrics, maximizes = profile.form.metrics, options["maximize"]
+    metrics = profile.form.metrics
+    maximizes = options["maximize"]
     metric = options["metric"] or metrics.loss or LOSS
     if options["metric"] is None and metrics.best is not None:
-        metric, maximizes = metrics.best.name, maximizes or metrics.best.mode == "max"
+        metric = metrics.best.name
+        maximizes = maximizes or metrics.best.mode == "max"
     objective = {"metric": metric, "direction": "minimize", "over": options["over"] or "best"}
     if maximizes:
         objective["direction"] = "maximize"
@@ -166,7 +168,8 @@ def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
 
 def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, is_shown: bool) -> None:
     printed: set[int] = set()
-    version, agent_at = -1, time.monotonic()
+    version = -1
+    agent_at = time.monotonic()
     while True:
         if (changed := data_version(connection)) != version:
             version = changed

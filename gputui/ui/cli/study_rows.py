@@ -15,7 +15,8 @@ def study_row(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> tuple[str, ...]:
     """Id, state, trials, pruned ones, best value, time and reason of a study in a list."""
-    spec, trials = study_spec(study), read_trials(connection, study.study_id, at)
+    spec = study_spec(study)
+    trials = read_trials(connection, study.study_id, at)
     over_count = sum(trial.state.is_over for trial in trials)
     pruned_count = sum(trial.state is TrialState.PRUNED for trial in trials)
     best = ranked(trials, spec.objectives)

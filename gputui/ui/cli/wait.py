@@ -79,7 +79,8 @@ def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is
     line = StatusLine()
     tracker = RunTracker(run_id)
     waits_for: str | None = None
-    event_id, version = 0, -1
+    event_id = 0
+    version = -1
     agent_seen_at = line_at = -AGENT_SECONDS
     try:
         while True:

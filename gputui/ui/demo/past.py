@@ -174,7 +174,8 @@ class DemoPast:
 
     def begin_run(self, spec: RunSpec, actor: str, name: str | None = None) -> str:
         """Queue a run now; returns its id."""
-        connection, workspace = self.connection, self.workspace
+        connection = self.connection
+        workspace = self.workspace
         name = name or spec.name
         run_id, sequence = repository.next_run_id(connection, name, set())
         folder = workspace.run_dir(run_id)
@@ -191,7 +192,8 @@ class DemoPast:
 
     def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], actor: str) -> Play:
         """Write the start of an attempt and all that it does, then its end."""
-        connection, workspace = self.connection, self.workspace
+        connection = self.connection
+        workspace = self.workspace
         run = self._run(run_id)
         if run.state is RunState.RECOVERING:
             self.at += 12.0
@@ -220,7 +222,8 @@ class DemoPast:
         if act.is_stopped:
             with transaction(connection):
                 repository.request_stop(connection, run_id, attempt.number, "stop")
-                run, cause = self._run(run_id), act.pruned or "stop"
+                run = self._run(run_id)
+                cause = act.pruned or "stop"
                 repository.move(connection, run, RunState.STOPPING, cause=cause, actor=actor, now=self.at)
         if act.xid is not None:
             event = GpuEvent(self.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
@@ -250,7 +253,8 @@ class DemoPast:
         model = MODELS[self._run(run_id).profile]
         samples = int(params["batch_size"] * params["grad_accum"])
         step_seconds = act.step_seconds or model.step_seconds(samples)
-        first_step, first_at = attempt.resumed_step or 0, self.at + act.start_seconds
+        first_step = attempt.resumed_step or 0
+        first_at = self.at + act.start_seconds
         if act.is_live:
             act = replace(act, last_step=first_step + int((self.until - first_at) / step_seconds))
         saved = _saved_steps(act, first_step)
@@ -321,7 +325,8 @@ class DemoPast:
 
     def _sample(self) -> Play:
         """Record GPUs and host: a sample per minute, at the end one every five seconds, with the alerts that follow."""
-        begin, recent = self.until - SAMPLED_SECONDS, self.until - 900.0
+        begin = self.until - SAMPLED_SECONDS
+        recent = self.until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 5.0 * number for number in range(1, 181)]
         recorder = self.context.recorder

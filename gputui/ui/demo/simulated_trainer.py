@@ -21,7 +21,8 @@ CHECKPOINT_STEPS = 200
 KEPT_CHECKPOINTS = 3
 VALIDATION_STEPS = 100
 LOG_STEPS = 20
-LR, WEIGHT_DECAY = 6e-4, 0.1
+LR = 6e-4
+WEIGHT_DECAY = 0.1
 OOM = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/srv/train/train.py", line 88, in <module>
@@ -91,7 +92,8 @@ def noise(*key: int) -> float:
 def drift(step: int, knot_steps: int, *key: int) -> float:
     """A number from -1 to 1 that changes slowly: noise at each so many steps, and lines between."""
     knot, into = divmod(step, knot_steps)
-    before, after = noise(knot, *key), noise(knot + 1, *key)
+    before = noise(knot, *key)
+    after = noise(knot + 1, *key)
     return before + (after - before) * into / knot_steps
 
 
@@ -139,7 +141,8 @@ def lines(
     peak: int,
 ) -> Iterator[dict[str, Any]]:
     """The lines of all ranks about a step; ``at`` is UTC, ``peak`` the most memory of a rank in bytes."""
-    seed, total = curve.seed, curve.total
+    seed = curve.seed
+    total = curve.total
     warm = max(1, total // 20)
     for rank in range(ranks):
         slower = 0.02 * noise(seed, step, rank, 1) + 0.03 * drift(step, 150, seed, 2)
@@ -261,7 +264,8 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
     step_seconds = model.step_seconds(samples) * min(1.0, options.steps / SHORT_STEPS)
     curve = LossCurve.of(model, options.steps, options.lr, options.weight_decay)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    folder, began_at = options.out / "checkpoints", time.monotonic()
+    folder = options.out / "checkpoints"
+    began_at = time.monotonic()
     for step in range(begin + 1, options.steps + 1):
         wait = max(0.0, began_at + (step - begin) * step_seconds - time.monotonic())
         is_group_gone = bool(select.select([store], [], [], wait)[0])

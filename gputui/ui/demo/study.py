@@ -53,9 +53,12 @@ class _TrialCurve(Struct, frozen=True):
 def play_study(past: DemoPast, file: Path) -> Iterator[float]:
     """Write the study with its runs, which begins now; nothing of it is left for later. Raises sqlite3.Error,
     OSError."""
-    connection, workspace, began_at = past.connection, past.workspace, past.at
+    connection = past.connection
+    workspace = past.workspace
+    began_at = past.at
     study_file = load_study(file, workspace, file.parent)
-    spec, study_id = study_file.spec, f"{STUDY}-1"
+    spec = study_file.spec
+    study_id = f"{STUDY}-1"
     base = resolve(study_file.profile, overrides=dict(spec.params), inventory=past.gpus)
     base = replace(base, shell=None, code=read_code(Path(base.workdir)))
     folder = workspace.studies / study_id
@@ -112,9 +115,12 @@ def _trial_curve(
 def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, curve: _TrialCurve) -> None:
     """Write a value for each rung, and the end of the trial."""
     rungs = len(curve.values)
-    state, value, objective_values = TrialState.PRUNED, None, None
+    state = TrialState.PRUNED
+    value = None
+    objective_values = None
     if curve.reason is None:
-        state, value = TrialState.COMPLETE, curve.best(rungs)
+        state = TrialState.COMPLETE
+        value = curve.best(rungs)
         objective_values = json.dumps([value])
     with transaction(past.connection):
         for rung in range(1, rungs + 1):

@@ -105,12 +105,18 @@ class GputuiApp(Navigation, inherit_bindings=False):
         super().__init__()
         settings = settings or Settings()
         self.animation_level = "none"
-        self.workspace, self.feed, self.snapshot = workspace, feed, snapshot
+        self.workspace = workspace
+        self.feed = feed
+        self.snapshot = snapshot
         self.moment = feed.interest.moment
-        self.is_readonly, self.is_demo = readonly, demo
+        self.is_readonly = readonly
+        self.is_demo = demo
         self.host_name = host_name or socket.gethostname()
-        self.settings, self.unsaved, self._settings_path = settings, {}, settings_path
-        self.keys, self.pace = resolve(settings.keys), FramePace()
+        self.settings = settings
+        self.unsaved = {}
+        self._settings_path = settings_path
+        self.keys = resolve(settings.keys)
+        self.pace = FramePace()
         self._failed_drawings = set()
         self._due: Timer | None = None
         self.chart_memory = ChartMemory(from_settings(settings), lambda usual: self.keep(**to_settings(usual)))
@@ -223,7 +229,8 @@ class GputuiApp(Navigation, inherit_bindings=False):
     def perform(self, name: str) -> None:
         self.message = ("", "info")
         page = self.page
-        action, context = find(name, page.SCOPE), page.context()
+        action = find(name, page.SCOPE)
+        context = page.context()
         why_not = action.why_not(context)
         if why_not is not None:
             self.say(why_not, "warning")
@@ -259,11 +266,13 @@ def keep_agent(
             tell(text)
 
     def keep() -> None:
-        pause, sentence = FIRST_PAUSE_SECONDS, STARTING
+        pause = FIRST_PAUSE_SECONDS
+        sentence = STARTING
         while not stop.is_set():
             identity = read_identity(workspace)
             if identity is not None and identity.ready:
-                pause, sentence = FIRST_PAUSE_SECONDS, GONE
+                pause = FIRST_PAUSE_SECONDS
+                sentence = GONE
                 if is_stopped(identity.process):
                     say(AgentStoppedError(identity.process.pid).sentence)
                 else:

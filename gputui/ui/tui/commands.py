@@ -107,8 +107,10 @@ class Commands(Shell):
             questions: the title of each command, and a function that writes it and returns its id.
             patience: how many seconds to wait for an answer.
         """
-        earlier, written = self._newest_write, threading.Event()
-        self._newest_write, self._refusals = written, []
+        earlier = self._newest_write
+        written = threading.Event()
+        self._newest_write = written
+        self._refusals = []
 
         def work() -> None:
             earlier.wait()
@@ -136,7 +138,8 @@ class Commands(Shell):
         """Show the agent's answer, and open what it made."""
         title = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
-            reason, subject = answer.reason or "", title.rpartition(" ")[2]
+            reason = answer.reason or ""
+            subject = title.rpartition(" ")[2]
             text = f"Refused: {reason}" if subject in reason else f"{title}: refused. {reason}"
             self._refusals.append(text)
             if len(self._refusals) > 1:
@@ -157,10 +160,12 @@ class Commands(Shell):
         if self._shown_answer is None or self.message != (self._shown_answer[0], "info"):
             return
         answer = self._shown_answer[1]
-        result, answered_at = answer.result or {}, answer.answered_at
+        result = answer.result or {}
+        answered_at = answer.answered_at
         if answered_at is None or self.snapshot.at < answered_at:
             return
-        subject, answered_state = str(result.get("id")), result.get("state")
+        subject = str(result.get("id"))
+        answered_state = result.get("state")
         states = {**{row.run.run_id: str(row.run.state) for row in self.snapshot.runs}, **self.snapshot.study_states}
         if answered_state is not None and states.get(subject, answered_state) != answered_state:
             self.message = ("", "info")
@@ -189,7 +194,8 @@ class Commands(Shell):
 
     def ask_marked(self, name: str, args: Mapping[str, Any] | None = None) -> None:
         """Do with all marked runs that can be acted on what the action ``name`` does, once the person confirms it."""
-        deed, marked = OF_MARKED[name], self.page.marked_runs
+        deed = OF_MARKED[name]
+        marked = self.page.marked_runs
         runs = deed.runs_of(marked)
         if args is None:
             args = deed.args
@@ -225,7 +231,8 @@ class Commands(Shell):
 
     def do_resume(self) -> None:
         run = self.chosen_run
-        title, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
+        title = f"Resume {run.run_id}"
+        args = {"set": dict[str, object]()}
         if run.state == "succeeded":
             effect = "It is complete; it goes on from its newest checkpoint."
         elif run.study_id is not None:
@@ -264,7 +271,8 @@ class Commands(Shell):
     do_queue_down = partialmethod(_move_in_queue, "Later", "down")
 
     def do_clear_gpu(self) -> None:
-        quarantined, gpu = self.snapshot.machine.quarantined, self.page.gpu_in_question
+        quarantined = self.snapshot.machine.quarantined
+        gpu = self.page.gpu_in_question
         if gpu is None or gpu.uuid not in quarantined:
             gpu = next(gpu for gpu in self.snapshot.gpus if gpu.uuid in quarantined)
         effect = f"Runs can have it again. It was set aside: {clean(quarantined[gpu.uuid].words)}"
@@ -273,7 +281,8 @@ class Commands(Shell):
 
 def answer_text(title: str, result: Mapping[str, Any]) -> str:
     """The agent's answer to the command of this title as a sentence: ``vit-1 running``."""
-    subject, sign = clean(str(result.get("id", ""))), (RUN_SIGNS | STUDY_SIGNS).get(str(result.get("state")))
+    subject = clean(str(result.get("id", "")))
+    sign = (RUN_SIGNS | STUDY_SIGNS).get(str(result.get("state")))
     if "text" in result:
         return clean(str(result["text"]))
     if "paused" in result:

@@ -164,7 +164,8 @@ class Navigation(Commands):
         from gputui.ui.tui.pages.launch.page import LaunchScreen
         from gputui.ui.tui.pages.launch.plan import profile_path
 
-        run, count = self.chosen_run, None
+        run = self.chosen_run
+        count = None
         if (spec := known_spec(run)) is not None:
             count = spec.gpus.count * spec.gpus.share
         prefill = Prefill(run.profile, launched_params(run), count, profile_path(run), run.run_id, run.target)
@@ -182,7 +183,9 @@ class Navigation(Commands):
         """Ask how the run is trained again, or how the study continues."""
         from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 
-        context, study_id, run = self.page.context(), self.page.study_in_question, self.page.run_in_question
+        context = self.page.context()
+        study_id = self.page.study_in_question
+        run = self.page.run_in_question
         if study_id is not None and not context.marked:
             resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
             why_not = needs_resumable_study(context)
@@ -196,7 +199,8 @@ class Navigation(Commands):
         effects = {"resume": "from their newest valid checkpoints", "restart": "from step 0"}
         title = f"{len(context.marked)} marked runs"
         if run is not None and not context.marked:
-            newest, title = run.checkpoint_step, run.run_id
+            newest = run.checkpoint_step
+            title = run.run_id
             begin = "its newest valid checkpoint" if newest is None else f"step {count(newest)}"
             effects = {"resume": f"from {begin}", "clone": "with changes", "restart": "from step 0"}
         items = []
@@ -300,7 +304,8 @@ class Navigation(Commands):
 
     def _arrive(self, request: Moment, snapshot: Snapshot) -> None:
         """Take the actual moment of a request, and say where it differs."""
-        at, past = snapshot.at, snapshot.past
+        at = snapshot.at
+        past = snapshot.past
         assert past is not None
         self.moment = Moment(at)
         if request.ticks and at == request.at:

@@ -90,7 +90,8 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
 
     Returns a sentence if the old file was broken and was set aside. Raises OSError.
     """
-    stored, problem = {}, None
+    stored = {}
+    problem = None
     try:
         stored = _read(path)
     except FileNotFoundError:

@@ -165,7 +165,8 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     def apply_theme(self) -> None:
         """Paint every pane in the theme of the settings."""
         theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
-        self.theme_name, self.theme = theme.name, theme.base
+        self.theme_name = theme.name
+        self.theme = theme.base
         for screen in self.screen_stack:
             for pane in screen.query("Pane"):
                 pane.notify_style_update()

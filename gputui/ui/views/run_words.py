@@ -76,7 +76,8 @@ def state_sign(row: RunRow, now: float) -> Sign:
 
 def status_line(row: RunRow, now: float) -> Span:
     """A run in a few words beside its `state_sign`: time left, what it waits for, or why it ended."""
-    run, progress = row.run, row.progress
+    run = row.run
+    progress = row.progress
     if run.state == "queued":
         if run.not_before is not None and run.not_before > now:
             return (f"again in {duration(math.ceil(run.not_before - now))}", "text")
@@ -106,7 +107,8 @@ def _end_line(run: Run, now: float) -> Span:
 def activity(row: RunRow, now: float, *, is_beside_sign: bool = False) -> Span | None:
     """What a run with an attempt does or waits for, ``is_beside_sign`` without what its `state_sign` tells; None if it
     makes steps as usual, or what it does is unknown."""
-    run, progress = row.run, row.progress
+    run = row.run
+    progress = row.progress
     if run.state == "queued" or run.state.is_over:
         return None
     if run.has_exited:
@@ -149,7 +151,8 @@ def _unstepped_words(run: Run, now: float) -> str:
     text = f"no step yet, {start_words(run, now)}"
     if run.attempt_resumed_step is not None:
         text = f"from step {count(run.attempt_resumed_step)}, {text}"
-    began_at, spec = run.attempt_started_at, known_spec(run)
+    began_at = run.attempt_started_at
+    spec = known_spec(run)
     if began_at is not None and now - began_at < (run.usual_start_seconds or 0.0):
         return text
     if run.no_metrics is not None:
@@ -192,7 +195,8 @@ def title_of(run_id: str, name: str | None) -> str:
 
 def start_words(run: Run, now: float) -> str:
     """``14 s (last time 11 s)``: for how long its attempt has had no step, and the profile's last one had none."""
-    began_at, usual = run.attempt_started_at, run.usual_start_seconds
+    began_at = run.attempt_started_at
+    usual = run.usual_start_seconds
     text = "launching" if began_at is None else _since(now - began_at)
     if usual is None:
         return text
@@ -249,7 +253,8 @@ def waiting_words(run: Run, now: float) -> str:
 
 def placement_words(run: Run, now: float) -> Span:
     """``lab: pending (Priority), expected 14:30``, or ``lab: unknown since 14:02 (…)``."""
-    target, placement = clean(run.target or ""), run.placement
+    target = clean(run.target or "")
+    placement = run.placement
     if placement is None:
         return (target, "text")
     if placement.is_unknown(now) and placement.contact_at is not None:
@@ -292,7 +297,8 @@ def stuck_seconds(row: RunRow, now: float) -> float | None:
 
 
 def _silence(row: RunRow, now: float) -> float | None:
-    newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
+    newest = row.progress.newest_at
+    usual = _usual_seconds(row.progress)
     if newest is None or usual is None:
         return None
     silent = row.run.seen_until(now) - newest

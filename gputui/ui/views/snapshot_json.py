@@ -63,7 +63,8 @@ def gpu_shapes(
         if gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with:
             rank = ranks.get(gpu.run_id, {}).get(gpu.rank)
             if rank is not None:
-                step_seconds, waiting_fraction = rank.step_seconds, rank.waiting_fraction
+                step_seconds = rank.step_seconds
+                waiting_fraction = rank.waiting_fraction
         shapes.append(
             json_shapes.gpu_shape(
                 gpu,

@@ -14,9 +14,11 @@ def absl_options(module: Module) -> Iterator[Option]:
         define, _, kind = last_name(call.func).partition("_")
         if define != "DEFINE" or len(call.args) < 2 or not (name := text_of(call.args[0])):
             continue
-        default, short = call.args[1], text_of(keyword(call, "short_name"))
+        default = call.args[1]
+        short = text_of(keyword(call, "short_name"))
         is_flag = kind in ("bool", "boolean")
-        others, negatives = [f"-{name}"], []
+        others = [f"-{name}"]
+        negatives = []
         if short:
             others += [f"--{short}", f"-{short}"]
         if is_flag:

@@ -31,7 +31,8 @@ def _positional(call: ast.Call, name: str, group: int | None) -> Option:
 
 
 def _option(call: ast.Call, flags: list[str], group: int | None) -> Option:
-    action, default = constant(keyword(call, "action")), keyword(call, "default")
+    action = constant(keyword(call, "action"))
+    default = keyword(call, "default")
     flag = usual_flag(flags)
     name = flag.lstrip("-").replace("-", "_")
     if action != "store_false":  # whose value is the opposite of its destination's

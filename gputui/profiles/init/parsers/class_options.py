@@ -73,7 +73,8 @@ class _FieldReader(Struct, frozen=True):
         for item, below in zip(node.body, [*node.body[1:], None], strict=True):
             if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
                 continue
-            name, inner = f"{prefix}{item.target.id}", classes.get(last_name(item.annotation))
+            name = f"{prefix}{item.target.id}"
+            inner = classes.get(last_name(item.annotation))
             if inner is not None and inner is not node and prefix.count(".") < _DEEPEST:
                 yield from self.fields(inner, f"{name}.")
                 continue
@@ -90,10 +91,12 @@ class _FieldReader(Struct, frozen=True):
             is_required = default is None
         flag = f"--{name}"
         dashed = flag.replace("_", "-")
-        others, negatives = [dashed], []
+        others = [dashed]
+        negatives = []
         turns_on = False
         if self.joint == "-":
-            others, flag = [flag], dashed
+            others = [flag]
+            flag = dashed
             turns_on = is_flag(annotation, default)
         if turns_on:
             prefix, dot, last = name.rpartition(".")

@@ -34,7 +34,8 @@ def click_options(module: Module) -> Iterator[Option]:
 
 
 def _click_option(call: ast.Call, flags: Sequence[str], negatives: tuple[str, ...], bare: Sequence[str]) -> Option:
-    default, count = keyword(call, "default"), keyword(call, "nargs")
+    default = keyword(call, "default")
+    count = keyword(call, "nargs")
     flag = usual_flag(flags)
     turns_on = bool(negatives) or constant(keyword(call, "is_flag")) is True
     value = constant(default)
@@ -93,12 +94,14 @@ def _typer_option(argument: ast.arg, default: ast.expr | None) -> Option:
     if declaration is not None:
         spelled = declaration.args
     if isinstance(default, ast.Call) and _is_declaration(default):
-        declaration, spelled = default, default.args[1:]
+        declaration = default
+        spelled = default.args[1:]
         default = next(iter(default.args), keyword(default, "default"))
     is_required = default is None or (isinstance(default, ast.Constant) and default.value is Ellipsis)
     if is_required:
         default = None
-    value, kind = default_value(default), type_name(annotation)
+    value = default_value(default)
+    kind = type_name(annotation)
     if last_name(declaration) == "Argument" or (declaration is None and is_required):
         return Option("", argument.arg, value, is_known=is_known(default), is_required=is_required, type=kind)
     usual = f"--{argument.arg.replace('_', '-')}"

@@ -31,7 +31,8 @@ def fastcore_options(module: Module) -> Iterator[Option]:
 def _function_options(module: Module, function: ast.FunctionDef, joint: str) -> Iterator[Option]:
     """The parameters of a function; ``joint`` is what stands between ``--no`` and the name of a flag."""
     for argument, default in parameters(function):
-        name, annotation = argument.arg, argument.annotation
+        name = argument.arg
+        annotation = argument.annotation
         turns_on = is_flag(annotation, default)
         negatives: tuple[str, ...] = ()
         if turns_on:

@@ -85,7 +85,8 @@ def _free(api: JobsApi) -> CheckResult:
 
 def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Check Python and torch by a job without resources that prints what it finds."""
-    job, python = f"gputui-check-{secrets.token_hex(4)}", str(target.get("python") or "python3")
+    job = f"gputui-check-{secrets.token_hex(4)}"
+    python = str(target.get("python") or "python3")
     script = "\n".join([*target.get("setup", ()), shlex.join(["exec", python, "-c", PROBE])])
     entrypoint = shlex.join(["bash", "-c", script])
     done = api.submit({"entrypoint": entrypoint, "submission_id": job, "entrypoint_num_cpus": 0})
@@ -112,7 +113,8 @@ def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
 
 def _awaited_state(api: JobsApi, job: str) -> str | None:
     """The state of a job at its end, or when the time is over; None for one that is not known."""
-    deadline, state = time.monotonic() + PROBE_SECONDS, None
+    deadline = time.monotonic() + PROBE_SECONDS
+    state = None
     while time.monotonic() < deadline and state not in ("SUCCEEDED", "FAILED", "STOPPED"):
         time.sleep(0.5)
         state = (api.job(job) or {}).get("status")

@@ -72,7 +72,8 @@ class RayRunner(MirrorRunner):
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in [] if self.workdir is None else self.code_files(self.workdir):
                 # No file times: an archive cannot hold one before 1980.
-                entry, path = zipfile.ZipInfo(name), Path(self.plan["cwd"], name)
+                entry = zipfile.ZipInfo(name)
+                path = Path(self.plan["cwd"], name)
                 entry.external_attr = (path.stat().st_mode & 0xFFFF) << 16
                 archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
         temporary.replace(self.code)
@@ -124,7 +125,8 @@ class RayRunner(MirrorRunner):
 
     def jobs(self, token: str) -> list[JobStatus]:
         job = name = submission_id(self.plan, token)
-        record, number = self.api.job(job), 1
+        record = self.api.job(job)
+        number = 1
         if record is None:
             return []
         while record.get("error_type") == _WAITED_TOO_LONG:
@@ -137,12 +139,14 @@ class RayRunner(MirrorRunner):
                 self.submit_as(name, job)
                 again = self.api.job(name) or {"status": "PENDING"}
             record = again
-        self.name, self.record = name, record
+        self.name = name
+        self.record = record
         return [self.state_of(job)]
 
     def state_of(self, job: str) -> JobStatus:
         """The status of a job from its last record."""
-        word, node = self.record.get("status"), self.node()
+        word = self.record.get("status")
+        node = self.node()
         state = STATES.get(str(word), "pending")
         if state == "pending" and self.stop is not None and self.stop.get("is_withdrawn"):
             state = "ended"
@@ -196,11 +200,13 @@ class RayRunner(MirrorRunner):
         applied twice."""
         if self.is_shared or self.record.get("status") not in ("RUNNING", "STOPPED", "SUCCEEDED", "FAILED"):
             return
-        before, folder = self.next_frame, None
+        before = self.next_frame
+        folder = None
         for frame in self.new_frames():
             if frame["number"] == self.next_frame:
                 self.apply(frame["grown"], frame["whole"])
-                self.next_frame, folder = self.next_frame + 1, frame["folder"]
+                self.next_frame = self.next_frame + 1
+                folder = frame["folder"]
         if self.next_frame > before:
             write_private(self.folder / "frames.json", {"next": self.next_frame, "folder": folder})
 

@@ -45,7 +45,8 @@ class Lead:
     shim. ``program`` is the command that each node runs."""
 
     def __init__(self, folder: Path, program: Sequence[str]) -> None:
-        self.folder, self.program = folder, program
+        self.folder = folder
+        self.program = program
         self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         self.count = int(self.plan["nodes"])
         self.began = time.time()
@@ -103,7 +104,8 @@ class Lead:
     def watch(self) -> None:
         """Handle records and signals until srun, which outlives all tasks, has ended."""
         assert self.srun.stdout is not None
-        rest, is_open = b"", True
+        rest = b""
+        is_open = True
         while is_open or self.srun.poll() is None:
             if is_open and select.select([self.srun.stdout], [], [], LOOK_SECONDS)[0]:
                 data = os.read(self.srun.stdout.fileno(), 1 << 16)
@@ -124,7 +126,8 @@ class Lead:
             print(line.decode("utf-8", "replace"), flush=True)  # noqa: T201
             return
         if record.get("started"):
-            self.started[number], self.hosts[number] = record["started"], str(record["host"])
+            self.started[number] = record["started"]
+            self.hosts[number] = str(record["host"])
             if len(self.started) == self.count:
                 self.give_up_at = float("inf")
                 first = {**self.started.get(0, {}), "shim_pid": os.getpid()}
@@ -138,7 +141,8 @@ class Lead:
         """Forward signals, and end nodes that are due."""
         while self.signals:
             is_forced = self.signals.pop(0) == signal.SIGUSR2
-            self.stop_requested, self.forced = True, self.forced or is_forced
+            self.stop_requested = True
+            self.forced = self.forced or is_forced
             number = signal.SIGUSR2 if is_forced else signal.SIGTERM
             self.tell(number)
             self.give_up_at = min(self.give_up_at, now + float(self.plan["grace_seconds"]) + END_SECONDS)
@@ -194,7 +198,8 @@ class NodeShim(Shim):
 
     def __init__(self, folder: Path, port: str) -> None:
         self.number = int(os.environ["SLURM_PROCID"])
-        node_folder, logs = folder / f"node-{self.number}", folder.parent / "nodes" / str(self.number)
+        node_folder = folder / f"node-{self.number}"
+        logs = folder.parent / "nodes" / str(self.number)
         # Files of an earlier start of the job.
         shutil.rmtree(node_folder, ignore_errors=True)
         for path in (node_folder, logs):

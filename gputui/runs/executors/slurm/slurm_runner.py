@@ -36,7 +36,8 @@ _UNREACHABLE = (
     "Connection timed out", "No route to host",
 )  # fmt: skip
 # Messages of squeue and sacct that are answers. After any other, the job's state is unknown.
-_NO_JOB, _NO_HISTORY = "Invalid job id specified", "accounting storage is disabled"
+_NO_JOB = "Invalid job id specified"
+_NO_HISTORY = "accounting storage is disabled"
 # The exit codes of a shell, and of env, for a program that cannot be executed or is not there.
 _MISSING_PROGRAM = (126, 127)
 SUBMIT_SECONDS = 60.0
@@ -81,7 +82,8 @@ class SlurmJobs(RemoteRunner):
         raise TargetRefusalError(f"sbatch refused the job: {done.words.removeprefix('sbatch: error: ')}")
 
     def jobs(self, token: str) -> list[JobStatus]:
-        name, comment = job_name(self.plan["run_id"], self.plan["attempt"]), job_comment(token)
+        name = job_name(self.plan["run_id"], self.plan["attempt"])
+        comment = job_comment(token)
         return [job.status() for job in self.queued(f"--name={name}") if job.comment == comment]
 
     def unlisted_status(self, job: str) -> JobStatus | None:

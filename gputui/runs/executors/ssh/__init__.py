@@ -85,7 +85,8 @@ def judge_clock(printed: str, now: float) -> CheckResult:
 def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Check the Python and torch of a run there, after the target's ``setup``. Raises
     UnreachableError."""
-    python, remedy = str(target.get("python") or "python3"), "python: names the training environment's"
+    python = str(target.get("python") or "python3")
+    remedy = "python: names the training environment's"
     # Without ~/.bashrc, which bash reads for a command of sshd, but not for a job's script.
     setup = ["bash", "--norc", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
     # Jobs begin after the set-up; what they wrote is asked for without it.

@@ -26,7 +26,8 @@ _REMEDY = "a run would fail in the same way"
 def rehearse_launch(target: Mapping[str, Any]) -> CheckResult:
     """Run a command there as an attempt is run. Raises UnreachableError."""
     with _attempt(target, SshRunner) as runner:
-        runner.poll_seconds, deadline = 0.2, time.monotonic() + REHEARSAL_SECONDS
+        runner.poll_seconds = 0.2
+        deadline = time.monotonic() + REHEARSAL_SECONDS
         while not runner.turn():
             if runner.problem is not None or time.monotonic() > deadline:
                 text = runner.problem or f"its end has not arrived within {REHEARSAL_SECONDS:.0f} s"

@@ -84,7 +84,8 @@ class SshMirror(MirrorRunner):
     def send_code(self, remote_code: str) -> None:
         """Copy the working directory as it is now, unless the attempt runs the code of an earlier
         one. What was copied before and is gone here is removed there."""
-        workdir, sent = self.workdir, read_record(self.run_dir / CODE_SENT)
+        workdir = self.workdir
+        sent = read_record(self.run_dir / CODE_SENT)
         # In recovery it runs the code of the attempt before.
         is_kept = self.plan.get("keeps_code") and sent is not None and sent.get("is_whole", True)
         if workdir is None or is_kept:

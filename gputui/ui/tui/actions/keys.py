@@ -38,7 +38,8 @@ def key_name(word: str) -> str | None:
     """Textual's name of a key as the settings have it (``ctrl+p``, ``?``); None for no such key."""
     # The last character is never a separator: ctrl++.
     head, _, rest = word[:-1].rpartition("+")
-    modifiers, key = head.split("+") if head else [], rest + word[-1:]
+    modifiers = head.split("+") if head else []
+    key = rest + word[-1:]
     key = _SIGNS.get(key, key)
     is_known = (len(key) == 1 and key.isalnum()) or key in NAMED or key in _SIGNS.values()
     if is_known and set(modifiers) <= _MODIFIERS.keys():

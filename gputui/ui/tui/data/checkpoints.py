@@ -65,7 +65,8 @@ class CheckpointReader:
         now = self._clock()
         is_busy = self._thread is not None and self._thread.is_alive()
         if not is_busy and (query != self._query or now - self._listed_at >= LIST_SECONDS):
-            self._query, self._listed_at = query, now
+            self._query = query
+            self._listed_at = now
             self._thread = threading.Thread(target=self._look, args=(query,), name="checkpoints", daemon=True)
             self._thread.start()
         folder, newest = self._found
@@ -110,7 +111,8 @@ class CheckpointReader:
 
         listed = []
         for file in files[:MOST_LISTED]:
-            path, checked = Path(file.path), self._checked.get(file, (None, ""))
+            path = Path(file.path)
+            checked = self._checked.get(file, (None, ""))
             step = step_in_name(path, query.folder)
             checkpoint = Checkpoint(clean(path.name), step, file.size_bytes, file.modified_ns / 1e9, *checked)
             if (fact := query.facts.get(file.path)) is not None:

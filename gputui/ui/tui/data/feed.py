@@ -31,7 +31,8 @@ from gputui.store.database import (
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.views.snapshot import Interest, Moment, Snapshot
 
-LOOK_SECONDS, QUIET_LOOK_SECONDS = 0.15, 0.4
+LOOK_SECONDS = 0.15
+QUIET_LOOK_SECONDS = 0.4
 """How often the store is checked for commits; the latter while no run is active and no answer is awaited."""
 
 APART_SECONDS = 0.25
@@ -96,7 +97,8 @@ class Feed:
     def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
         """Hand new snapshots to ``show``, and answers to watched commands to ``tell``. Both are called from the feed's
         thread and must only post a message."""
-        self._show, self._tell = show, tell
+        self._show = show
+        self._tell = tell
 
     def stop(self) -> None:
         """End the thread, waiting only briefly: a read of a locked database may hang."""
@@ -145,7 +147,8 @@ class Feed:
 
     def _turn(self) -> bool:
         """Check the store once; returns whether there is a new snapshot."""
-        now, clock = self._wall(), self._clock()
+        now = self._wall()
+        clock = self._clock()
         interest = self.interest
         self._is_due = False
         try:
@@ -161,8 +164,11 @@ class Feed:
             self._is_due = is_news and not is_other and clock - self._read_at < APART_SECONDS
             if is_news and not self._is_due:
                 self._newest = self._reader.read(connection, now, interest)
-                self._version, self._interest_read, self._read_at = version, interest, clock
-                self._past_read_at, self._problem = clock, None
+                self._version = version
+                self._interest_read = interest
+                self._read_at = clock
+                self._past_read_at = clock
+                self._problem = None
                 return True
             if is_news:
                 return self._pass_time(now, clock, self._problem)
@@ -185,7 +191,8 @@ class Feed:
         """Update clock and ages of the old snapshot, once a second or if the problem changed."""
         if clock - self._read_at < CLOCK_SECONDS and problem == self._problem:
             return False
-        self._read_at, self._problem = clock, problem
+        self._read_at = clock
+        self._problem = problem
         later = self._reader.later(self._newest, now, self._interest_read)
         if problem is not None:
             later = replace(later, problem=problem)

@@ -45,7 +45,8 @@ class LogReader:
         """
         if attempt_dir != self._directory:
             # Logs of ended attempts do not change.
-            self._directory, self._earlier = attempt_dir, dict(_earlier_logs(attempt_dir))
+            self._directory = attempt_dir
+            self._earlier = dict(_earlier_logs(attempt_dir))
         newest = {_label(log): log for log in shown_logs(attempt_dir)}
         written = {name: log for name, log in newest.items() if _size(log.path)[0] > 0}
         labels = (*written, *self._earlier)
@@ -95,7 +96,9 @@ class _FollowedFile:
 
     def read(self, *, deep: bool) -> Sequence[str]:
         """Read what was written since the last time; returns the unfinished line. Raises OSError."""
-        size, end, newest = self.path.stat().st_size, self._end, self.first + len(self.lines)
+        size = self.path.stat().st_size
+        end = self._end
+        newest = self.first + len(self.lines)
         loaded_bytes = DEEP_BYTES if self._is_deep else TAIL_BYTES
         if end is None or size < end or size - end > loaded_bytes:
             # A new file, a truncated one, or one that grew far beyond the kept lines.
@@ -117,9 +120,13 @@ class _FollowedFile:
         return []
 
     def _begin(self, start: int) -> None:
-        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
-        self.is_whole, self._is_cut = start == 0, start > 0
-        self._end, self._begun = start, ""
+        self.lines = []
+        self.levels = bytearray()
+        self._grave = LevelReader()
+        self.is_whole = start == 0
+        self._is_cut = start > 0
+        self._end = start
+        self._begun = ""
 
     def _read_on(self, stop: int | None) -> None:
         """Read complete lines up to a place in the file, or to its end."""
@@ -133,7 +140,8 @@ class _FollowedFile:
                 # The rest of a line is skipped; if it has no end, its rest is better than nothing.
                 text = text[text.find("\n") + 1 :]
             lines, self._begun = printed_lines(text, self._begun)
-            self._end, self._is_cut = window.end, False
+            self._end = window.end
+            self._is_cut = False
             harmless = [clean(line) for line in lines]
             self.lines += harmless
             self.levels += bytes(map(self._grave.level, harmless))

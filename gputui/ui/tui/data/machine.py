@@ -45,7 +45,8 @@ def machine_state(
 ) -> MachineState:
     """The machine now, or at the past moment ``at``: quarantines and pauses that have ended since are not stored, and
     the queue is not read. Raises sqlite3.Error."""
-    failed, pause = quarantined(connection), queue.pause(connection)
+    failed = quarantined(connection)
+    pause = queue.pause(connection)
     moment = now
     waiting = WaitingRuns()
     if at is None:

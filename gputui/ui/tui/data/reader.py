@@ -227,7 +227,8 @@ class SnapshotReader:
         span = end - HISTORY_SECONDS, end, HISTORY_BUCKETS
         histories = gpu_history(connection, *span), host_history(connection, *span)
         if at is None:
-            self._bucket, self._short = bucket, histories
+            self._bucket = bucket
+            self._short = histories
         return histories
 
     def _runs(self, connection: sqlite3.Connection, at: float | None) -> list[Run]:

@@ -58,7 +58,8 @@ class RunPageReader:
         attempts = tuple(history.attempts)
         if at is None:
             self._ledger = (run_id, _ledger_facts(history))
-        listed, log = self._checkpoints(run, interest), self._tail(run, interest)
+        listed = self._checkpoints(run, interest)
+        log = self._tail(run, interest)
         charts = None
         if interest.charts is not None:
             charts = self._curves.read(connection, run_id, interest.charts, now, at)

@@ -63,10 +63,12 @@ class StudyReader:
         if planned is not None:
             # Points that a person added, reruns and earlier runs count beyond the budget.
             planned = max(planned, len(trials))
-        value, number = None, None
+        value = None
+        number = None
         best = best_trial(trials, spec.objectives)
         if best is not None:
-            value, number = best.value, best.number
+            value = best.value
+            number = best.number
         row = StudyRow(
             study.study_id,
             study.state,

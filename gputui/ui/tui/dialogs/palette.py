@@ -24,7 +24,10 @@ from gputui.ui.views.words import run_state_text
 
 Target = TypeVar("Target")
 
-_WORD, _INSIDE, _BESIDE, _LETTERS = 1, 2, 3, 4
+_WORD = 1
+_INSIDE = 2
+_BESIDE = 3
+_LETTERS = 4
 
 SYNONYMS: Mapping[str, str] = {
     "alerts": "warnings problems",
@@ -69,7 +72,8 @@ class PaletteScreen(Dialog):
 
     def edited(self) -> None:
         """Find the choices that match; trials follow once the name of their study is typed."""
-        typed, self.place = self.edits[0].text, 0
+        typed = self.edits[0].text
+        self.place = 0
         offered = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
         self.matches = best_matches(offered, typed, searched)
 
@@ -86,11 +90,13 @@ class PaletteScreen(Dialog):
     def content(self, width: int) -> Content:
         rows: list[Line] = []
         for choice in self.matches[: self.LISTED]:
-            style, beside = "text", clip(choice.hint, width)
+            style = "text"
+            beside = clip(choice.hint, width)
             if choice.why_not:
                 # Of an action that is not possible now, the reason gives way to the title.
                 most = max(width - cell_width(choice.title) - 4, width // 3)
-                style, beside = "dim", clip(choice.why_not, most)
+                style = "dim"
+                beside = clip(choice.why_not, most)
             rows.append(justify([(choice.title, style)], [(f" {beside}", "dim")], width - 2))
         lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)]]
         if not rows:
@@ -117,7 +123,9 @@ def searched(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
 
 def choices(page: ActionScreen) -> list[Choice]:
     """The choices on a page."""
-    shell, context, snapshot = page.shell, page.context(), page.snapshot
+    shell = page.shell
+    context = page.context()
+    snapshot = page.snapshot
     choices: list[Choice] = []
     for action in actions_in(page.SCOPE):
         if action.heading == "Move" or action.name == "palette" or not action.is_offered(context):
@@ -139,13 +147,16 @@ def choices(page: ActionScreen) -> list[Choice]:
     choices += page.choices()
     trials: dict[str, int] = {study.study_id: 0 for study in snapshot.studies}
     for row in snapshot.runs:
-        run, study_id = row.run, row.run.study_id
+        run = row.run
+        study_id = row.run.study_id
         if study_id is not None:
             trials[study_id] = trials.get(study_id, 0) + 1
-        title, do = f"Run {clean(run.run_id)}", partial(shell.open_run, run.run_id)
+        title = f"Run {clean(run.run_id)}"
+        do = partial(shell.open_run, run.run_id)
         choices.append(Choice(title, run_state_text(run), do, name=run.run_id, kind="run", after=study_id or ""))
     for study_id, count in trials.items():
-        title, do = f"Study {clean(study_id)}", partial(shell.open_study, study_id)
+        title = f"Study {clean(study_id)}"
+        do = partial(shell.open_study, study_id)
         choices.append(Choice(title, count_of(count, "trial"), do, name=study_id, kind="study"))
     # No file is read: what checks profiles takes 14 MB.
     folders = (Path.cwd() / "profiles", shell.workspace.profiles, shipped_profiles())
@@ -176,7 +187,8 @@ def cost(typed: str, title: str, beside: str = "") -> int | None:
     """The distance of ``typed`` from a title, 0 for best; None for no match. Each typed word must
     be found, from best to worst: at the beginning of the title, at that of a word, inside a word,
     in the text ``beside`` it, or with a few letters left out."""
-    name, total = title.lower(), 0
+    name = title.lower()
+    total = 0
     for word in typed.lower().split():
         place = name.find(word)
         if place == 0:

@@ -26,7 +26,9 @@ class PickGpusScreen(Dialog):
         self, count: int, memory_bytes: int | None, chosen: Sequence[str], take: Callable[[str], object]
     ) -> None:
         super().__init__()
-        self._gpu_count, self._memory_bytes, self._take = max(1, count), memory_bytes, take
+        self._gpu_count = max(1, count)
+        self._memory_bytes = memory_bytes
+        self._take = take
         self._chosen = set(chosen) or self._recommended(self.shell.snapshot.situation)
 
     def _recommended(self, situation: GpuSituation | None) -> set[str]:
@@ -73,7 +75,8 @@ class PickGpusScreen(Dialog):
 
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
-        gpus, situation = self.shell.snapshot.gpus, self.shell.snapshot.situation
+        gpus = self.shell.snapshot.gpus
+        situation = self.shell.snapshot.situation
         recommended = self._recommended(situation)
         head = "No GPU is known; 0 runs on the CPU."
         if gpus:
@@ -81,7 +84,8 @@ class PickGpusScreen(Dialog):
         rows: list[Line] = []
         is_mixed = len({gpu.name for gpu in gpus}) > 1
         for gpu in gpus:
-            total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
+            total = gpu.memory_total_bytes
+            used = gpu.memory_used_bytes
             free = None
             if total is not None and used is not None:
                 free = max(0, total - used)

@@ -31,7 +31,9 @@ class ConfirmScreen(Dialog):
 
     def __init__(self, title: str, text: str, do: Callable[[], object]) -> None:
         super().__init__()
-        self._title, self._text, self._do = title, text, do
+        self._title = title
+        self._text = text
+        self._do = do
 
     def press(self, key: str) -> bool:
         if key in ("y", "Y"):
@@ -62,7 +64,9 @@ class MenuScreen(Dialog):
 
     def __init__(self, title: str, items: Sequence[MenuItem], texts: Sequence[str] = ()) -> None:
         super().__init__()
-        self._title, self._items, self._texts = title, items, texts
+        self._title = title
+        self._items = items
+        self._texts = texts
         self.place = next((number for number, item in enumerate(items) if item.why_not is None), 0)
 
     def choose(self) -> None:
@@ -83,7 +87,8 @@ class MenuScreen(Dialog):
         label_width = max(len(item.label) for item in self._items) + 2
         rows: list[Line] = []
         for item in self._items:
-            key, label = f"{item.key}  ", f"{item.label:<{label_width}}"
+            key = f"{item.key}  "
+            label = f"{item.label:<{label_width}}"
             if item.why_not is None:
                 rows.append([(key, "key"), (label, "text"), (item.effect, "dim")])
             else:
@@ -109,7 +114,9 @@ class FormScreen(Dialog, Generic[Answer]):
         take: Callable[[Answer], object],
     ) -> None:
         super().__init__()
-        self._title, self._check, self._take = title, check, take
+        self._title = title
+        self._check = check
+        self._take = take
         self.keys = (("enter", verb), ("escape", "back"))
         if len(fields) > 1:
             self.keys = (("tab", "field"), *self.keys)
@@ -166,7 +173,8 @@ def labels_form(run: Run, take: Callable[[LabelChanges], object]) -> FormScreen[
             new = checked_labels(name, tags.replace(",", " ").split(), note)
         except LabelError as error:
             return None, str(error)
-        added, removed = sorted(set(new.tags) - set(run.tags)), sorted(set(run.tags) - set(new.tags))
+        added = sorted(set(new.tags) - set(run.tags))
+        removed = sorted(set(run.tags) - set(new.tags))
         changes: LabelChanges = {}
         if new.name != run.name:
             changes["name"] = new.name

@@ -79,7 +79,8 @@ class SettingsScreen(Dialog):
         label_width = max(len(item.label) for item in ITEMS) + 2
         rows: list[Line] = []
         for number, item in enumerate(ITEMS):
-            value, note = item.word(getattr(self.shell.settings, item.name)), overruled.get(item.name, "")
+            value = item.word(getattr(self.shell.settings, item.name))
+            note = overruled.get(item.name, "")
             choice = (f"  {value}", "text")
             if number == self.place:
                 choice = (f"← {value} →", "title")

@@ -29,7 +29,8 @@ class SheetScreen(Dialog):
 
     def __init__(self, title: str, texts: Sequence[str] = ()) -> None:
         super().__init__()
-        self._title, self._texts = title, texts
+        self._title = title
+        self._texts = texts
 
     def lines(self, width: int) -> list[Line]:
         """All lines for a width."""
@@ -52,7 +53,8 @@ class SheetScreen(Dialog):
 
 def _fact_lines(text: str, width: int) -> list[Line]:
     """A text wrapped to ``width`` cells; beside the label in its first `LABEL_CELLS` if it has one."""
-    label, value = text[:LABEL_CELLS], text[LABEL_CELLS:]
+    label = text[:LABEL_CELLS]
+    value = text[LABEL_CELLS:]
     if not label.endswith("  ") or width < 3 * LABEL_CELLS:
         return [[(part, "text")] for part in wrap(text, width) or [""]]
     first, *others = wrap(value, width - LABEL_CELLS) or [""]
@@ -82,7 +84,8 @@ class HelpScreen(SheetScreen):
 
     def __init__(self, about: Context, signs: Sequence[Sign]) -> None:
         super().__init__(f"Keys and signs · gputui {VERSION} · gputui help screen")
-        self._about, self._signs = about, signs
+        self._about = about
+        self._signs = signs
 
     def lines(self, width: int) -> list[Line]:
         return help_lines(self._about, width, self._signs)

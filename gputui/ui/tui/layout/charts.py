@@ -38,7 +38,8 @@ from gputui.ui.views.words import clock, dated_clock
 GUTTER = 6
 """Cells of the value labels of all charts, so that charts below each other match."""
 
-END_CELLS, MOST_NAME_CELLS = 10, 26
+END_CELLS = 10
+MOST_NAME_CELLS = 26
 """Cells at the right of a chart for the newest values, and most cells for the names of compared runs with them."""
 
 LEAST_FOR_ENDS = 50
@@ -178,7 +179,8 @@ def grid_lines(
 
 
 def panel_lines(panel: Panel, look: ChartLook, width: int, height: int) -> list[Line]:
-    data, view = look.data, look.view
+    data = look.data
+    view = look.view
     title = f"*{panel.title}" if panel.is_pinned else panel.title
     title = f"▸{title}" if panel.key == look.focus else f" {title}"
     if look.is_by_rank(panel):
@@ -316,7 +318,8 @@ def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
 
 def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curve]:
     """The curve of each run with its name at its end; that of the run in front is on top."""
-    cursor, end = look.view.cursor, look.window[1]
+    cursor = look.view.cursor
+    end = look.window[1]
     metrics = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
     drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in metrics if curve and curve.bins]
     # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
@@ -330,7 +333,8 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     for (run, curve, bins), text in zip(drawn, texts, strict=True):
         if curve.smooth:
             curves.append(Curve(within(curve.bins, look), "shadow", is_shadow=True))
-        sign, name = SHAPES[run.colour], run.name
+        sign = SHAPES[run.colour]
+        name = run.name
         if is_long and name.startswith(common):
             name = f"…{name.removeprefix(common)}"
         if is_long:
@@ -407,14 +411,18 @@ def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, ro
             labels[number] = f"{name}{notes.get(number, '')}: {label}"
         if len(devices) == 1:
             labels[number] = label
-    coloured, legend = labels.keys(), []
+    coloured = labels.keys()
+    legend = []
     if room < 2 + cell_width(panel.title) + sum(4 + cell_width(label) for label in labels.values()):
         ends = [_value_words(panel, value) for value, _ in (*by_value[:1], *by_value[-1:])] or ["–"]
         legend = [Curve((), "text", "–".join(dict.fromkeys(ends)))]
         labels = {number: label for number, label in labels.items() if devices[number].is_slow}
-    behind, curves, in_front = list[Curve](), list[Curve](), list[Curve]()
+    behind = list[Curve]()
+    curves = list[Curve]()
+    in_front = list[Curve]()
     for number, device in enumerate(devices):
-        bins, label = within(device.bins, look), labels.get(number, "")
+        bins = within(device.bins, look)
+        label = labels.get(number, "")
         if device.is_slow:
             legend.insert(0, Curve((), "warn", label))
             in_front.append(Curve(bins, "warn"))

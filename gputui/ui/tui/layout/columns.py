@@ -58,7 +58,8 @@ GAP = 2
 LEAST_SIZE = 40, 9
 """Least columns and rows of a terminal for a page or a dialog."""
 
-BOX_FROM_WIDTH, BOX_FROM_HEIGHT = 100, 30
+BOX_FROM_WIDTH = 100
+BOX_FROM_HEIGHT = 30
 """Least terminal whose panels have a frame; a smaller one has only their headings."""
 
 # A space inside a number in groups of three is no place to break a line.
@@ -317,7 +318,8 @@ def wrap(text: str, width: int) -> list[str]:
     if width < 1 or not text.strip():
         return []
     lines: list[str] = []
-    line, used = "", 0
+    line = ""
+    used = 0
     for word in _BREAKS.split(" ".join(text.split())):
         size = cell_width(word)
         if used:
@@ -326,15 +328,18 @@ def wrap(text: str, width: int) -> list[str]:
                 used += 1 + size
                 continue
             lines.append(line)
-            line, used = "", 0
+            line = ""
+            used = 0
         while used + size > width:
             piece, piece_width = _cut(word, width - used)
             if not piece:
                 break
             if piece.strip():
                 lines.append(line + piece)
-            word, size = word[len(piece) :], size - piece_width
-            line, used = "", 0
+            word = word[len(piece) :]
+            size = size - piece_width
+            line = ""
+            used = 0
         line += word
         used += size
     if line.strip():

@@ -63,7 +63,8 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
     utilizations: tuple[float | None, ...] = ()
     if history:
         utilizations = history.utilization_percent
-    rank, style = None, "accent"
+    rank = None
+    style = "accent"
     row = next((row for row in snapshot.runs if row.run.run_id == gpu.run_id), None)
     if row is not None:
         style = run_style(row.run)
@@ -146,7 +147,8 @@ def _run_and_rank(row: GpuRow, run_id: str, width: int) -> list[Span]:
     name = title_of(run_id, gpu.run_name)
     room = width - len(rank) - sum(len(text) for text, _ in marks)
     if room < min(LEAST_NAME, cell_width(name)):
-        room, rank = room + len(rank), ""
+        room = room + len(rank)
+        rank = ""
     return [(clip_middle(name, max(1, room)), row.style), (rank, "text"), *marks]
 
 
@@ -199,7 +201,8 @@ def held_back(row: GpuRow, width: int = 0) -> list[Span]:
 def pcie_link(gpu: GpuView) -> list[Span]:
     """The PCIe link as ``5×16``: generation and lanes, marked if it has fewer lanes than possible. A low generation is
     normal: an idle GPU lowers it to save power."""
-    generation, lanes = gpu.slow.get("pcie_generation"), gpu.slow.get("pcie_width")
+    generation = gpu.slow.get("pcie_generation")
+    lanes = gpu.slow.get("pcie_width")
     if generation is None and lanes is None:
         return [(UNKNOWN, "dim")]
     most = gpu.facts.get("pcie_width_max")
@@ -228,7 +231,8 @@ def _short_rate(rate: float | None) -> str:
 
 def faults(row: GpuRow) -> list[Span] | None:
     """Faults of the hardware, the worst first; None if none is known."""
-    gpu, slow = row.gpu, row.gpu.slow
+    gpu = row.gpu
+    slow = row.gpu.slow
     parts: list[Span] = []
     if slow.get("row_remap_failed"):
         parts.append(("row remap failed", "bad"))

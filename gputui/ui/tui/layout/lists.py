@@ -103,7 +103,8 @@ class Listing(Struct, Generic[Row], frozen=True):
 
     def scrolled(self, state: ListState, height: int) -> ListState:
         """Scroll as little as needed to show the cursor below the heading of its section."""
-        items, room = self.items, max(1, height - self.head_lines)
+        items = self.items
+        room = max(1, height - self.head_lines)
         at = 0
         for number, (_, row) in enumerate(items):
             if row is not None and self.key(row) == state.cursor:
@@ -123,7 +124,8 @@ class Listing(Struct, Generic[Row], frozen=True):
 
     def lines(self, state: ListState, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines."""
-        items, placed = self.items, place(self.columns, width - 1)
+        items = self.items
+        placed = place(self.columns, width - 1)
         visible = items[state.top :][: max(0, height - self.head_lines)]
         filter_text = clean(state.filter_text)
         notes: list[Span] = []

@@ -85,7 +85,8 @@ def time_at(past: Past, width: int, x: int) -> float | None:
 
 def _ends(past: Past, width: int) -> tuple[str, str, int]:
     """The texts at the ends of the time line, and the number of cells between."""
-    start, end = f" {dated_clock(past.timeline.start, past.now)} ", " now "
+    start = f" {dated_clock(past.timeline.start, past.now)} "
+    end = " now "
     return start, end, width - cell_width(start) - cell_width(end)
 
 

@@ -15,7 +15,8 @@ from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.settings import Layout
 from gputui.ui.views.metric_words import HARDWARE, by_interest, metric_heading
 
-LEAST_WIDTH, LEAST_HEIGHT = 31, 6
+LEAST_WIDTH = 31
+LEAST_HEIGHT = 6
 """Least size of a useful chart."""
 
 LEAST_NAMED_WIDTH = 56

@@ -64,7 +64,8 @@ def ease(losses: History) -> tuple[float | None, ...]:
     """Losses as shares of their range, raised to `EASE`: the first steps change a loss many times as much as all that
     follow, which would be a flat line. NaN and infinities stay."""
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low = min(finite, default=0.0)
+    high = max(finite, default=0.0)
     if not low < high:
         return tuple(losses)
     # Halves, because the range of two large numbers may be too large for one.

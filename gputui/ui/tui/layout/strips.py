@@ -95,7 +95,8 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
     """Problems on the way from the driver to the screen, one sentence each."""
     notices = [text for text in (agent_notice, snapshot.problem, snapshot.unsent) if text]
     notices += past_notices(snapshot)
-    silent, agent = driver_silence(snapshot), snapshot.agent
+    silent = driver_silence(snapshot)
+    agent = snapshot.agent
     if agent is not None and agent.gpu_problem and snapshot.gpus and snapshot.past is None:
         notices.append(agent.gpu_problem)
         silent = None
@@ -193,7 +194,8 @@ def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:
     memory = _share(host.memory_used_bytes, host.memory_total_bytes)
     disk = _share(host.disk_used_bytes, host.disk_total_bytes)
     shm = _share(host.shm_used_bytes, host.shm_total_bytes)
-    used, total = gibibytes(host.memory_used_bytes, 0), gibibytes(host.memory_total_bytes, 0)
+    used = gibibytes(host.memory_used_bytes, 0)
+    total = gibibytes(host.memory_total_bytes, 0)
     past = snapshot.host_history
     cpu = ram = ""
     if past is not None and width >= _SPACIOUS:
@@ -272,7 +274,8 @@ def alert_words(alert: AlertView, snapshot: Snapshot) -> str:
     name, now = _watched(alert, snapshot)
     if name is None or alert.value is None or alert.threshold is None:
         return clean(alert.sentence)
-    before, limit = in_unit(alert.value, alert.unit), in_unit(alert.threshold, alert.unit)
+    before = in_unit(alert.value, alert.unit)
+    limit = in_unit(alert.threshold, alert.unit)
     if not alert.lasts:
         return clean(f"{name} was {before} (limit {limit})")
     if now is None:
@@ -302,7 +305,8 @@ def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | 
 
 def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Line | None:
     """The number of alerts of each severity, and the worst in words; None if there are none."""
-    state, now = snapshot.alerts, snapshot.at
+    state = snapshot.alerts
+    now = snapshot.at
     news = [alert for alert in state.last if alert.is_news(now)]
     if not news:
         return None

@@ -93,9 +93,11 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         return rows
 
     def _files_at(self, path: Path) -> list[Path]:
-        folder, begun = path.parent, path.name
+        folder = path.parent
+        begun = path.name
         if self.edit.text.rstrip().endswith("/"):
-            folder, begun = path, ""
+            folder = path
+            begun = ""
         try:
             return sorted(
                 file for file in folder.iterdir() if file.name.startswith(begun) and file.suffix in self.SUFFIXES
@@ -157,7 +159,9 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def _type(self, edit: LineEdit) -> None:
         if edit.text != self.edit.text:
             self.table = replace(self.table, cursor=None, top=0)
-        self.edit, self._made, self._place = edit, None, 0
+        self.edit = edit
+        self._made = None
+        self._place = 0
         self.shell.message = ("", "info")
 
     # --- keys

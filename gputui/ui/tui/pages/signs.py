@@ -17,7 +17,8 @@ from gputui.ui.views.words import PRUNED_SIGN, RUN_SIGNS, SIGNS, Sign
 
 def _load_signs() -> list[Sign]:
     """The colours of a load, each with the percentages of utilisation and memory that it stands for."""
-    load, memory = LOAD_STEPS["load"], LOAD_STEPS["memory"]
+    load = LOAD_STEPS["load"]
+    memory = LOAD_STEPS["memory"]
     meanings = [
         f"utilisation or memory below {load[0]:.0f} %",
         f"utilisation or memory from {load[0]:.0f} %",

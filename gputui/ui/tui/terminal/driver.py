@@ -82,7 +82,8 @@ class TerminalDriver(LinuxDriver):
         """Hand keys and answers of the terminal to the app from now on."""
         self._parser = XTermParser(self._debug)
         self._decoder.reset()
-        self._marks, self._is_in_paste = "", False
+        self._marks = ""
+        self._is_in_paste = False
         self._loop.add_reader(self.fileno, self._read_keys)
 
     def send_message(self, message: Message) -> None:
@@ -121,7 +122,8 @@ class TerminalDriver(LinuxDriver):
     def _note_marks(self, text: str) -> None:
         """Track the terminal's marks of the beginning and end of a paste."""
         recent = self._marks + text
-        begin, end = recent.rfind(BRACKETED_PASTE_START), recent.rfind(BRACKETED_PASTE_END)
+        begin = recent.rfind(BRACKETED_PASTE_START)
+        end = recent.rfind(BRACKETED_PASTE_END)
         if begin != end:
             self._is_in_paste = begin > end
         self._marks = recent[1 - len(BRACKETED_PASTE_START) :]

@@ -26,7 +26,8 @@ class TerminalFeatures:
         say: Callable[[str, str], object],
     ) -> None:
         self.is_mouse_on = sequences.mouse_wanted(settings.mouse, os.environ)
-        self._has_title, self._has_bell = settings.title, settings.bell
+        self._has_title = settings.title
+        self._has_bell = settings.bell
         self._host_name = host_name
         self._write = write
         self._say = say
@@ -59,7 +60,8 @@ class TerminalFeatures:
             self.is_mouse_on = is_mouse_on
             mode = sequences.MOUSE_ON if is_mouse_on else sequences.MOUSE_OFF
             self._write(mode)
-        self._has_title, self._has_bell = after.title, after.bell
+        self._has_title = after.title
+        self._has_bell = after.bell
         if after.title and not before.title:
             self._update_title(snapshot, is_ascii=is_ascii)
         elif not after.title and self._title:

@@ -117,7 +117,8 @@ class CellGrid:
         """Set the size. A new one starts with a blank grid and an unknown terminal."""
         if (width, height) == (self.width, self.height):
             return
-        self.width, self.height = width, height
+        self.width = width
+        self.height = height
         self._want_text, self._want_pens = self._blank()
         self._have_text, self._have_pens = self._blank()
         self._dirty.clear()
@@ -156,7 +157,8 @@ class CellGrid:
             pens += [last] * missing
         elif missing < 0:
             if not text[width]:
-                text[width - 1], pens[width - 1] = " ", pens[width - 1].blank
+                text[width - 1] = " "
+                pens[width - 1] = pens[width - 1].blank
             del text[width:], pens[width:]
         self._set(y, x, x + width, text, pens)
 
@@ -177,8 +179,10 @@ class CellGrid:
             self._dirty.update(range(self.height))
             self._unknown = False
         for y in sorted(self._dirty):
-            want_text, want_pens = self._want_text[y], self._want_pens[y]
-            have_text, have_pens = self._have_text[y], self._have_pens[y]
+            want_text = self._want_text[y]
+            want_pens = self._want_pens[y]
+            have_text = self._have_text[y]
+            have_pens = self._have_pens[y]
             if want_text == have_text and want_pens == have_pens:
                 continue
             cells = zip(want_text, have_text, want_pens, have_pens, strict=True)
@@ -206,7 +210,8 @@ class CellGrid:
         return [[" "] * self.width for _ in range(self.height)], [[pen] * self.width for _ in range(self.height)]
 
     def _set(self, y: int, x: int, end: int, text: Sequence[str], pens: Sequence[Pen]) -> None:
-        row, row_pens = self._want_text[y], self._want_pens[y]
+        row = self._want_text[y]
+        row_pens = self._want_pens[y]
         if row[x:end] == text and row_pens[x:end] == pens:
             return
         # A wide character that loses one half to the new cells loses the other, too.
@@ -222,7 +227,8 @@ class CellGrid:
 
     def _plain_line(self, y: int, changed: Sequence[int]) -> None:
         """Write changed cells of a line in which every cell holds one plain character."""
-        text, pens = self._want_text[y], self._want_pens[y]
+        text = self._want_text[y]
+        pens = self._want_pens[y]
         start = last = changed[0]
         for x in changed:
             gap = x - last - 1
@@ -233,7 +239,8 @@ class CellGrid:
         self._run(y, start, last + 1)
 
     def _run(self, y: int, start: int, end: int) -> None:
-        text, pens = self._want_text[y], self._want_pens[y]
+        text = self._want_text[y]
+        pens = self._want_pens[y]
         self._move(start, y)
         out = self._out
         x = start
@@ -243,7 +250,8 @@ class CellGrid:
             if self._pen is not pen and not (self._pen.blank is pen and text[x] == " "):
                 out.append(self._pen.change_to(pen))
                 self._pen = pen
-            pen, blank = self._pen, self._pen.blank
+            pen = self._pen
+            blank = self._pen.blank
             stop = x + 1
             while stop < end and (pens[stop] is pen or (pens[stop] is blank and text[stop] == " ")):
                 stop += 1
@@ -253,7 +261,9 @@ class CellGrid:
 
     def _mixed_line(self, y: int, changed: Sequence[int]) -> None:
         """Write changed cells of a line that has, or had, wide or otherwise special characters."""
-        text, pens, width = self._want_text[y], self._want_pens[y], self.width
+        text = self._want_text[y]
+        pens = self._want_pens[y]
+        width = self.width
         write = set(changed)
         # Terminals disagree on the width of a cluster of several characters, so that from the first one on, neither
         # what is shown nor what a new one covers is known.
@@ -264,7 +274,8 @@ class CellGrid:
             if text[x] and not width_is_certain(text[x]):
                 write.update(range(x, min(x + 3, width)))
         for x in sorted(write):
-            cell, pen = text[x], pens[x]
+            cell = text[x]
+            pen = pens[x]
             if not cell:
                 # A second half never changes without its head, and is written with it.
                 if x - 1 in write:

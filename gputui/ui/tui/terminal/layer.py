@@ -49,7 +49,8 @@ PAINT_SECONDS: Final = 1 / 250
 
 setattr(textual.screen, "UPDATE_PERIOD", PAINT_SECONDS)  # noqa: B010 - declared Final
 
-_SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
+_SYNC_START = "\x1b[?2026h"
+_SYNC_END = "\x1b[?2026l"
 _SYNC_FROM_BYTES = 1000
 """Smaller frames arrive whole anyway; the 16 bytes around them are saved."""
 
@@ -138,7 +139,8 @@ class DisplayLayer(App[ReturnType]):
             self.post_display_hook()
 
     def _take_layout(self, update: LayoutUpdate) -> None:
-        region, grid = update.region, self._cell_grid
+        region = update.region
+        grid = self._cell_grid
         grid.resize(region.right, region.bottom)
         for y, strips in enumerate(update.strips, region.y):
             x = region.x

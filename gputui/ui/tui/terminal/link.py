@@ -90,7 +90,8 @@ class TerminalLink:
         return lag
 
     def _note_lag(self, lag: float, now: float) -> None:
-        self._lag, self._lag_at = lag, now
+        self._lag = lag
+        self._lag_at = now
 
     def _give_up(self, now: float) -> None:
         if self._has_answered and self._asked_at is not None:

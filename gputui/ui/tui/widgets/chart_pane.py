@@ -77,7 +77,8 @@ class Charts:
 
     def choose(self, names: Sequence[str], hardware: Sequence[str] = (), roles: MetricRoles = NO_ROLES) -> None:
         """Choose the charts among these metrics, of which some have ``roles``, and charts of the hardware."""
-        self._names, self._hardware = names, hardware
+        self._names = names
+        self._hardware = hardware
         self.panels = panels(names, hardware, self.view, roles)
 
     def draw(
@@ -91,10 +92,14 @@ class Charts:
     ) -> None:
         """Draw the chosen charts in a pane of this size, and update the request. The axis of ``look`` is the chosen
         one; until the answer comes, the known curves are drawn over theirs."""
-        width, height = size[0], size[1] - 1
+        width = size[0]
+        height = size[1] - 1
         if is_framed:
-            width, height = width - 2, height - 1
-        axis, self._is_framed, self._is_tab = look.view.axis, is_framed, is_focused and not look.is_compared
+            width = width - 2
+            height = height - 1
+        axis = look.view.axis
+        self._is_framed = is_framed
+        self._is_tab = is_focused and not look.is_compared
         if axis != self.request.axis:
             # A past moment before the first step has another axis than the present, to which the crosshair returns.
             self._places_on_axes[self.request.axis] = self.view.viewport, self.view.cursor
@@ -194,7 +199,10 @@ class Charts:
 
     def _settings_parts(self, look: ChartLook, width: int) -> list[Span]:
         """The settings that are not the usual ones, which charts are in sight, and what they hide."""
-        view, frame, chosen, visible = look.view, look.data.frame, self.panels.chosen, self._visible
+        view = look.view
+        frame = look.data.frame
+        chosen = self.panels.chosen
+        visible = self._visible
         parts: list[Span] = [(f"x {charts.AXIS_NAMES[view.axis]}", "dim")]
         if view.is_log_x and self.extent is not None and self.extent.kind != "log":
             parts.append(("log x: nothing above 0", "accent"))
@@ -279,7 +287,8 @@ class Charts:
 
     def sideways(self, by: int) -> None:
         """Move the crosshair to the next measured place, at least one column further; begin at the newest one."""
-        extent, view = self.extent, self.view
+        extent = self.extent
+        view = self.view
         if extent is None:
             self._say("There is no curve yet to move a crosshair along.")
             return
@@ -297,7 +306,8 @@ class Charts:
             target = next_point(bins, view.cursor, by, abs(target - view.cursor))
         self.point_at(target)
 
-    do_cursor_left, do_cursor_right = partialmethod(sideways, -1), partialmethod(sideways, 1)
+    do_cursor_left = partialmethod(sideways, -1)
+    do_cursor_right = partialmethod(sideways, 1)
 
     def point_at(self, x: float) -> None:
         """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
@@ -354,7 +364,8 @@ class Charts:
         else:
             self._move_window(lambda at, extent: at.zoomed_out(extent, cursor), WHOLE)
 
-    do_zoom_in, do_zoom_out = partialmethod(zoom, 1), partialmethod(zoom, -1)
+    do_zoom_in = partialmethod(zoom, 1)
+    do_zoom_out = partialmethod(zoom, -1)
 
     def do_zoom_all(self) -> None:
         self._move_window(lambda at, extent: Viewport(), WHOLE)
@@ -365,7 +376,8 @@ class Charts:
             why_not = WHOLE
         self._move_window(lambda at, extent: at.panned(extent, by), why_not)
 
-    do_pan_left, do_pan_right = partialmethod(_pan, -1), partialmethod(_pan, 1)
+    do_pan_left = partialmethod(_pan, -1)
+    do_pan_right = partialmethod(_pan, 1)
 
     def do_x_axis(self) -> None:
         axes = [axis for axis in AXES if axis != "epoch" or "epoch" in self._names]
@@ -379,7 +391,8 @@ class Charts:
     def _smooth(self, by: int) -> None:
         self.change(smoothing=after(SMOOTHINGS, self.view.smoothing, by))
 
-    do_smoothing_next, do_smoothing_previous = partialmethod(_smooth, 1), partialmethod(_smooth, -1)
+    do_smoothing_next = partialmethod(_smooth, 1)
+    do_smoothing_previous = partialmethod(_smooth, -1)
 
     def do_log_axis(self) -> None:
         if (key := self.focused_key) is not None:
@@ -397,7 +410,8 @@ class Charts:
                 self.change(pins=(*others, key))
 
     def do_by_rank(self) -> None:
-        panel, data = self.focus, self.look.data
+        panel = self.focus
+        data = self.look.data
         ranked = [name for name in data.names if name in data.rank_names]
         if panel is None or panel.field is not None or not ranked:
             self._say("No metric here is reported by several ranks.")
@@ -412,7 +426,10 @@ WHOLE = "The charts show the whole run; + zooms in."
 
 def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     """The place of the crosshair, what happened there, and the hardware that no chart shows; nothing without it."""
-    x, data, frame, reach = look.view.cursor, look.data, look.data.frame, look.reach
+    x = look.view.cursor
+    data = look.data
+    frame = look.data.frame
+    reach = look.reach
     if x is None:
         return []
     parts: list[Span] = [(f"│ {place_words(frame, x)}", "cursor")]
@@ -429,7 +446,8 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
         curves = (curve for curve in data.hardware if curve.field == field and curve.uuid is not None)
         values = [value for curve in curves if (value := charts.at_crosshair(curve, look)) is not None]
         if values and field not in {panel.field for panel in visible}:
-            low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+            low = f"{min(values):.0f}"
+            high = f"{max(values):.0f}"
             if low != high:
                 low = f"{low}–{high}"
             parts.append((f"{title}{low}{unit}", "text"))

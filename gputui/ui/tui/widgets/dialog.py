@@ -156,7 +156,8 @@ class Dialog(Overlay[None]):
     def _frame(self, width: int, height: int) -> list[Line]:
         """The content in a frame of ``width`` cells and at most ``height`` lines."""
         title, lines, rows, below = self.content(width - 4)
-        self.count, self._first_row = len(rows), len(lines)
+        self.count = len(rows)
+        self._first_row = len(lines)
         self.room = max(1, min(self.count, self.MOST_ROWS, height - AROUND - len(lines) - len(below)))
         self.place = min(self.place, max(0, self.count - 1))
         self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))

@@ -32,7 +32,8 @@ class LineEdit(Struct, frozen=True):
 
     def press(self, key: str) -> LineEdit | None:
         """The edit after an editing key; None for other keys."""
-        before, behind = self.text[: self.cursor], self.text[self.cursor :]
+        before = self.text[: self.cursor]
+        behind = self.text[self.cursor :]
         changed = {
             "backspace": (before[:-1], behind), "delete": (before, behind[1:]),
             "left": (before[:-1], before[-1:] + behind), "right": (before + behind[:1], behind[1:]),
@@ -52,8 +53,10 @@ class LineEdit(Struct, frozen=True):
 
     def spans(self, width: int, style: str = "input") -> list[Span]:
         """The text with its cursor in ``width`` cells, scrolled to the cursor."""
-        before, behind = self.text[: self.cursor], self.text[self.cursor :]
-        under, rest = behind[:1] or " ", behind[1:]
+        before = self.text[: self.cursor]
+        behind = self.text[self.cursor :]
+        under = behind[:1] or " "
+        rest = behind[1:]
         while before and cell_width(before) + cell_width(under) > width:
             before = before[1:]
         room = width - cell_width(before) - cell_width(under)

@@ -66,10 +66,12 @@ class ListPage(ActionScreen):
     def keep_cursor(self) -> None:
         """Keep the cursor on its row; if that is gone, move it to the `replacement`. A row that only a past moment
         does not have gets it back."""
-        ids, cursor = self.row_ids, self.table.cursor
+        ids = self.row_ids
+        cursor = self.table.cursor
         before, instead = self._before_past
         if before in ids and cursor == instead:
-            self.table, self._before_past = replace(self.table, cursor=before), (None, None)
+            self.table = replace(self.table, cursor=before)
+            self._before_past = (None, None)
         elif cursor not in ids:
             replacement = self.replacement(ids) if ids else None
             if cursor != instead or before is None:
@@ -79,7 +81,8 @@ class ListPage(ActionScreen):
 
     def scroll_to_cursor(self, room: int) -> None:
         """Scroll as little as needed to have the cursor among the ``room`` visible rows."""
-        ids, room = self.row_ids, max(1, room)
+        ids = self.row_ids
+        room = max(1, room)
         place = index_of(ids, self.table.cursor)
         top = min(self.table.top, place, max(0, len(ids) - room))
         self.table = replace(self.table, top=max(top, place - room + 1))
@@ -96,9 +99,12 @@ class ListPage(ActionScreen):
     def _step(self, rows: int = 0, pages: int = 0) -> None:
         self.move(rows + pages * max(1, self.page_rows))
 
-    do_up, do_down = partialmethod(_step, -1), partialmethod(_step, 1)
-    do_first, do_last = partialmethod(_step, -MORE_THAN_ANY), partialmethod(_step, MORE_THAN_ANY)
-    do_page_up, do_page_down = partialmethod(_step, pages=-1), partialmethod(_step, pages=1)
+    do_up = partialmethod(_step, -1)
+    do_down = partialmethod(_step, 1)
+    do_first = partialmethod(_step, -MORE_THAN_ANY)
+    do_last = partialmethod(_step, MORE_THAN_ANY)
+    do_page_up = partialmethod(_step, pages=-1)
+    do_page_down = partialmethod(_step, pages=1)
 
     def sort_by(self, order: RowOrder[Any]) -> None:
         """Sort by this order."""
@@ -141,7 +147,8 @@ class ListPage(ActionScreen):
 
     def take_key(self, event: events.Key) -> bool:
         """Choose an order by its letter, move the cursor while the filter is typed, or clear the filter."""
-        awaits, self._awaits_letter = self._awaits_letter, False
+        awaits = self._awaits_letter
+        self._awaits_letter = False
         if event.key == "escape" and (self.line is not None or self.table.cursor is None):
             self.point_at(self._before_filter)
         if self.line is not None:
@@ -177,7 +184,8 @@ class ListingPage(ListPage, Generic[Row]):
 
     def __init__(self, table: ListState) -> None:
         super().__init__()
-        self.list, self.detail = Pane(id="list"), Pane(id="detail")
+        self.list = Pane(id="list")
+        self.detail = Pane(id="detail")
         self.body = (self.list, self.detail)
         self.table = table
         self._made: tuple[Snapshot, ListState, Listing[Row]] | None = None
@@ -190,7 +198,8 @@ class ListingPage(ListPage, Generic[Row]):
     @property
     def listing(self) -> Listing[Row]:
         """The list, made anew when the snapshot, the filter or the order changed."""
-        snapshot, state = self.snapshot, replace(self.table, cursor=None, top=0)
+        snapshot = self.snapshot
+        state = replace(self.table, cursor=None, top=0)
         if self._made is None or self._made[0] is not snapshot or self._made[1] != state:
             self._made = (snapshot, state, self.make_listing())
         return self._made[2]
@@ -203,7 +212,8 @@ class ListingPage(ListPage, Generic[Row]):
     @property
     def current(self) -> Row | None:
         """The row under the cursor; None without one."""
-        listing, cursor = self.listing, self.table.cursor
+        listing = self.listing
+        cursor = self.table.cursor
         return next((row for row in listing.rows if listing.key(row) == cursor), None)
 
     def replacement(self, ids: Sequence[Any]) -> Any:
@@ -271,8 +281,10 @@ class ListingPage(ListPage, Generic[Row]):
     def list_lines(self, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines, with the cursor in sight."""
         self.keep_cursor()
-        rows, inner = height - is_boxed(*self.app.size), self.inner_width(width)
-        ids, listing = self.row_ids, self.listing
+        rows = height - is_boxed(*self.app.size)
+        inner = self.inner_width(width)
+        ids = self.row_ids
+        listing = self.listing
         self._place = index_of(ids, self.table.cursor)
         self.table = listing.scrolled(self.table, rows)
         self.page_rows = rows - listing.head_lines - 1

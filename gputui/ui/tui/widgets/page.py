@@ -132,7 +132,8 @@ class ActionScreen(Screen[None]):
 
     def context(self) -> Context:
         """The context that decides which actions are possible."""
-        app, past = self.shell, self.snapshot.past
+        app = self.shell
+        past = self.snapshot.past
         past_at = None
         if past is not None:
             past_at = dated_clock(self.snapshot.at, past.now)
@@ -282,7 +283,8 @@ class ActionScreen(Screen[None]):
         self.changed()
 
     def on_screen_resume(self) -> None:
-        opened_with, self._opened_with = self._opened_with, None
+        opened_with = self._opened_with
+        self._opened_with = None
         if opened_with == (id(self.snapshot), self.app.size):
             self.shell.request_data(self)
         else:

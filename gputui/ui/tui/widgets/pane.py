@@ -146,7 +146,8 @@ class SlowPane(Pane):
     ) -> None:
         """Show the lines of ``drawing`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
         changed and `REDRAW_SECONDS` have passed."""
-        now, snapshot = time.monotonic(), cast("Shell", self.app).snapshot
+        now = time.monotonic()
+        snapshot = cast("Shell", self.app).snapshot
         if snapshot.past is not None:
             shape = (shape, snapshot.at)
         self.set_height(height)
@@ -154,7 +155,9 @@ class SlowPane(Pane):
         is_due = shape != self._shape or (not is_same and now - self._drawn_at >= REDRAW_SECONDS)
         self.is_behind = not is_same and not is_due
         if is_due:
-            self._shape, self._data, self._drawn_at = shape, data, now
+            self._shape = shape
+            self._data = data
+            self._drawn_at = now
             self.draw(drawing, height=height)
 
     def clear(self) -> None:

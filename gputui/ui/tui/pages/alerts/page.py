@@ -21,7 +21,8 @@ from gputui.ui.tui.widgets.page import Copyable
 from gputui.ui.views.snapshot import Interest, Moment, Snapshot
 from gputui.ui.views.words import SIGNS, dated_clock
 
-DETAIL_LEAST, DETAIL_MOST = 4, 8
+DETAIL_LEAST = 4
+DETAIL_MOST = 8
 
 
 class AlertsScreen(ListingPage[AlertView]):
@@ -38,17 +39,21 @@ class AlertsScreen(ListingPage[AlertView]):
 
     def make_listing(self) -> Listing[AlertView]:
         """Active alerts in the chosen order, by severity the new ones first; then resolved ones."""
-        alerts, order, now = self.snapshot.alerts, self.table.order, self.snapshot.at
+        alerts = self.snapshot.alerts
+        order = self.table.order
+        now = self.snapshot.at
         active = matching(alerts.last, self.table.filter_text, _searched)
         active.sort(key=lambda alert: (-alert.raised_at, -alert.alert_id))
         if order == "severity":
             active.sort(key=lambda alert: (not alert.is_news(now), SEVEREST_FIRST.index(alert.severity)))
         resolved = matching(alerts.over, self.table.filter_text, _searched)
-        sections, empty = {"": active, "RESOLVED": resolved}, "No active alerts."
+        sections = {"": active, "RESOLVED": resolved}
+        empty = "No active alerts."
         return Listing("ALERTS", _columns(self.snapshot), sections, lambda alert: alert.alert_id, empty=empty)
 
     def summary(self) -> list[Span]:
-        active, now = self.snapshot.alerts.last, self.snapshot.at
+        active = self.snapshot.alerts.last
+        now = self.snapshot.at
         return [(f" · {len(active)} active, {sum(alert.is_news(now) for alert in active)} new", "text")]
 
     def foot(self, width: int, height: int) -> list[Line]:

@@ -195,9 +195,11 @@ def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None,
             continue
         if is_more_better(metric):
             if best is None or stretch.high > best:
-                best, place = stretch.high, stretch
+                best = stretch.high
+                place = stretch
         elif best is None or stretch.low < best:
-            best, place = stretch.low, stretch
+            best = stretch.low
+            place = stretch
     if place is None:
         return None, None, True
     if best == place.first:
@@ -206,7 +208,8 @@ def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None,
 
 
 def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> list[ComparedRun]:
-    sort, is_reversed = comparison.sort, comparison.is_reversed
+    sort = comparison.sort
+    is_reversed = comparison.is_reversed
     if sort == "chosen":
         if is_reversed:
             return runs[::-1]
@@ -269,7 +272,8 @@ def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Lis
     """A row per run, under a heading for each value of the grouping parameter."""
     sections: dict[str, Sequence[ComparedRun]] = {}
     for value, group_runs in groupby(runs, lambda run: run.params.get(group or "")):
-        members, heading = list(group_runs), ""
+        members = list(group_runs)
+        heading = ""
         if value is not None:
             best = best_of(members, metric)
             measured = "nothing measured" if best is None else f"best {metric_words(metric, best)}"

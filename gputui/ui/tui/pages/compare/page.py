@@ -88,14 +88,17 @@ class CompareScreen(ListingPage[ComparedRun]):
         return next((tuple(run.params) for run in self.listing.rows), ())
 
     def summary(self) -> list[Span]:
-        runs, metric = count_of(len(self.comparison.run_ids), "run"), metric_heading(self.charts.focused_key or "–")
+        runs = count_of(len(self.comparison.run_ids), "run")
+        metric = metric_heading(self.charts.focused_key or "–")
         return [(f" · {runs} · {metric}", "text"), *((f" · {note}", "accent") for note in self.comparison.notes)]
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        body, charts = max(0, height - 1 - self.draw_frame(width)), self.charts
-        data, run_ids = self._data, self.comparison.run_ids
+        body = max(0, height - 1 - self.draw_frame(width))
+        charts = self.charts
+        data = self._data
+        run_ids = self.comparison.run_ids
         by_id = {row.run.run_id: row.run for row in self.snapshot.runs if row.run.run_id in run_ids}
         if by_id and not self._has_colours:
             self._has_colours = True
@@ -123,7 +126,8 @@ class CompareScreen(ListingPage[ComparedRun]):
 
     def do_hide(self) -> None:
         if (run := self.run_in_question) is not None:
-            before, self.comparison = self.comparison, self.comparison.toggle(run.run_id)
+            before = self.comparison
+            self.comparison = self.comparison.toggle(run.run_id)
             if self.comparison == before:
                 self.shell.say(f"{MOST_CURVES} curves is the limit: there are no more colours; hide one first.")
 
@@ -150,7 +154,8 @@ class CompareScreen(ListingPage[ComparedRun]):
         if run is None or not others:
             self.shell.say("There is no other run to compare its code with.")
             return
-        runs, run_id = self.shell.workspace.runs, run.run_id
+        runs = self.shell.workspace.runs
+        run_id = run.run_id
 
         def work() -> str | tuple[str, ...]:
             from gputui.runs.code_diff import CodeUnknownError, run_code_diff
@@ -184,7 +189,8 @@ class CompareScreen(ListingPage[ComparedRun]):
         if (key := self.charts.focused_key) is not None:
             self.charts.change(focus=after(self.charts.keys, key, by))
 
-    do_metric_next, do_metric_previous = partialmethod(_turn_metric, 1), partialmethod(_turn_metric, -1)
+    do_metric_next = partialmethod(_turn_metric, 1)
+    do_metric_previous = partialmethod(_turn_metric, -1)
 
     # --- the filter of the charts
 

@@ -64,7 +64,8 @@ class GpuScreen(ActionScreen):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        gpu, snapshot = self.gpu_in_question, self.snapshot
+        gpu = self.gpu_in_question
+        snapshot = self.snapshot
         room = height - 1 - self.draw_frame(width)
         title: list[Span] = [(" GPU", "title")]
         if gpu is None:
@@ -79,7 +80,9 @@ class GpuScreen(ActionScreen):
         self.lines.show(lines, height=room)
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
-        row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
+        row = gpu_row(self.snapshot, gpu)
+        now = self.snapshot.at
+        page = self._page
         charts: Sequence[Line] = ()
         if page is not None:
             charts = chart_lines(gpu, page, width, 14, across=2)
@@ -89,11 +92,15 @@ class GpuScreen(ActionScreen):
 
     def _wide(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         """The facts in frames at the left, the charts at the right."""
-        row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
+        row = gpu_row(self.snapshot, gpu)
+        now = self.snapshot.at
+        page = self._page
         facts_width = min(FACTS_WIDTH, width * 8 // 15)
-        inner, charts_width = facts_width - 2, width - facts_width - 2
+        inner = facts_width - 2
+        charts_width = width - facts_width - 2
         facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner, keys=self.shell.keys)]
-        processes, reports = self._processes(gpu, inner), report_lines(page, now, inner)
+        processes = self._processes(gpu, inner)
+        reports = report_lines(page, now, inner)
         # The last panel has the rows that are left.
         reports = fill_height(reports, inner, max(len(reports), room - len(facts) - len(processes) - 3))
         panels = [line for panel in (facts, processes, reports) for line in box(panel, facts_width)]
@@ -155,12 +162,14 @@ class GpuScreen(ActionScreen):
         if uuids:
             self.turn_to(after(uuids, self.uuid, by))
 
-    do_gpu_next, do_gpu_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
+    do_gpu_next = partialmethod(_turn, 1)
+    do_gpu_previous = partialmethod(_turn, -1)
 
     def turn_to(self, uuid: str) -> None:
         """Show another GPU."""
         if uuid != self.uuid:
-            self.uuid, self.top = uuid, 0
+            self.uuid = uuid
+            self.top = 0
             self.changed()
 
     def _step_span(self, by: int) -> None:
@@ -168,21 +177,25 @@ class GpuScreen(ActionScreen):
         self.span_seconds = GPU_SPANS_SECONDS[min(max(place, 0), len(GPU_SPANS_SECONDS) - 1)]
         self.changed()
 
-    do_span_longer, do_span_shorter = partialmethod(_step_span, 1), partialmethod(_step_span, -1)
+    do_span_longer = partialmethod(_step_span, 1)
+    do_span_shorter = partialmethod(_step_span, -1)
 
     def _scroll(self, lines: int = 0, pages: int = 0) -> None:
         self.top += lines + pages * max(1, self.lines.size.height - 2)
         self.changed()
 
-    do_up, do_down = partialmethod(_scroll, -1), partialmethod(_scroll, 1)
-    do_page_up, do_page_down = partialmethod(_scroll, pages=-1), partialmethod(_scroll, pages=1)
+    do_up = partialmethod(_scroll, -1)
+    do_down = partialmethod(_scroll, 1)
+    do_page_up = partialmethod(_scroll, pages=-1)
+    do_page_down = partialmethod(_scroll, pages=1)
 
 
 LABEL_WIDTH = 13
 COLUMN_LEAST = 29
 """Least cells of a column of names and values."""
 
-GAUGE_MOST, GAUGE_WORDS = 40, 26
+GAUGE_MOST = 40
+GAUGE_WORDS = 26
 """Most cells of a bar, and cells of the text behind it."""
 
 CHART_LEAST = 5
@@ -214,7 +227,8 @@ def fact_lines(
     down = -(-len(values) // across)
     cells = [fit_line([fact.name, fact[1:]], width // across) for fact in values]
     table = [[span for cell in cells[number::down] for span in cell] for number in range(down)]
-    states, facts = _states(row, page, now, keys), [*_memory_errors(row.gpu), *_identity(row.gpu)]
+    states = _states(row, page, now, keys)
+    facts = [*_memory_errors(row.gpu), *_identity(row.gpu)]
     return [
         *(line for fact in states for line in paragraph(fact.name, fact.text, fact.style, width)),
         *_gauges(row.gpu, width),
@@ -245,7 +259,8 @@ def _states(row: GpuRow, page: GpuPage | None, now: float, keys: Keys) -> list[F
 
 def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     """The run on the GPU, for how long, and its progress there."""
-    gpu, rank = row.gpu, row.rank
+    gpu = row.gpu
+    rank = row.rank
     if gpu.run_id is None:
         processes = "no list of processes"
         if gpu.processes is not None:
@@ -285,7 +300,8 @@ def _progress(rank: RankRow) -> str:
 
 def _gauges(gpu: GpuView, width: int) -> list[Line]:
     """Utilisation, memory, temperature and power as bars of their limits."""
-    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    used = gpu.memory_used_bytes
+    total = gpu.memory_total_bytes
     slowdown = gpu.facts.get("temperature_slowdown_celsius")
     heat = celsius(gpu.temperature_celsius)
     if slowdown is not None:
@@ -323,7 +339,8 @@ def _style(gpu: GpuView) -> str:
 
 def _values(gpu: GpuView) -> list[Fact]:
     """The known values."""
-    facts, slow = gpu.facts, gpu.slow
+    facts = gpu.facts
+    slow = gpu.slow
     free = None
     if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None:
         # A driver that does not report reserved memory counts it as used.
@@ -369,11 +386,13 @@ def _other_limit(gpu: GpuView, name: str) -> str:
 
 
 def _memory_errors(gpu: GpuView) -> list[Fact]:
-    corrected, uncorrected = gpu.slow.get("ecc_corrected"), gpu.slow.get("ecc_uncorrected")
+    corrected = gpu.slow.get("ecc_corrected")
+    uncorrected = gpu.slow.get("ecc_uncorrected")
     if corrected is None and uncorrected is None:
         return []
     text = f"{count(corrected)} corrected, {count(uncorrected)} uncorrected"
-    pending, failed = gpu.slow.get("row_remap_pending"), gpu.slow.get("row_remap_failed")
+    pending = gpu.slow.get("row_remap_pending")
+    failed = gpu.slow.get("row_remap_failed")
     style = "text"
     if failed:
         text += "; a row remap failed"
@@ -411,7 +430,8 @@ def pcie_words(gpu: GpuView) -> str:
         return UNKNOWN
     parts = []
     for name, form in (("generation", "gen {}"), ("width", "{} lanes")):
-        value, most = gpu.slow.get(f"pcie_{name}"), gpu.facts.get(f"pcie_{name}_max")
+        value = gpu.slow.get(f"pcie_{name}")
+        most = gpu.facts.get(f"pcie_{name}_max")
         if value is None:
             number = UNKNOWN
         elif most is None or value == most:
@@ -450,7 +470,8 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
 
 def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across: int) -> list[Line]:
     """Charts of utilisation, memory, power and temperature, ``across`` side by side."""
-    history, down = page.history, 4 // across
+    history = page.history
+    down = 4 // across
     if history is None:
         sentence = f"  No sample in the last {duration(page.span_seconds)}."
         return [fit_line([(sentence, "dim")], width)]
@@ -462,7 +483,8 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     heat = [curve(history.temperature_celsius, "heat", "temperature °C", "●")]
     if newest(page.memory_temperatures) is not None:
         heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
-    limit, power = gpu.power_limit_watts, history.power_watts
+    limit = gpu.power_limit_watts
+    power = history.power_watts
     highest = max((value for value in [limit, *power] if value is not None), default=0.0)
     size, unit = (1000.0, "kW") if highest >= 1000.0 else (1.0, "W")
     in_unit = [value and value / size for value in power]

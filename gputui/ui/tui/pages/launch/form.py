@@ -35,7 +35,9 @@ MAX_PRIORITY = 1000
 
 HIDDEN = "••••••••"
 
-RUN_GROUP, TRAINING_GROUP, OTHER_GROUP = "WHERE AND WHAT", "TRAINING", "MORE"
+RUN_GROUP = "WHERE AND WHAT"
+TRAINING_GROUP = "TRAINING"
+OTHER_GROUP = "MORE"
 _GROUPS = {
     "DATA AND MODEL": "task data data_dir data_path dataset data_column train_file val_file model "
     "model_name weights pretrained checkpoint tokenizer context block_size seq_len max_length "
@@ -192,7 +194,8 @@ class Form(Struct, frozen=True):
         """The form with the next choice in a field, or folded or unfolded."""
         if field.key == MORE:
             return replace(self, is_open=by > 0)
-        choices, text = field.choices, field.edit.text
+        choices = field.choices
+        text = field.edit.text
         if not choices:
             return self
         choice = after(choices, text, by) if text in choices else choices[0]

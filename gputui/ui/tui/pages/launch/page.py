@@ -63,7 +63,8 @@ class LaunchScreen(ListingPage[Field]):
         self._room = view.FormRoom(0)
 
     def on_mount(self) -> None:
-        workspace, prefill = self.shell.workspace, self._prefill
+        workspace = self.shell.workspace
+        prefill = self._prefill
 
         def read() -> tuple[ProfileEntry | str | None, tuple[str, ...]]:
             from gputui.profiles.init.typed_command import DraftError
@@ -107,7 +108,9 @@ class LaunchScreen(ListingPage[Field]):
         return [(f" {clean(entry.name)}", "accent"), (f" · {about}", "dim")]
 
     def draw(self, width: int, height: int) -> None:
-        rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
+        rows = height - 1 - self.draw_frame(width)
+        inner = self.inner_width(width)
+        plan = self.plan
         frame = int(inner < width)
         self.show_head(width)
         command = self.framed(view.command_lines(plan, inner, max(2, rows // 5)), width)
@@ -115,7 +118,8 @@ class LaunchScreen(ListingPage[Field]):
         # The fields have their lines first; the checks have the rest.
         most = room - max(5, rows // 4)
         for has_headings, is_whole in ((True, True), (True, False), (False, False)):
-            self._made, self._room = None, view.FormRoom(width, has_headings, is_whole)
+            self._made = None
+            self._room = view.FormRoom(width, has_headings, is_whole)
             needed = len(self.listing.items) + 1 + frame
             if needed + SPARE * is_whole <= most:
                 break
@@ -134,7 +138,8 @@ class LaunchScreen(ListingPage[Field]):
 
     def _take_profile(self, result: tuple[ProfileEntry | str | None, tuple[str, ...]]) -> None:
         """Make the form of the profile; leave the page if that cannot be launched."""
-        prefill, (entry, targets) = self._prefill, result
+        prefill = self._prefill
+        entry, targets = result
         if entry is None or isinstance(entry, str):
             # Another profile in its place would launch something else.
             self.pop_until_active()
@@ -166,7 +171,9 @@ class LaunchScreen(ListingPage[Field]):
         return max(runs, key=lambda run: run.sequence, default=None)
 
     def _change(self, form: Form) -> None:
-        before, self.form, self._made = self.form, form, None
+        before = self.form
+        self.form = form
+        self._made = None
         if form.entry is not before.entry or form.fields is not before.fields:
             self._is_eager = False
             self._make_plan()
@@ -243,18 +250,21 @@ class LaunchScreen(ListingPage[Field]):
             self._is_fresh = True
             self._change(self.form.turn(self.current, by))
 
-    do_value_next, do_value_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
+    do_value_next = partialmethod(_turn, 1)
+    do_value_previous = partialmethod(_turn, -1)
 
     def point_at(self, row: Hashable) -> None:
         super().point_at(row)
-        self._is_fresh, self._made = True, None
+        self._is_fresh = True
+        self._made = None
 
     def _move(self, by: int) -> None:
         """Move the cursor, from the last field to the first."""
         if ids := self.row_ids:
             self.point_at(ids[(ids.index(self.table.cursor) + by) % len(ids)])
 
-    do_field_next, do_field_previous = partialmethod(_move, 1), partialmethod(_move, -1)
+    do_field_next = partialmethod(_move, 1)
+    do_field_previous = partialmethod(_move, -1)
 
     def do_choose_gpus(self) -> None:
         if not self.form.fields:
@@ -284,7 +294,9 @@ class LaunchScreen(ListingPage[Field]):
         self.app.push_screen(SheetScreen("What would be started", lines))
 
     def do_ask_target(self) -> None:
-        form, name, workspace = self.form, self.form.target, self.shell.workspace
+        form = self.form
+        name = self.form.target
+        workspace = self.shell.workspace
         if name is None:
             self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
             return
@@ -309,7 +321,8 @@ class LaunchScreen(ListingPage[Field]):
             self._is_eager = True
             self.shell.say("Launching as soon as the checks are through…")
             return
-        spec, workspace = plan.spec, self.shell.workspace
+        spec = plan.spec
+        workspace = self.shell.workspace
         name = self.form.text(NAME).strip() or None
         self.app.pop_screen()
         if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
@@ -349,7 +362,8 @@ def profile_rows(workspace: Workspace, cwd: Path, snapshot: Snapshot) -> list[Pr
 def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> ProfileRow:
     keys = (str(entry.path.resolve()), entry.name)
     at = max((used[key] for key in keys if key in used), default=None)
-    profile, name = entry.profile, clean(entry.name)
+    profile = entry.profile
+    name = clean(entry.name)
     if profile is None:
         problem = (str(entry.error).splitlines() or ["cannot be read"])[0]
         return ProfileRow(entry.path, name, "", "", at, clean(f"broken: {problem}"))
@@ -357,7 +371,8 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> Prof
     count = selection.count or len(selection.devices)
     gpus = count_of(count, "GPU") if count else "CPU"
     if selection.is_all:
-        count, gpus = 1, "all GPUs"
+        count = 1
+        gpus = "all GPUs"
     description = clean(profile.description)
     if count > gpu_count:
         missing = f"needs {gpus}, this machine has {gpu_count}"
@@ -382,7 +397,9 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
     """The list of profiles; the chosen one opens the launch form."""
 
     SCOPE: ClassVar[Scope] = "profiles"
-    TITLE, WHAT, VERB = "Launch", "profile", "choose"
+    TITLE = "Launch"
+    WHAT = "profile"
+    VERB = "choose"
     PATH_NOTE = "or type a command; tab completes"
     SUFFIXES = (".yaml", ".yml", ".py")
 

@@ -109,7 +109,8 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     from gputui.profiles.preflight import survey_target
     from gputui.profiles.targets import TargetNotFoundError, find_target
 
-    profile, targets = None, {}
+    profile = None
+    targets = {}
     if form.entry is not None and form.entry.profile is not None:
         profile = form.entry.profile
         targets = profile.form.targets

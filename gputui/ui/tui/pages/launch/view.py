@@ -23,7 +23,8 @@ _ALL_OF_IT = " … ^d shows all"
 
 # Columns of the form, in cells.
 _LABEL_MOST = 24
-_VALUE_WIDTH, _VALUE_WIDTH_WIDE = 18, 30
+_VALUE_WIDTH = 18
+_VALUE_WIDTH_WIDE = 30
 WHOLE_HINTS = 100
 """From this width on hints fit behind the values."""
 
@@ -49,7 +50,8 @@ def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool)
     value_width = _VALUE_WIDTH if room.width < WHOLE_HINTS else _VALUE_WIDTH_WIDE
 
     def value(field: Field, width: int) -> list[Span]:
-        is_current, text = field.key == key, field.edit.text
+        is_current = field.key == key
+        text = field.edit.text
         if is_current and field.key != MORE and not (text and is_fresh):
             return field.edit.spans(width)
         style = "text"

@@ -10,7 +10,10 @@ from gputui.ui.tui.layout.columns import is_boxed
 HEIGHT_OF_EVENTS = 16
 """Least height of a page that always shows events."""
 
-RUNS_IN_SIGHT, RUNS_BESIDE_CHARTS, FEW_EVENTS, SOME_EVENTS = 4, 6, 4, 8
+RUNS_IN_SIGHT = 4
+RUNS_BESIDE_CHARTS = 6
+FEW_EVENTS = 4
+SOME_EVENTS = 8
 """Runs and events that stay in sight before there are charts, and events before these become higher."""
 
 LEAST_EVENTS = 2
@@ -19,7 +22,9 @@ LEAST_EVENTS = 2
 FEW_PROCESSES = 2
 """Processes that stay in sight, where others than those of runs hold a GPU."""
 
-CHARTS_LEAST, CHARTS_MOST, CHARTS_SHARE = 5, 11, 3
+CHARTS_LEAST = 5
+CHARTS_MOST = 11
+CHARTS_SHARE = 3
 """Lines of the charts: the least, and the most on a low page; on a high one they take up to a third."""
 
 BESIDE_WIDTH = 150
@@ -61,9 +66,11 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
     """
     if is_framed is None:
         is_framed = is_boxed(width, height + 2)
-    frame, few_events = 1, LEAST_EVENTS
+    frame = 1
+    few_events = LEAST_EVENTS
     if is_framed:
-        frame, few_events = 2, FEW_EVENTS
+        frame = 2
+        few_events = FEW_EVENTS
     # As without what passes, so that no panel moves for it but the events.
     whole = height + passing
     runs = frame + max(1, needs.runs)
@@ -100,7 +107,8 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
     listed = max(1, needs.events)
     some = min(SOME_EVENTS, listed)
     if is_beside:
-        listed, some = max(listed, 1 + needs.processes), max(some, 1 + needs.processes)
+        listed = max(listed, 1 + needs.processes)
+        some = max(some, 1 + needs.processes)
     if charts:
         charts = _higher(charts, CHARTS_MOST, rest - processes - some)
     if processes:

@@ -19,13 +19,15 @@ from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
 from gputui.ui.views.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.views.words import is_hot
 
-CHART_WIDTH, CHART_HEIGHT = 15, 2
+CHART_WIDTH = 15
+CHART_HEIGHT = 2
 """Least cells of a chart, for its heading in a frame, and its least lines."""
 
 ALL_FIGURES = 4
 """The figures of a whole heading: name, utilisation, memory and temperature."""
 
-_WIDEST_UTILIZATION, _WIDEST_TEMPERATURE = len(" 100%"), len(" 99°")
+_WIDEST_UTILIZATION = len(" 100%")
+_WIDEST_TEMPERATURE = len(" 99°")
 
 BOXED_FROM = 4
 """Least lines of a chart with a frame."""
@@ -49,7 +51,8 @@ class Charted(NamedTuple):
 
     @classmethod
     def of_gpu(cls, gpu: GpuView, history: GpuHistory | None) -> Charted:
-        utilizations, memories = None, None
+        utilizations = None
+        memories = None
         if history is not None:
             utilizations = history.utilization_percent
             memories = shares(history.memory_used_bytes, gpu.memory_total_bytes)
@@ -137,8 +140,10 @@ class GpuCharts:
         with_all = [Charted.of_all(gpus, charted), *charted]
         across_with_all = -(-len(with_all) // down)
         if len(gpus) > 1 and across_with_all <= most and _figures_in_all(with_all, width, across_with_all) >= figures:
-            charted, across = with_all, across_with_all
-        widths, heights = _shared(width, across), _shared(height, down)
+            charted = with_all
+            across = across_with_all
+        widths = _shared(width, across)
+        heights = _shared(height, down)
         sizes = [(columns, rows) for rows in heights for columns in widths]
         drawn_for = (width, height, [gpu.uuid for gpu in gpus], histories)
         if drawn_for != self._drawn_for:

@@ -24,7 +24,9 @@ has its day."""
 _SIGNS = "▸ ✗ "
 """The cursor, the sign of the severity, and the blanks around the time between them."""
 
-_TIME, _DATED_TIME, _GAP = len("03:11:54"), len("Fri 03:11"), "  "
+_TIME = len("03:11:54")
+_DATED_TIME = len("Fri 03:11")
+_GAP = "  "
 
 
 class EventRow(NamedTuple):
@@ -37,7 +39,8 @@ class EventRow(NamedTuple):
 
 def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None = None) -> list[Line]:
     """A heading and the newest events; with a cursor, those around the event of that id."""
-    events, now = snapshot.events, snapshot.at
+    events = snapshot.events
+    now = snapshot.at
     rows = event_rows(snapshot, width, height, cursor)
     numbers = [number for number, event in enumerate(events, 1) if any(row.event is event for row in rows)]
     note = ""
@@ -77,7 +80,8 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
     messages keep their begin and their end, which says how a run goes on."""
     rows: list[EventRow] = []
     now = snapshot.at
-    place, day = None, day_name(now)
+    place = None
+    day = day_name(now)
     room = width - len(_SIGNS) - _name_width(snapshot) - len(_GAP)
     for event in snapshot.events:
         if day_name(event.at) != day and height >= NAMED_DAYS:
@@ -91,7 +95,8 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
         else:
             parts = (clip_middle(message, max(1, room - _DATED_TIME)),)
         rows += [EventRow(part, event, not number) for number, part in enumerate(parts)]
-    below, end = max(0, height - 1), len(rows)
+    below = max(0, height - 1)
+    end = len(rows)
     if place is not None:
         end = min(end, max(below, place + below // 2 + 1))
     visible = rows[max(0, end - below) : end]

@@ -44,7 +44,8 @@ def load_style(kind: str, percent: float) -> str:
     return f"{kind}.{sum(percent >= step for step in LOAD_STEPS[kind])}"
 
 
-WHO_LEAST, WHO_MOST = 18, 60
+WHO_LEAST = 18
+WHO_MOST = 60
 """Cells of the column that says whose a GPU is."""
 
 
@@ -87,7 +88,8 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
 
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
-    used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
+    used = row.gpu.memory_used_bytes
+    total = row.gpu.memory_total_bytes
     if used is None:
         return _dash(3)
     if not total:
@@ -122,7 +124,8 @@ def _temperature(row: GpuRow, width: int) -> list[Span]:
 
 
 def _power(row: GpuRow, width: int) -> list[Span]:
-    value, limit = row.gpu.power_watts, row.gpu.power_limit_watts
+    value = row.gpu.power_watts
+    limit = row.gpu.power_limit_watts
     if value is None:
         return _dash(width)
     if limit is None:

@@ -50,7 +50,8 @@ class GpuGrid(NamedTuple):
 
     def index_at(self, x: int, y: int, width: int) -> int:
         """The index of the GPU in a cell of the panel of ``width`` cells; -1 beside the rows."""
-        row, column = y - HEAD_ROWS, x * self.across // max(1, width)
+        row = y - HEAD_ROWS
+        column = x * self.across // max(1, width)
         if 0 <= row < self.down:
             return self.top + column * self.down + row
         return -1
@@ -63,7 +64,8 @@ def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str 
     room = max(1, height - HEAD_ROWS - _has_host(count, height))
     across = 2 if count > room and width >= 2 * SHORT_ROW_WIDTH else 1
     down = min(room, -(-count // across))
-    visible, index = across * down, index_of(uuids, cursor, top)
+    visible = across * down
+    index = index_of(uuids, cursor, top)
     top = max(min(top, index), index - visible + 1)
     return GpuGrid(across, down, max(0, min(top, count - visible)))
 
@@ -94,7 +96,8 @@ def gpu_panel(
             last = grid.top + grid.across * grid.down
             figures.insert(0, [(f"{grid.top + 1}–{last} of {len(snapshot.gpus)}", "warn")])
     else:
-        rows, figures = no_gpu_lines(snapshot, inner), []
+        rows = no_gpu_lines(snapshot, inner)
+        figures = []
     has_host = is_framed or _has_host(len(snapshot.gpus), height)
     lines = [rule("GPUS", inner, figures=figures), *rows[: max(0, height - 1 - has_host)]]
     if not has_host:
@@ -129,7 +132,8 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> 
 
 
 def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
-    gpu, failed = row.gpu, row.quarantined
+    gpu = row.gpu
+    failed = row.quarantined
     style = "stale" if gpu.state == "stale" else None
     if gpu.state == "lost":
         line = fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1)

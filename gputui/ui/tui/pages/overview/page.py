@@ -27,7 +27,9 @@ from gputui.ui.views.snapshot import RunRow
 DEMO_LINE_HEIGHT = 20
 """Least height of a page with the demo's hint."""
 
-FOLDED_LEAST, FOLDED_MOST, FOLDED_SHARE = 7, 13, 3
+FOLDED_LEAST = 7
+FOLDED_MOST = 13
+FOLDED_SHARE = 3
 """Lines of the charts in place of the GPUs' rows, and the share (1/n) of the page that they take."""
 
 
@@ -102,7 +104,8 @@ class OverviewScreen(OverviewCursor):
         return gpu_height(self.snapshot, width - 2 * is_boxed(width, height), most)
 
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
-        snapshot, focus = self.snapshot, self.focus_at
+        snapshot = self.snapshot
+        focus = self.focus_at
         if self.is_folded and snapshot.gpus:
             totals = rule("GPUS", width, figures=gpu_figures(snapshot))
             self.gpus.draw(lambda: [totals, *self._charts.lines(snapshot, width, height - 1)], height=height)
@@ -120,16 +123,21 @@ class OverviewScreen(OverviewCursor):
         snapshot = self.snapshot
         styles = self.lower.styles
         process_width = width if rows.processes else 0
-        event_width, height, layout = width, rows.events + rows.processes, "vertical"
+        event_width = width
+        height = rows.events + rows.processes
+        layout = "vertical"
         if rows.is_beside:
             process_width = width // 2
-            event_width, height, layout = width - process_width, rows.events, "horizontal"
+            event_width = width - process_width
+            height = rows.events
+            layout = "horizontal"
         if rows.is_beside != self._is_beside:
             # Textual lays out again even for the same layout.
             self._is_beside = rows.is_beside
             styles.layout = layout
         styles.height = height
-        self.processes.styles.width, self.events.styles.width = process_width, event_width
+        self.processes.styles.width = process_width
+        self.events.styles.width = event_width
         processes = partial(process_panel, snapshot)
         events = partial(events_panel, snapshot, cursor=self._current_event)
         has_frame = is_framed and rows.events > 2
@@ -159,8 +167,11 @@ class OverviewScreen(OverviewCursor):
         if event.widget is self.alerts:
             self.shell.perform("alerts")
             return
-        snapshot, width, top = self.snapshot, self.app.size.width, self.table.top
-        entries, gpus = self.entries, snapshot.gpus
+        snapshot = self.snapshot
+        width = self.app.size.width
+        top = self.table.top
+        entries = self.entries
+        gpus = snapshot.gpus
         if event.widget is self.gpus and not self.is_folded:
             index = self._grid.index_at(event.x, event.y, width)
             if not 0 <= index < len(gpus):
@@ -193,7 +204,8 @@ class OverviewScreen(OverviewCursor):
 
     def do_open(self) -> None:
         """Open the page of the GPU, run or study under the cursor."""
-        run, study_id = self.run_in_question, self.study_in_question
+        run = self.run_in_question
+        study_id = self.study_in_question
         if study_id is not None:
             self.shell.open_study(study_id)
         elif self.focus_at.section == "gpus" or run is None:

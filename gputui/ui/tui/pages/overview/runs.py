@@ -155,7 +155,8 @@ def _is_training(row: RunRow) -> bool:
 def _idle_row(placed: Placed[_TableRow], row: _TableRow, width: int) -> Line:
     """A run that does not train now: its first columns, then its status line in the room of the others. What matters of
     a failed one is the reason, which begins behind its state."""
-    run, progress = row.run, row.progress
+    run = row.run
+    progress = row.progress
     labels = _queue_words(row)
     last_heads: tuple[str, ...] = ("STATE",)
     if run.shown_state in ("succeeded", "ending", "stopping", "stopped") and progress.step is not None:
@@ -186,9 +187,11 @@ def _idle_row(placed: Placed[_TableRow], row: _TableRow, width: int) -> Line:
 def _study_row(placed: Placed[_TableRow], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     """A study: how far it is and its best value, or how its trials ended."""
     study = entry.study
-    glyph, style = "◇", "dim"
+    glyph = "◇"
+    style = "dim"
     if study is not None:
-        glyph, style = "◆", STUDY_SIGNS[study.state].style
+        glyph = "◆"
+        style = STUDY_SIGNS[study.state].style
     cells: dict[str, list[Span]] = {
         "": [*_pointer(entry_id(entry), state), (glyph, style)],
         "RUN": [(clean(entry.study_id), "text")],
@@ -301,7 +304,8 @@ def _step(row: _TableRow, width: int) -> list[Span]:
     progress = row.progress
     if progress.step is None:
         return []
-    step, is_over = count(progress.step), row.run.state.is_over
+    step = count(progress.step)
+    is_over = row.run.state.is_over
     totals: list[str] = []
     if progress.total_steps and not is_over:
         totals = [f"/{count(progress.total_steps)}", f"/{short_number(progress.total_steps)}"]
@@ -399,13 +403,15 @@ def _run_time(row: _TableRow, width: int) -> list[Span]:
 
 
 def _labels(row: _TableRow, width: int) -> list[Span]:
-    tags, note = tag_words(row.run), clean(row.run.note or "")
+    tags = tag_words(row.run)
+    note = clean(row.run.note or "")
     if tags:
         note = f" {note}"
     return [(tags, "label"), (note, "dim")]
 
 
-_LEAST_NAME, _GAP_OF_NAME = 13, 1
+_LEAST_NAME = 13
+_GAP_OF_NAME = 1
 
 _FITTED = ("GPUS", "LOST", "PROFILE")
 """The columns that only runs which are not over have, and whose cells differ in length."""

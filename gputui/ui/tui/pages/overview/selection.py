@@ -50,7 +50,8 @@ class OverviewCursor(ListPage):
     def entries(self) -> list[Entry]:
         """The filtered and sorted runs. Without a filter, studies stand for their trials; with one, they are above
         them."""
-        snapshot, table = self.snapshot, self.table
+        snapshot = self.snapshot
+        table = self.table
         if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
             entries = with_studies(order_named(ORDERS, table.order).sorted(snapshot.runs), snapshot.studies)
             if table.filter_text:
@@ -141,7 +142,8 @@ class OverviewCursor(ListPage):
             self.point_at(self._awaited)
             self._awaited = None
         super().keep_cursor()
-        snapshot, focus = self.snapshot, self.focus_at
+        snapshot = self.snapshot
+        focus = self.focus_at
         if focus.section not in self._sections():
             focus = replace(focus, section="runs")
         event_ids = [event.event_id for event in snapshot.events]
@@ -170,7 +172,8 @@ class OverviewCursor(ListPage):
         self.changed()
 
     def move(self, by: int) -> None:
-        snapshot, focus = self.snapshot, self.focus_at
+        snapshot = self.snapshot
+        focus = self.focus_at
         if focus.section == "gpus":
             self.focus_at = replace(focus, gpu=moved([gpu.uuid for gpu in snapshot.gpus], focus.gpu, by))
         elif focus.section == "events":
@@ -183,7 +186,8 @@ class OverviewCursor(ListPage):
 
     def _turn_section(self, by: int) -> None:
         """Focus the next section, or the previous one with -1, that is not empty."""
-        place, sections = SECTIONS.index(self.focus_at.section), self._sections()
+        place = SECTIONS.index(self.focus_at.section)
+        sections = self._sections()
         following = (SECTIONS[(place + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
         self.focus_on(next(section for section in following if section in sections))
         self.changed()

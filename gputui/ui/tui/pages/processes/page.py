@@ -146,7 +146,8 @@ def _about(row: view.ProcessRow) -> tuple[str, str]:
 
 def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
     """The environment of a process without secrets, line by line; or why it cannot be read."""
-    environment, process = environment_of(pid), identify(pid)
+    environment = environment_of(pid)
+    process = identify(pid)
     if start_ticks is None or process is None or process.start_ticks != start_ticks:
         return [f"PID {pid} cannot be tied to a process that is seen here."]
     if not environment:

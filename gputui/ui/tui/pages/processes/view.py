@@ -192,7 +192,8 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
     children: dict[int, list[ProcessRow]] = {}
     roots: dict[Key, ProcessRow] = {}
     for row in rows:
-        root, lineage = row, {row.pid}
+        root = row
+        lineage = {row.pid}
         while (parent := by_pid.get(root.parent_pid or 0)) is not None and parent.pid not in lineage:
             root = parent
             lineage.add(parent.pid)
@@ -236,7 +237,8 @@ def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: Proce
     empty = "No process is on a GPU, and no run of ours has any."
     if snapshot.past is not None:
         empty = "No process is recorded of that moment."
-    sections, columns = arranged(rows, state), _columns(snapshot, rows)
+    sections = arranged(rows, state)
+    columns = _columns(snapshot, rows)
     return Listing(title, columns, sections, lambda row: row.key, notes, empty)
 
 

@@ -26,7 +26,9 @@ def file_name(key: str) -> str:
 
 
 def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
-    data, title, key = look.data, f"{run_id}: {panel.title}", panel.key
+    data = look.data
+    title = f"{run_id}: {panel.title}"
+    key = panel.key
     if panel.field is not None:
         devices = [curve for curve in data.hardware if curve.field == panel.field]
         names = []
@@ -47,7 +49,8 @@ def write_chart(drawing: Drawing, folder: Path, name: str) -> tuple[str, str]:
     """Write CSV, SVG and, if possible, PNG, each atomically. Returns a sentence and its kind."""
     from gputui.metrics.draw import export
 
-    kinds, hint = [], ""
+    kinds = []
+    hint = ""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
         for kind in export.EXPORTS:

@@ -29,7 +29,9 @@ _HELPFUL = ("traceback", "section_log", "rerun")
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None, keys: KeyWords) -> Line:
     """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
-    run, progress, row = page.run, page.progress, RunRow(page.run, page.progress)
+    run = page.run
+    progress = page.progress
+    row = RunRow(page.run, page.progress)
     sign = state_sign(row, now)
     tail = [(" ", "text"), *right_end(now, past, keys)]
     room = width - line_width(tail)
@@ -96,7 +98,8 @@ def _gpus_of(run: Run, gpus: Sequence[GpuView]) -> str:
 
 def _step_words(page: RunPage) -> list[str]:
     """``step 8 110/90 000``, then shorter forms of it."""
-    step, total = page.progress.step, page.progress.total_steps
+    step = page.progress.step
+    total = page.progress.total_steps
     if step is None:
         return [""]
     if not total:
@@ -145,7 +148,8 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
         return _barred(clean(run.waiting_for), "text", width, bar="warn")
     if run.state != "failed":
         return []
-    reason, decision = run.reported_reason or "no cause is known", next(reversed(page.decisions), None)
+    reason = run.reported_reason or "no cause is known"
+    decision = next(reversed(page.decisions), None)
     cause = causes_of(reason, decision)
     lines = _barred(clean(cause[:1].upper() + cause[1:]), "bad", width)
     if decision is not None and cause != reason:

@@ -37,7 +37,8 @@ class Search(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Search:
-        source, flags = re.escape(text), re.IGNORECASE
+        source = re.escape(text)
+        flags = re.IGNORECASE
         if text.startswith(EXPRESSION_MARK):
             source = text.removeprefix(EXPRESSION_MARK)
         elif text != text.lower():
@@ -106,12 +107,14 @@ class RunLog:
         if tail is not self.tail:
             if (tail.label, tail.source) != (self.tail.label, self.tail.source):
                 self._below = self.current_hit = None
-            self.tail, self.lacks_traceback = tail, False
+            self.tail = tail
+            self.lacks_traceback = False
             self._find()
         if self._to_try and (tail.label == self.label or self.label is None):
             # This log has a traceback to show, or the next one is tried.
             if self._show_traceback():
-                self._to_try, self.lacks_traceback = [], False
+                self._to_try = []
+                self.lacks_traceback = False
             else:
                 self._to_try = self._to_try[1:]
                 self.lacks_traceback = not self._to_try
@@ -121,12 +124,15 @@ class RunLog:
         self.is_deep |= bool(tail.lines) and len(tail.lines) < height and not tail.is_whole
 
     def _find(self) -> None:
-        first, levels, pattern = self.tail.first, self.tail.levels, self.search.pattern
+        first = self.tail.first
+        levels = self.tail.levels
+        pattern = self.search.pattern
         self._shown = range(first, first + len(self.tail.lines))
         if self._is_grave_only:
             self._shown = [first + at for at, level in enumerate(levels) if level >= Level.WARNING]
         if pattern is None:
-            self.hits, self.current_hit = [], None
+            self.hits = []
+            self.current_hit = None
         else:
             self.hits = [number for number in self._shown if pattern.search(self.tail.lines[number - first])]
 
@@ -135,7 +141,8 @@ class RunLog:
     def _choose(self, by: int) -> None:
         """Show the next log, or the previous one with -1: of a rank, stream or earlier attempt."""
         self._reveal()
-        labels, current = self.tail.labels, self.tail.label
+        labels = self.tail.labels
+        current = self.tail.label
         if all(label == current for label in labels):
             self._say("There is no other log.")
         elif current in labels:
@@ -143,7 +150,8 @@ class RunLog:
         else:
             self.show(labels[0])
 
-    do_log_next, do_log_previous = partialmethod(_choose, 1), partialmethod(_choose, -1)
+    do_log_next = partialmethod(_choose, 1)
+    do_log_previous = partialmethod(_choose, -1)
 
     def show(self, label: str | None) -> None:
         self.label = label
@@ -167,7 +175,8 @@ class RunLog:
         start = self._traceback_start()
         if start is None:
             return False
-        self._is_grave_only, self.first_column = False, 0
+        self._is_grave_only = False
+        self.first_column = 0
         self._traceback_label = self.tail.label
         self._find()
         self._show_end_at(start + self._size[1])
@@ -235,7 +244,8 @@ class RunLog:
         self.edit = edit
         self.is_deep |= bool(text)
         if text != self.search.text:
-            self.search, self.current_hit = Search.of(text), None
+            self.search = Search.of(text)
+            self.current_hit = None
             self._find()
             self._go_to_hit(-1)
 
@@ -247,7 +257,8 @@ class RunLog:
             self._say("No line matches the search.")
         self._go_to_hit(by)
 
-    do_hit_next, do_hit_previous = partialmethod(_next_hit, 1), partialmethod(_next_hit, -1)
+    do_hit_next = partialmethod(_next_hit, 1)
+    do_hit_previous = partialmethod(_next_hit, -1)
 
     def _go_to_hit(self, by: int) -> None:
         """Go to the next hit, or the previous one with -1, wrapping around."""
@@ -296,7 +307,8 @@ class RunLog:
             note = f" {self.hits_text} "
             spans = self.edit.spans(max(8, width - 9 - len(note)))
             lines = [fit_line([(" search ", "title"), *spans, (note, "dim")], width)]
-        numbers, problem = self.numbers, tail.problem
+        numbers = self.numbers
+        problem = tail.problem
         if problem is None and not numbers:
             problem = "No warning and no error; w shows all lines." if tail.lines else "Nothing has been written yet."
         if problem is not None:

@@ -147,7 +147,8 @@ class RunScreen(ActionScreen):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        page, snapshot = self.page, self.snapshot
+        page = self.page
+        snapshot = self.snapshot
         around = 1 + self.draw_frame(width)
         if page is None:
             state = "is gone" if self._was_read else "reading…"
@@ -164,7 +165,8 @@ class RunScreen(ActionScreen):
         elif not self._has_sought_cause:
             self._has_sought_cause = True
             self.do_traceback()
-        labels, banner = labels_line(page.run, width), banner_lines(page, self.context(), width)
+        labels = labels_line(page.run, width)
+        banner = banner_lines(page, self.context(), width)
         self.labels.show(labels)
         self.banner.show(banner)
         is_wide = width >= WIDE and not self.is_maximised
@@ -246,7 +248,8 @@ class RunScreen(ActionScreen):
 
     def _place(self, sizes: Mapping[Section, Size], upper: int) -> None:
         """Show these sections, all but the log in so many lines above it."""
-        self.middle.display, self.middle.styles.height = upper > 0, upper
+        self.middle.display = upper > 0
+        self.middle.styles.height = upper
         names = [name for name in BESIDE if name in sizes]
         self.side.display = bool(names)
         is_beside = "charts" in sizes or len(names) < 2
@@ -256,12 +259,16 @@ class RunScreen(ActionScreen):
             self.side.styles.layout = "vertical" if is_beside else "horizontal"
         for name, pane in self.panes.items():
             size = sizes.get(name, (0, 0))
-            pane.display, pane.styles.width = min(size) > 0, size[0]
+            pane.display = min(size) > 0
+            pane.styles.width = size[0]
 
     def _draw_charts(self, page: RunPage, size: Size, *, is_framed: bool) -> None:
-        charts, run, snapshot = self.charts, page.run, self.snapshot
+        charts = self.charts
+        run = page.run
+        snapshot = self.snapshot
         charts.is_maximised = self.is_maximised
-        view, notes = charts.view, list[Span]()
+        view = charts.view
+        notes = list[Span]()
         if view.axis in ("step", "epoch") and not page.progress.step and not any(a.last_step for a in page.attempts):
             # On these axes nothing has a place before the first step.
             view = replace(view, axis="time")
@@ -281,7 +288,8 @@ class RunScreen(ActionScreen):
         charts.draw(look, size, notes, is_focused=self.section == "charts", is_framed=is_framed)
 
     def _log_lines(self, page: RunPage, width: int, height: int) -> list[Line]:
-        log, stopped = self.log_part, [attempt.number for attempt in page.attempts if attempt.state == "stopped"]
+        log = self.log_part
+        stopped = [attempt.number for attempt in page.attempts if attempt.state == "stopped"]
         log.update(page.log, width, height - 1)
         return log.lines(
             width,
@@ -380,14 +388,17 @@ class RunScreen(ActionScreen):
     def _turn_section(self, by: int) -> None:
         self.section = SECTIONS[(SECTIONS.index(self.section) + by) % len(SECTIONS)]
 
-    do_section_next, do_section_previous = partialmethod(_turn_section, 1), partialmethod(_turn_section, -1)
+    do_section_next = partialmethod(_turn_section, 1)
+    do_section_previous = partialmethod(_turn_section, -1)
 
     def _focus(self, section: Section) -> None:
         self.section = section
 
-    do_section_charts, do_section_ranks = partialmethod(_focus, "charts"), partialmethod(_focus, "ranks")
+    do_section_charts = partialmethod(_focus, "charts")
+    do_section_ranks = partialmethod(_focus, "ranks")
     do_section_log = partialmethod(_focus, "log")
-    do_section_story, do_section_params = partialmethod(_focus, "story"), partialmethod(_focus, "params")
+    do_section_story = partialmethod(_focus, "story")
+    do_section_params = partialmethod(_focus, "params")
 
     def do_maximise(self) -> None:
         self.is_maximised = not self._is_enlarged
@@ -412,23 +423,27 @@ class RunScreen(ActionScreen):
     def _scroll(self, by: int) -> None:
         self._scrolled[self.section].scroll(by)
 
-    do_up, do_down = partialmethod(_scroll, -1), partialmethod(_scroll, 1)
+    do_up = partialmethod(_scroll, -1)
+    do_down = partialmethod(_scroll, 1)
 
     def _scroll_page(self, by: int) -> None:
         self._scrolled[self.section].scroll_page(by)
 
-    do_page_up, do_page_down = partialmethod(_scroll_page, -1), partialmethod(_scroll_page, 1)
+    do_page_up = partialmethod(_scroll_page, -1)
+    do_page_down = partialmethod(_scroll_page, 1)
 
     def _to_end(self, *, is_end: bool) -> None:
         self._scrolled[self.section].scroll_to(end=is_end)
 
-    do_beginning, do_follow = partialmethod(_to_end, is_end=False), partialmethod(_to_end, is_end=True)
+    do_beginning = partialmethod(_to_end, is_end=False)
+    do_follow = partialmethod(_to_end, is_end=True)
 
     def _sideways(self, by: int) -> None:
         part = self.log_part if self.section == "log" else self.charts
         part.sideways(by)
 
-    do_cursor_left, do_cursor_right = partialmethod(_sideways, -1), partialmethod(_sideways, 1)
+    do_cursor_left = partialmethod(_sideways, -1)
+    do_cursor_right = partialmethod(_sideways, 1)
 
     # --- actions: a moment, a chart as files, the cause, a checkpoint
 
@@ -440,11 +455,13 @@ class RunScreen(ActionScreen):
             self.shell.do_time_type()
 
     def do_export(self) -> None:
-        panel, look = self.charts.focus, self.charts.look
+        panel = self.charts.focus
+        look = self.charts.look
         if panel is None:
             self.shell.say("There is no chart to write yet.", "warning")
             return
-        folder, name = self.shell.workspace.run_dir(self.run_id) / "charts", f"{file_name(panel.key)}-{look.view.axis}"
+        folder = self.shell.workspace.run_dir(self.run_id) / "charts"
+        name = f"{file_name(panel.key)}-{look.view.axis}"
         drawing = chart_drawing(self.run_id, panel, look)
         self.in_thread(partial(write_chart, drawing, folder, name), lambda report: self.shell.say(*report))
 

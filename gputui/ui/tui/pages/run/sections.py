@@ -75,11 +75,14 @@ class SideView:
             return []
         foot = list(section.foot)[: height - 1]
         room = height - len(foot)
-        self._most, self._page = max(0, len(section.lines) - room), max(1, height - 2)
+        self._most = max(0, len(section.lines) - room)
+        self._page = max(1, height - 2)
         self._offset = min(self._offset, self._most)
-        self._sign, top = 1, self._offset
+        self._sign = 1
+        top = self._offset
         if section.is_from_end:
-            self._sign, top = -1, self._most - self._offset
+            self._sign = -1
+            top = self._most - self._offset
         lines = list(section.lines[top : top + room])
         below = len(section.lines) - top - len(lines)
         if top and room > 2:
@@ -146,7 +149,9 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     rows = []
     for name in dict.fromkeys([*page.launched, *page.run.params]):
         values = [clean(parameter(value)) for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
-        text, reason, decision = " → ".join(values), "", decisions.get(name)
+        text = " → ".join(values)
+        reason = ""
+        decision = decisions.get(name)
         style = "warn" if len(values) > 1 else "text"
         if len(values) > MOST_VALUES:
             text = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
@@ -239,7 +244,8 @@ def _is_own(checkpoint: Checkpoint, run: Run) -> bool:
 
 def _is_later(checkpoint: Checkpoint, run: Run) -> bool:
     """Return whether a checkpoint was written after the run's end."""
-    written_at, ended_at = checkpoint.modified_at, run.ended_at
+    written_at = checkpoint.modified_at
+    ended_at = run.ended_at
     return written_at is not None and ended_at is not None and written_at > ended_at
 
 

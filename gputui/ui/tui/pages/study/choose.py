@@ -106,7 +106,8 @@ def make_plan(
     if (remark := launch.ignored_shell_gpus(file.spec, file.profile, os.environ)) is not None:
         details.append(remark)
     failed = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if check.status == "fail"]
-    texts, problems = tuple(map(clean, details)), tuple(map(clean, failed))
+    texts = tuple(map(clean, details))
+    problems = tuple(map(clean, failed))
     return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, file.source)
 
 
@@ -114,7 +115,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     """The list of study files; the chosen one is started after a question."""
 
     SCOPE: ClassVar[Scope] = "study_files"
-    TITLE, WHAT, VERB = "New study", "study file", "start"
+    TITLE = "New study"
+    WHAT = "study file"
+    VERB = "start"
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +146,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     # --- the plan
 
     def _plan(self, path: Path, take: Callable[[StudyPlan], None], *, with_process: bool) -> None:
-        workspace, situation = self.shell.workspace, self.snapshot.situation
+        workspace = self.shell.workspace
+        situation = self.snapshot.situation
         make = partial(make_plan, path, workspace, Path.cwd(), situation, with_process=with_process)
         self.in_thread(make, take)
 
@@ -158,7 +162,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         if path not in self._plans and None not in self._plans.values():
             self._plans[path] = None
             self._plan(path, self._take_plan, with_process=False)
-        plan, lines = self._plans.get(path), [rule("WHAT IT STARTS", width)]
+        plan = self._plans.get(path)
+        lines = [rule("WHAT IT STARTS", width)]
         if plan is None:
             return [*lines, fit_line([("  checking…", "dim")], width)]
         texts = [(" ", "text", plan.head), *(("   ", "dim", detail) for detail in plan.details)]
@@ -174,7 +179,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
     def take(self, path: Path) -> None:
         """Ask whether to start the study of a file."""
-        plan, row = self._plans.get(path), self.current
+        plan = self._plans.get(path)
+        row = self.current
         if row is not None and row.problem:
             self.shell.say(row.problem, "warning")
         elif plan is None:
@@ -190,7 +196,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         self._plan(path, self._start, with_process=True)
 
     def _start(self, plan: StudyPlan) -> None:
-        workspace, spec, base = self.shell.workspace, plan.spec, plan.base
+        workspace = self.shell.workspace
+        spec = plan.spec
+        base = plan.base
         if plan.problems or spec is None or base is None:
             self.shell.say(next(iter(plan.problems), ""), "error")
             return

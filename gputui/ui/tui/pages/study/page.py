@@ -29,9 +29,11 @@ COMPARED = 8
 SIDE_LEAST = 110
 """Least width of a page with the charts beside the list."""
 
-PICTURE_LEAST, LIST_LEAST = 9, 7
+PICTURE_LEAST = 9
+LIST_LEAST = 7
 
-STUDIES_MOST, STUDIES_HEIGHT = 5, 30
+STUDIES_MOST = 5
+STUDIES_HEIGHT = 30
 """Most studies in their list, and the least height of a page with that."""
 
 
@@ -102,7 +104,8 @@ class StudyScreen(ListingPage[view.TrialRow]):
         return view.study_title(self.study)
 
     def draw(self, width: int, height: int) -> None:
-        page, inner = self.study, self.inner_width(width)
+        page = self.study
+        inner = self.inner_width(width)
         if page is None:
             super().draw(width, height)
             return
@@ -146,7 +149,8 @@ class StudyScreen(ListingPage[view.TrialRow]):
         ids = [row.study_id for row in self.study.studies]
         self.turn_to(after(ids, self.study_in_question, by))
 
-    do_study_next, do_study_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
+    do_study_next = partialmethod(_turn, 1)
+    do_study_previous = partialmethod(_turn, -1)
 
     def turn_to(self, study_id: str) -> None:
         if study_id != self.study_id:
@@ -194,7 +198,8 @@ class StudyScreen(ListingPage[view.TrialRow]):
         self.app.push_screen(FormScreen("Add a trial", "add", fields, check, add))
 
     def do_compare(self) -> None:
-        page, run = self.study, self.run_in_question
+        page = self.study
+        run = self.run_in_question
         assert page is not None and run is not None
         best = [trial.run_id for trial in ranked(page.trials, page.spec.objectives) if trial.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])

@@ -130,7 +130,8 @@ def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow
 
 
 def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
-    spec, trials = page.spec, page.trials
+    spec = page.spec
+    trials = page.trials
     digits = len(str(max((trial.number for trial in trials), default=0)))
     states = max((len(row.sign.word) + 2 for row in rows), default=0)
 
@@ -196,7 +197,8 @@ def _curve(rows: Sequence[TrialRow]) -> Callable[[TrialRow, int], list[Span]]:
 
 
 def _reason(row: TrialRow, width: int) -> list[Span]:
-    trial, run = row.trial, row.run
+    trial = row.trial
+    run = row.run
     if trial.reason:
         # The state has its own column.
         return [(clean(trial.reason.removeprefix(f"{trial.state} at ")), "dim")]
@@ -243,7 +245,8 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
 
 def study_title(page: StudyPage) -> list[Span]:
     """The study's id and state, its profile and target."""
-    study, sign = page.study, STUDY_SIGNS[page.study.state]
+    study = page.study
+    sign = STUDY_SIGNS[page.study.state]
     profile = f" · profile {clean(study.profile)}"
     if page.spec.target is not None:
         profile += f" on {clean(str(page.spec.target['name']))}"
@@ -258,9 +261,11 @@ def study_title(page: StudyPage) -> list[Span]:
 def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
     """The head of a study: its method; trials, best value and cost; the study's reason and
     problem."""
-    study, row = page.study, next(row for row in page.studies if row.study_id == page.study.study_id)
+    study = page.study
+    row = next(row for row in page.studies if row.study_id == page.study.study_id)
     lines = [fit_parts(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
-    reason, style = study.reason, "dim"
+    reason = study.reason
+    style = "dim"
     if study.state is StudyState.FINISHED and row.over == row.planned:
         # The first line says that all its trials have ended.
         reason = None
@@ -388,7 +393,9 @@ Picture = tuple[Drawing, float | None, str]
 
 
 def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
-    trials, rungs, objectives = page.trials, page.rungs, page.spec.objectives
+    trials = page.trials
+    rungs = page.rungs
+    objectives = page.spec.objectives
     at: float | None = None
     if view == "curves":
         yield _named(pictures.curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
@@ -422,7 +429,8 @@ def _importance(page: StudyPage, width: int) -> list[Line]:
             lines.append(fit_line([("  Known after eight complete trials.", "dim")], width))
         room = min(20, max((len(clean(importance.name)) for importance in importances), default=0))
         for importance in importances:
-            name, share = f" {clean(importance.name):<{room}.{room}} ", f" {percent(importance.share * 100):>5}"
+            name = f" {clean(importance.name):<{room}.{room}} "
+            share = f" {percent(importance.share * 100):>5}"
             bar = bar_spans(importance.share, max(4, width - room - 10))
             lines.append(fit_line([(name, "text"), *bar, (share, "text")], width))
     return lines
@@ -430,7 +438,8 @@ def _importance(page: StudyPage, width: int) -> list[Line]:
 
 def _named(drawing: Drawing) -> Drawing:
     """The drawing with the names of its best curves at their ends."""
-    shapes, curves = iter(SHAPES), []
+    shapes = iter(SHAPES)
+    curves = []
     for curve in drawing.curves:
         shape = end = ""
         if curve.label:
