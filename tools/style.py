@@ -1,13 +1,17 @@
-"""Hold gputui and the trainer to two rules that ruff has not: ``python -m tools.style``, a part of ``make check``.
+"""Hold gputui and the trainer to rules that ruff has not: ``python -m tools.style``, a part of ``make check``.
 
 Statements: a conditional expression stands in no other one, no comprehension and no argument of a call, and a room of
-``budget.toml`` has at most 15 of them in 1 000 lines. Words: no variable has a name that says nothing of what it holds.
+``budget.toml`` has at most 15 of them in 1 000 lines; an assignment to several names unpacks a value or exchanges some.
+Words: no variable has a name that says nothing of what it holds.
+Records: what has more than six parameters or four positions is a record, and a record of more than five fields
+explains them under ``Attributes:``.
 ``python -m tools.style PATH ...`` names what breaks the rules in some files or folders; without a path, in all rooms.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +19,11 @@ from pathlib import Path
 from tools.budget import BUDGET, ROOT, files_of, load, tracked_files
 
 PACKAGES = ("gputui/", "trainer/")
+COMMANDS = ("gputui/ui/cli/", "gputui/ui/main.py")
 MAX_CONDITIONALS = 15.0  # in 1 000 lines
+MAX_PARAMETERS = 6
+MAX_POSITIONS = 3
+MAX_PLAIN_FIELDS = 5
 VAGUE_NAMES = {
     "asked", "both", "due", "each", "found", "given", "held", "kept", "known", "left", "made", "named", "one", "other",
     "own", "seen", "shown", "such", "taken", "there", "told", "until", "wanted", "words",
@@ -25,9 +33,10 @@ PROFILE_KEYS = {"until"}
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Each place where a module breaks a rule, with its line."""
+def problems(tree: ast.AST, *, has_commands: bool = False) -> Iterator[tuple[int, str]]:
+    """Each place where a module breaks a rule, with its line; commands have as many options as people need."""
     yield from misplaced(tree, "")
+    yield from shapes(tree, has_commands)
     fields = [field for body in ast.walk(tree) if isinstance(body, ast.ClassDef) for field in body.body]
     keys = [field.target for field in fields if isinstance(field, ast.AnnAssign)]
     for node in ast.walk(tree):
@@ -56,6 +65,54 @@ def misplaced(node: ast.AST, place: str) -> Iterator[tuple[int, str]]:
         yield from misplaced(child, place)
 
 
+def shapes(tree: ast.AST, has_commands: bool) -> Iterator[tuple[int, str]]:
+    """Statements, signatures and tuples that pack several values, and records that do not explain their fields."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Tuple() as targets], value=ast.Tuple() as values):
+                if not names_in(targets) & names_in(values):
+                    yield node.lineno, "several values assigned in one statement"
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if not has_commands and has_many_parameters(node):
+                yield node.lineno, f"{node.name} has more than {MAX_PARAMETERS} parameters"
+            case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=positions)):
+                if len(positions) > MAX_POSITIONS:
+                    yield node.lineno, f"a tuple of more than {MAX_POSITIONS} positions"
+            case ast.ClassDef():
+                yield from unexplained(node)
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """The variables and attributes of an expression."""
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute))}
+
+
+def has_many_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a function has too many parameters beside the object or class that it belongs to."""
+    parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return len([name for name in parameters if name.arg not in {"self", "cls"}]) > MAX_PARAMETERS
+
+
+def unexplained(record: ast.ClassDef) -> Iterator[tuple[int, str]]:
+    """Say where a class has many fields and no section on them, or a section on what it has not."""
+    fields = [field for field in record.body if isinstance(field, ast.AnnAssign)]
+    section = (ast.get_docstring(record) or "").partition("Attributes:\n")[2]
+    listed = ", ".join(re.findall(r"^    (\w[\w, ]*):", section, re.MULTILINE))
+    if not section and len(fields) > MAX_PLAIN_FIELDS:
+        yield record.lineno, f"{record.name} has {len(fields)} fields and no section Attributes"
+    for name in sorted(set(listed.split(", ")) - set(attributes(record)) - {""}):
+        yield record.lineno, f"{record.name} explains {name}, which it has not"
+
+
+def attributes(record: ast.ClassDef) -> Iterator[str]:
+    """The names of the fields, properties and methods of a class, with those that its methods assign."""
+    for node in ast.walk(record):
+        match node:
+            case ast.FunctionDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
 def conditionals(tree: ast.AST) -> int:
     return sum(isinstance(node, ast.IfExp) for node in ast.walk(tree))
 
@@ -79,7 +136,8 @@ def main(arguments: Sequence[str]) -> int:
         if arguments:
             files = [file for file in files if any(Path(file).is_relative_to(argument) for argument in arguments)]
         for file in files:
-            places = sorted(problems(ast.parse((ROOT / file).read_text("utf-8"))))
+            tree = ast.parse((ROOT / file).read_text("utf-8"))
+            places = sorted(problems(tree, has_commands=file.startswith(COMMANDS)))
             findings += [f"{file}:{line}: {text}" for line, text in places]
         if files:
             findings += too_dense(" ".join(arguments) or name, files)

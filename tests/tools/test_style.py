@@ -42,3 +42,31 @@ def test_a_name_says_what_it_holds(statement: str) -> None:
 def test_attributes_keywords_and_keys_of_profiles_have_names_of_their_own() -> None:
     assert lines_of("call(found=row.found)\nclass Phase:\n    until: int\n") == []
     assert lines_of("until = 3") == [1]
+
+
+@table("statement", ["a, b = 1, 2", "row.a, row.b = call(), 3", "def call(a, b, c, *, d, e, f, g): pass",
+                     "rows: list[tuple[int, int, int, str]]"])  # fmt: skip
+def test_values_that_belong_together_are_a_record_and_others_stand_apart(statement: str) -> None:
+    assert lines_of(statement) == [1]
+
+
+@table("statement", ["a, b = b, a", "x, row.x = row.x, 0", "a, b = call()", "def call(self, a, b, c, d, e, f): pass",
+                     "rows: list[tuple[int, int, str]]"])  # fmt: skip
+def test_values_are_unpacked_and_exchanged_in_one_statement(statement: str) -> None:
+    assert lines_of(statement) == []
+
+
+def test_commands_have_as_many_options_as_people_need() -> None:
+    tree = ast.parse("def command(a, b, c, d, e, f, g): pass")
+    assert list(problems(tree, has_commands=True)) == []
+
+
+FIELDS = "".join(f"    field_{number}: int\n" for number in range(6))
+
+
+def test_a_record_of_many_fields_explains_them() -> None:
+    section = '    """A row.\n\n    Attributes:\n        field_0, field_1: counts.\n    """\n'
+    assert lines_of(f"class Row:\n{FIELDS}") == [1]
+    assert lines_of(f"class Row:\n{section}{FIELDS}") == []
+    assert lines_of(f"class Row:\n{section.replace('field_0', 'count')}{FIELDS}") == [1]
+    assert lines_of("class Row:\n    field: int\n") == []
