@@ -20,7 +20,8 @@ from gputui.core.errors import ExplainedError
 from gputui.core.files import replaced
 from gputui.core.text import clean
 from gputui.metrics.draw.export import svg_text
-from gputui.metrics.draw.picture import Drawing, picture
+from gputui.metrics.draw.parts import Chart
+from gputui.metrics.draw.picture import picture
 
 PICTURE_SIZE = (1000, 360)
 
@@ -85,7 +86,7 @@ def _moment(at: float | None) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def svg(drawing: Drawing) -> Markup:
+def svg(drawing: Chart) -> Markup:
     """A chart as a part of a page; the drawing escapes its labels."""
     return Markup(svg_text(picture(drawing, *PICTURE_SIZE)))  # noqa: S704
 

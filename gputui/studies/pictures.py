@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gputui.core.text import cell_width, clean
 from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import Curve, XAxis, YAxis
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.parts import Chart, Curve, XAxis, YAxis
 from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies.analysis import best_so_far, complete, in_order_of_ends, pareto_front, ranked
 from gputui.studies.spec import Dimension, Objective, StudySpec
@@ -35,7 +34,7 @@ def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
 
 def values_by_trial(
     trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0
-) -> Drawing:
+) -> Chart:
     """The values of one objective in the order in which trials ended, and the best so far."""
     places = ended_places(trials)
     pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: places.get(trial.number), dot_height)
@@ -47,12 +46,12 @@ def values_by_trial(
         Curve(_line(best), style="good", label="best so far", value=best_value),
     ]
     x_axis = XAxis("finished trials", 1.0, float(max(2, len(places))), "count")
-    return Drawing(_with_bins(curves), clean(objective.metric), x_axis, axis)
+    return Chart(_with_bins(curves), clean(objective.metric), x_axis, axis)
 
 
 def over_parameter(
     trials: Sequence[TrialRecord], rungs: Rungs, dimension: Dimension, objective: Objective, dot_height: float = 0.0
-) -> Drawing:
+) -> Chart:
     """The values of one objective over a tuned parameter."""
     name = clean(dimension.name)
     pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: axis_position(dimension, trial), dot_height)
@@ -62,7 +61,7 @@ def over_parameter(
         scale: AxisKind = "log" if dimension.log else "linear"
         x_axis = XAxis(name, dimension.low, dimension.high, scale=scale)
     curves = [Curve(pruned, style="dim"), Curve(completed)]
-    return Drawing(_with_bins(curves), f"{clean(objective.metric)} over {name}", x_axis, axis)
+    return Chart(_with_bins(curves), f"{clean(objective.metric)} over {name}", x_axis, axis)
 
 
 def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
@@ -78,7 +77,7 @@ def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
     return None
 
 
-def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Drawing:
+def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Chart:
     """The second objective over the first, with the Pareto front highlighted and joined."""
     measured = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
     points = _finite((trial.values[0], trial.values[1]) for trial in measured)
@@ -86,10 +85,10 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
     (dots,) = _dots([points], "linear", dot_height)
     curves = [Curve(dots, label="trials"), Curve(_line(best), style="good", label="Pareto front")]
     first, second = (clean(objective.metric) for objective in objectives[:2])
-    return Drawing(_with_bins(curves), f"{second} over {first}", XAxis(first), YAxis())
+    return Chart(_with_bins(curves), f"{second} over {first}", XAxis(first), YAxis())
 
 
-def curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
+def curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Chart:
     """The value of each trial over the steps: the best trials in colours, others grey."""
     best = [trial.number for trial in ranked(trials, spec.objectives, most=COLOURED_COURSES)]
     others = [trial.number for trial in trials if trial.number not in best]
@@ -100,7 +99,7 @@ def curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Draw
     for place, number in enumerate(best):
         curves.append(Curve(_line(points[number]), style=f"series.{place}", label=f"trial {number}"))
     axis = _value_axis([point for curve_points in points.values() for point in curve_points])
-    return Drawing(_with_bins(curves), clean(spec.objectives[0].metric), XAxis("steps"), axis)
+    return Chart(_with_bins(curves), clean(spec.objectives[0].metric), XAxis("steps"), axis)
 
 
 def _dots_of_trials(

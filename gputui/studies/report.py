@@ -22,7 +22,8 @@ from gputui.core.redaction import redact_argv
 from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, parameter, percent
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.metrics.draw.export import svg_text
-from gputui.metrics.draw.picture import Drawing, picture
+from gputui.metrics.draw.parts import Chart
+from gputui.metrics.draw.picture import picture
 from gputui.profiles.profile_file import ProfileNotFoundError, find, load
 from gputui.reports.pages import render
 from gputui.runs.command import assignments
@@ -77,7 +78,7 @@ class _Section(Struct, frozen=True):
     heads: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     commands: Sequence[tuple[str, str]] = ()
-    drawings: Mapping[str, Drawing] = {}
+    drawings: Mapping[str, Chart] = {}
 
 
 def read_findings(

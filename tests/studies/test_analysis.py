@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.chart import draw_chart
+from gputui.metrics.draw.parts import Chart
 from gputui.store.studies import OUTSIDE, RungValue, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_so_far, best_trial, by_objective, complete, ranked
@@ -106,7 +106,7 @@ TRIALS = [
 RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
 
 
-def points(drawing: Drawing, label: str) -> list[tuple[float, float | None]]:
+def points(drawing: Chart, label: str) -> list[tuple[float, float | None]]:
     return [(each.first_x, each.first) for curve in drawing.curves if curve.label == label for each in curve.bins]
 
 
@@ -124,4 +124,4 @@ def test_a_course_leaves_out_what_has_no_place_on_an_axis() -> None:
         rungs = {0: [RungValue(0, 1, 9, 1.0, 1, 0.0), RungValue(0, 2, 19, value, 1, 0.0)]}
         drawing = pictures.curves(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
         assert points(drawing, "trial 0") == [(10.0, 1.0)]
-        assert chart(drawing.curves, width=60, height=9, x_axis=drawing.x_axis, y_axis=drawing.y_axis)
+        assert draw_chart(drawing, 60, 9)

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve, RankCurve
 from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Chart, Marker, XAxis, YAxis
 from gputui.metrics.draw.parts import Curve as DrawnCurve
-from gputui.metrics.draw.parts import Marker, XAxis, YAxis
-from gputui.metrics.draw.picture import Drawing
 
 
 def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> float | None:
@@ -51,23 +50,23 @@ _LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
 """Markers drawn as a line with a word; the others are notches."""
 
 
-def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Drawing:
+def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Chart:
     """A drawing of the curves of ``names``, or of all. ``title`` is harmless text."""
     curves = [curve for name, curve in data.curves.items() if names is None or name in names]
     drawn = [drawn for number, curve in enumerate(curves) for drawn in _drawn(curve, f"series.{number % COLOURS}")]
     kind: AxisKind = "log" if is_log else "linear"
-    return Drawing(drawn, title, _axis(data), YAxis(kind), _markers(data))
+    return Chart(drawn, title, _axis(data), YAxis(kind), _markers(data))
 
 
 def hardware_drawing(
     data: ChartData, title: str, curves: Sequence[HardwareCurve | RankCurve], labels: Sequence[str]
-) -> Drawing:
+) -> Chart:
     """A drawing of hardware curves of one field, each with its label."""
     drawn = [
         DrawnCurve(curve.bins, f"series.{number % COLOURS}", label, curve.last)
         for number, (curve, label) in enumerate(zip(curves, labels, strict=True))
     ]
-    return Drawing(drawn, title, _axis(data), YAxis(), _markers(data))
+    return Chart(drawn, title, _axis(data), YAxis(), _markers(data))
 
 
 def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:

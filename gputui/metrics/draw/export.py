@@ -11,8 +11,8 @@ from xml.sax.saxutils import escape, quoteattr
 from gputui.core.errors import ExplainedError
 from gputui.metrics.draw.axes import AxisKind, Scale, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import Curve
-from gputui.metrics.draw.picture import Drawing, Label, Picture, picture
+from gputui.metrics.draw.parts import Chart, Curve
+from gputui.metrics.draw.picture import Label, Picture, picture
 
 ExportKind = Literal["csv", "svg", "png"]
 
@@ -30,9 +30,9 @@ class ChartExportError(ExplainedError):
     """The file cannot be made; the text says why and what helps."""
 
 
-def export(kind: ExportKind, drawing: Drawing) -> bytes:
+def export(kind: ExportKind, chart: Chart) -> bytes:
     """The content of a file of that kind. Raises ChartExportError."""
-    return EXPORTS[kind](drawing)
+    return EXPORTS[kind](chart)
 
 
 def kind_of(name: str) -> ExportKind:
@@ -123,10 +123,10 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
     return target.getvalue()
 
 
-EXPORTS: Mapping[ExportKind, Callable[[Drawing], bytes]] = {
-    "csv": lambda drawing: csv_text(drawing.curves).encode(),
-    "svg": lambda drawing: svg_text(picture(drawing)).encode(),
-    "png": lambda drawing: png_bytes(picture(drawing)),
+EXPORTS: Mapping[ExportKind, Callable[[Chart], bytes]] = {
+    "csv": lambda chart: csv_text(chart.curves).encode(),
+    "svg": lambda chart: svg_text(picture(chart)).encode(),
+    "png": lambda chart: png_bytes(picture(chart)),
 }
 
 

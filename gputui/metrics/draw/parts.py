@@ -20,10 +20,18 @@ Line = list[Span]
 
 
 class Curve(Struct, frozen=True):
-    """One series of a chart, with the key of its style. ``label`` and ``value`` are in the legend,
-    ``end`` is right of the newest value, ``shape`` a sign at the line's end and in the legend. A
-    shadow is drawn whole, and only in cells that no other curve goes through; of others, what varies
-    within a bin as much as usual is a line. A strong line is two dots thick."""
+    """One series of a chart.
+
+    Attributes:
+        bins: in order of x.
+        style: the key of its style.
+        label, value: its name and newest value in the legend.
+        is_shadow: it is drawn only in cells that no other curve goes through. Of other curves, what varies within a bin
+            as much as usual is drawn as a line; of a shadow, nothing is.
+        is_strong: its line is two dots thick.
+        shape: a sign at the end of its line and in the legend.
+        end: the text right of its newest value.
+    """
 
     bins: Sequence[Bin]
     style: str = "series.0"
@@ -46,8 +54,13 @@ class Marker(Struct, frozen=True):
 
 
 class XAxis(Struct, frozen=True):
-    """The horizontal axis; without a value above 0, a logarithmic one is drawn linear. Ends that
-    are None follow the curves; ``names`` are labels at 0, 1, 2 … of characters one cell wide."""
+    """The horizontal axis.
+
+    Attributes:
+        start, end: None to follow the curves.
+        scale: a logarithmic one without an x above 0 is drawn linear.
+        names: labels at 0, 1, 2 …, of characters one cell wide, in place of numbers.
+    """
 
     name: str = ""
     start: float | None = None
@@ -56,8 +69,8 @@ class XAxis(Struct, frozen=True):
     scale: AxisKind = "linear"
     names: tuple[str, ...] = ()
 
-    def words(self, scale: Scale) -> str:
-        """The axis' name as it is drawn, with its scale if that is not linear."""
+    def title(self, scale: Scale) -> str:
+        """The axis' name as it is drawn, with its scale if that is not linear: `step, log`."""
         if self.scale == "linear":
             return self.name
         note = "log" if isinstance(scale, LogScale) else "linear: nothing above 0"
@@ -65,12 +78,32 @@ class XAxis(Struct, frozen=True):
 
 
 class YAxis(Struct, frozen=True):
-    """The value axis; without a value above 0, a logarithmic one is drawn linear. Ends that are
-    None follow the curves in round steps; ticks of a linear one are at round multiples of ``unit``,
-    2³⁰ for bytes."""
+    """The value axis.
+
+    Attributes:
+        kind: a logarithmic one without a value above 0 is drawn linear.
+        low, high: None to follow the curves in round steps.
+        label: the text of a value; None for a short number.
+        unit: the ticks of a linear axis are at round multiples of it, such as 2³⁰ for bytes.
+    """
 
     kind: AxisKind = "linear"
     low: float | None = None
     high: float | None = None
     label: Callable[[float], str] | None = msgspec.field(default=None)
     unit: float = 1.0
+
+
+class Chart(Struct, frozen=True):
+    """What a chart shows, on the screen or in a file. All texts must be harmless."""
+
+    curves: Sequence[Curve]
+    title: str = ""
+    x_axis: XAxis = msgspec.field(default_factory=XAxis)
+    y_axis: YAxis = msgspec.field(default_factory=YAxis)
+    markers: Sequence[Marker] = ()
+
+    @property
+    def bins(self) -> list[Bin]:
+        """The bins of all curves."""
+        return [bucket for curve in self.curves for bucket in curve.bins]

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from gputui.core.units import metric_value, short_number
-from gputui.metrics.draw.axes import Scale
-from gputui.metrics.draw.chart import value_ticks, x_scale_of, x_ticks, y_scale_of
+from gputui.metrics.draw.axes import LinearScale, Scale
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import Curve, Marker, XAxis, YAxis
+from gputui.metrics.draw.parts import Chart, Curve
+from gputui.metrics.draw.value_axis import value_scale_of, value_ticks
+from gputui.metrics.draw.x_axis import x_scale_of, x_ticks
 
 WIDTH = 1200
 HEIGHT = 600
@@ -57,17 +57,6 @@ class Label(Struct, frozen=True):
     anchor: Literal["start", "middle", "end"] = "start"
 
 
-class Drawing(Struct, frozen=True):
-    """The content of a chart for a file. A shadow is grey and not in the legend. All texts must be
-    harmless."""
-
-    curves: Sequence[Curve]
-    title: str = ""
-    x_axis: XAxis = msgspec.field(default_factory=XAxis)
-    y_axis: YAxis = msgspec.field(default_factory=YAxis)
-    markers: Sequence[Marker] = ()
-
-
 class Picture(Struct, frozen=True):
     """Shapes in the order in which they are drawn, in a coordinate system that grows down from the
     upper left."""
@@ -77,26 +66,26 @@ class Picture(Struct, frozen=True):
     shapes: tuple[Path | Label, ...]
 
 
-def picture(drawing: Drawing, width: int = WIDTH, height: int = HEIGHT) -> Picture:
+def picture(chart: Chart, width: int = WIDTH, height: int = HEIGHT) -> Picture:
     """Lay a chart out on a sheet of at least 200 × 150."""
-    sheet = _Sheet(drawing, max(200, width), max(150, height))
+    sheet = _Sheet(chart, max(200, width), max(150, height))
     return Picture(sheet.width, sheet.height, tuple(sheet.shapes()))
 
 
 class _Sheet:
-    def __init__(self, drawing: Drawing, width: int, height: int) -> None:
-        self.drawing = drawing
+    def __init__(self, chart: Chart, width: int, height: int) -> None:
+        self.chart = chart
         self.width = width
         self.height = height
-        bins = [bucket for curve in drawing.curves for bucket in curve.bins]
+        bins = chart.bins
         self.is_empty = not bins
-        self.y, self.as_asked = y_scale_of(bins, drawing.y_axis)
-        self.x = x_scale_of(bins, drawing.x_axis)
+        self.y = value_scale_of(bins, chart.y_axis)
+        self.x = x_scale_of(bins, chart.x_axis)
 
     def shapes(self) -> Iterator[Path | Label]:
         yield from self._grid()
         yield from self._markers()
-        for curve in self.drawing.curves:
+        for curve in self.chart.curves:
             yield from self._curve(curve)
         yield from self._legend()
         if self.is_empty:
@@ -113,27 +102,27 @@ class _Sheet:
         axis = COLOURS["axis"]
         bottom = self.height - _BOTTOM
         right = self.width - _RIGHT
-        y_axis = self.drawing.y_axis
+        y_axis = self.chart.y_axis
         ticks, labels = value_ticks(self.y, y_axis, 8)
         for tick, text in zip(ticks, labels, strict=True):
             if (y := self._down(tick)) is not None:
                 yield Path(((_LEFT, y), (right, y)), COLOURS["grid"], 1.0)
                 yield Label((_LEFT - 8, y + _TEXT_SIZE / 3), text, axis, anchor="end")
-        x_axis = self.drawing.x_axis
+        x_axis = self.chart.x_axis
         most = max(2, (right - _LEFT) // 110)
         for tick, text in zip(*x_ticks(self.x, x_axis, most), strict=True):
             if (x := self._across(tick)) is not None:
                 yield Path(((x, bottom), (x, bottom + 6)), axis, 1.0)
                 yield Label((x, bottom + 22), text, axis, anchor="middle")
         yield Path(((_LEFT, _TOP), (_LEFT, bottom), (right, bottom)), axis, 1.0)
-        if axis_name := x_axis.words(self.x):
+        if axis_name := x_axis.title(self.x):
             yield Label((right, bottom + 44), axis_name, axis, anchor="end")
 
     def _markers(self) -> Iterator[Path | Label]:
         """Lines and notches; of overlapping labels, the first."""
         bottom = self.height - _BOTTOM
         free = 0.0
-        for marker in sorted(self.drawing.markers, key=lambda marker: marker.x):
+        for marker in sorted(self.chart.markers, key=lambda marker: marker.x):
             x = self._across(marker.x)
             if x is None:
                 continue
@@ -184,21 +173,22 @@ class _Sheet:
 
     def _legend(self) -> Iterator[Label]:
         right = float(self.width - _RIGHT)
-        non_finite = sum(bucket.non_finite for curve in self.drawing.curves for bucket in curve.bins)
+        non_finite = sum(bucket.non_finite for bucket in self.chart.bins)
         notes = []
         if non_finite:
             notes.append((f"{short_number(non_finite)} not finite", "bad"))
-        if self.drawing.y_axis.kind == "log":
-            scale_note = "log" if self.as_asked else "nothing above 0: linear"
+        if self.chart.y_axis.kind == "log":
+            is_linear = isinstance(self.y, LinearScale) and not self.is_empty
+            scale_note = "nothing above 0: linear" if is_linear else "log"
             notes.append((scale_note, "axis"))
         for text, key in notes:
             yield Label((right, 30), text, COLOURS[key], anchor="end")
             right -= _width(text) + _LEGEND_APART
         x = float(_LEFT)
-        if self.drawing.title:
-            yield Label((x, 30), self.drawing.title, COLOURS["text"], _TITLE_SIZE)
-            x += _width(self.drawing.title, _TITLE_SIZE) + _LEGEND_APART
-        for curve in self.drawing.curves:
+        if self.chart.title:
+            yield Label((x, 30), self.chart.title, COLOURS["text"], _TITLE_SIZE)
+            x += _width(self.chart.title, _TITLE_SIZE) + _LEGEND_APART
+        for curve in self.chart.curves:
             entry = curve.label
             if curve.value is not None:
                 entry = f"{entry} {metric_value(curve.value)}".lstrip()

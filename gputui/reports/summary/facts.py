@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.parts import Chart
 from gputui.recovery.costs import Cost
 from gputui.store.attempts import RunCost
 from gputui.store.runs import Run
@@ -141,7 +141,7 @@ class RunFacts(Struct, frozen=True):
     thresholds: Mapping[str, float] = msgspec.field(default_factory=dict)
     measured: Measured = msgspec.field(default_factory=Measured)
     gpus: GpuUse = msgspec.field(default_factory=GpuUse)
-    pictures: Sequence[Drawing] = ()
+    pictures: Sequence[Chart] = ()
     process_count: int = 0
     took_seconds: float | None = None
 

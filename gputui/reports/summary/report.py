@@ -13,8 +13,7 @@ from msgspec.structs import asdict, replace
 
 from gputui.core.text import clean
 from gputui.core.units import iso
-from gputui.metrics.draw.parts import XAxis
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.parts import Chart, XAxis
 from gputui.recovery.costs import Cost
 from gputui.reports.pages import render
 from gputui.reports.summary import story
@@ -249,7 +248,7 @@ def _cost(report: Report) -> dict[str, Any]:
     }
 
 
-def _losses(runs: Sequence[RunFacts]) -> Drawing | None:
+def _losses(runs: Sequence[RunFacts]) -> Chart | None:
     """The losses of several runs in one chart; only the first ones if colours run out."""
     losses = [
         (run, drawn, curve)
@@ -263,5 +262,5 @@ def _losses(runs: Sequence[RunFacts]) -> Drawing | None:
         for place, (facts, _, curve) in enumerate(losses[:_MAX_CURVES])
     ]
     if len(curves) > 1:
-        return Drawing(curves, "loss", losses[0][1].x_axis or XAxis())
+        return Chart(curves, "loss", losses[0][1].x_axis or XAxis())
     return None

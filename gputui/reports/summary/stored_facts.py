@@ -10,7 +10,7 @@ from gputui.core.text import clean
 from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.curves.plot import drawing, hardware_drawing
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.parts import Chart
 from gputui.recovery.costs import total
 from gputui.recovery.run_history import RunHistory
 from gputui.recovery.watch.metric_history import expected_rate
@@ -155,11 +155,11 @@ def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: f
     )
 
 
-def _pictures(connection: sqlite3.Connection, run: Run) -> list[Drawing]:
+def _pictures(connection: sqlite3.Connection, run: Run) -> list[Chart]:
     names = queries.metric_names(connection, run.run_id)
     losses = tuple(dict.fromkeys(name for name in (run.roles.loss, run.roles.validation) if name in names))
     others = tuple(name for name in (run.roles.best, *PICTURES) if name in names and name not in losses)
-    drawn: list[Drawing] = []
+    drawn: list[Chart] = []
     if losses or others:
         data = read_charts(connection, run.run_id, ChartRequest((*losses, *others), bins=PICTURE_BINS))
         groups = [losses, *((name,) for name in others)]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gputui.metrics.draw import axes
 from gputui.metrics.draw.axes import LinearScale
-from gputui.metrics.draw.chart import x_ticks
 from gputui.metrics.draw.parts import XAxis
+from gputui.metrics.draw.x_axis import x_ticks
 
 SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda each: (each[0], each[0] + each[1]))
 POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda each: (each[0], each[0] * each[1]))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.core.text import cell_width
-from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.chart import Gutters, draw_chart
 from gputui.metrics.draw.envelope import Bin, reduce
 from gputui.metrics.draw.glyphs import VALUE_TICK, bar, sparkline
-from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, YAxis
+from gputui.metrics.draw.parts import Chart, Curve, Line, Marker, XAxis, YAxis
 
 
 def plain_text(lines: Sequence[Line]) -> str:
@@ -34,11 +34,8 @@ def ramp(points: int = 41) -> Series:
 
 def drawn(points: Series, width: int = 40, height: int = 8, kind: str = "linear") -> str:
     bins = reduce(points, 4 * width)
-    lines = chart(
-        [Curve(bins, label="", value=None)],
-        width=width,
-        height=height,
-        y_axis=YAxis("log" if kind == "log" else "linear"),
+    lines = draw_chart(
+        Chart([Curve(bins, label="", value=None)], y_axis=YAxis("log" if kind == "log" else "linear")), width, height
     )
     return plain_text(lines)
 
@@ -55,17 +52,19 @@ def drawn(points: Series, width: int = 40, height: int = 8, kind: str = "linear"
 def test_every_line_fills_its_width(
     kind: str, axis_kind: str, one: Series, two: Series, width: int, height: int, marks: list[float]
 ) -> None:
-    lines = chart(
-        [
-            Curve(reduce(one, 2 * max(1, width)), "series.0", "one", 1.5),
-            Curve(reduce(two, 300), "series.1", "two", math.nan),
-        ],
-        width=width,
-        height=height,
-        title="a title",
-        x_axis=XAxis("step", kind="time" if axis_kind == "time" else "number"),
-        y_axis=YAxis("log" if kind == "log" else "linear"),
-        markers=[Marker(x, f"↻{number}") for number, x in enumerate(marks)],
+    lines = draw_chart(
+        Chart(
+            [
+                Curve(reduce(one, 2 * max(1, width)), "series.0", "one", 1.5),
+                Curve(reduce(two, 300), "series.1", "two", math.nan),
+            ],
+            title="a title",
+            x_axis=XAxis("step", kind="time" if axis_kind == "time" else "number"),
+            y_axis=YAxis("log" if kind == "log" else "linear"),
+            markers=[Marker(x, f"↻{number}") for number, x in enumerate(marks)],
+        ),
+        width,
+        height,
     )
     shown = height if width else 0
     assert [sum(cell_width(text) for text, _ in line) for line in lines] == [width] * shown
@@ -76,14 +75,16 @@ def test_golden_of_everything_at_once() -> None:
     points = decay()
     points[400] = (400.0, math.nan)
     points[600] = (600.0, math.inf)
-    lines = chart(
-        [Curve(reduce(points, 240), label="", value=1.902)],
-        width=60,
-        height=12,
-        title="loss",
-        x_axis=XAxis("step"),
-        y_axis=YAxis("log"),
-        markers=[Marker(431, "↻1"), Marker(700.0, "↻2")],
+    lines = draw_chart(
+        Chart(
+            [Curve(reduce(points, 240), label="", value=1.902)],
+            title="loss",
+            x_axis=XAxis("step"),
+            y_axis=YAxis("log"),
+            markers=[Marker(431, "↻1"), Marker(700.0, "↻2")],
+        ),
+        60,
+        12,
     )
     assert plain_text(lines).split("\n") == [
         "loss  1.902                              × 2 not finite  log",
@@ -104,7 +105,7 @@ def test_golden_of_everything_at_once() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(3, 40), st.sampled_from([None, 0.0]))
 def test_value_ticks_stand_at_equal_distances(low: float, span: float, rows: int, fixed: float | None) -> None:
     bins = reduce([(0.0, low), (1.0, low + span)], 10)
-    lines = chart([Curve(bins)], width=60, height=rows + 1, y_axis=YAxis(low=fixed))
+    lines = draw_chart(Chart([Curve(bins)], y_axis=YAxis(low=fixed)), 60, rows + 1)
     labelled = [(row, line[0][0]) for row, line in enumerate(lines[:-1]) if line[0][0].endswith(VALUE_TICK)]
     assert len(labelled) >= 2
     assert len({after - before for (before, _), (after, _) in pairwise(labelled)}) == 1
@@ -113,7 +114,7 @@ def test_value_ticks_stand_at_equal_distances(low: float, span: float, rows: int
 
 def test_ticks_between_fixed_ends() -> None:
     def labels(height: int) -> list[str]:
-        lines = chart([Curve(reduce(ramp(), 80))], width=60, height=height, y_axis=YAxis(low=0.0, high=100.0))
+        lines = draw_chart(Chart([Curve(reduce(ramp(), 80))], y_axis=YAxis(low=0.0, high=100.0)), 60, height)
         return [line[0][0].split()[0] for line in lines[:-1] if line[0][0].endswith(VALUE_TICK)]
 
     assert labels(10) == ["100", "75", "50", "25", "0"]
@@ -123,16 +124,16 @@ def test_ticks_between_fixed_ends() -> None:
 
 def test_the_end_of_a_curve_and_of_the_axis_are_labelled() -> None:
     curve = Curve(reduce(ramp(), 80), "series.2", "", end="40.0")
-    lines = chart([curve], width=60, height=8, x_axis=XAxis("step", kind="count"), end_gutter=5)
+    lines = draw_chart(Chart([curve], x_axis=XAxis("step", kind="count")), 60, 8, gutters=Gutters(right=5))
     assert lines[0][-1] == (" 40.0", "series.2")
     assert plain_text(lines[-1:]).rstrip("─").endswith("step 40")
-    beside = chart([curve], width=60, height=8, x_axis=XAxis("step", kind="count"), least_gutter=6)
+    beside = draw_chart(Chart([curve], x_axis=XAxis("step", kind="count")), 60, 8, gutters=Gutters(left=6))
     assert plain_text(beside[-1:]).startswith("  step └0") and plain_text(beside[-1:]).endswith("─40")
 
 
 def test_the_axis_of_a_constant_ends_at_zero_and_twice_it() -> None:
     for value, highest in ((0.05, "0.10"), (3e-5, "6e-5"), (700.0, "1500")):
-        lines = chart([Curve([Bin(0.0, 0.0, value, value, value, value)])], width=40, height=10, title="learning rate")
+        lines = draw_chart(Chart([Curve([Bin(0.0, 0.0, value, value, value, value)])], title="learning rate"), 40, 10)
         labels = ["".join(piece for piece, _ in line).split(VALUE_TICK)[0].strip() for line in lines]
         texts = [label for label in labels if label[:1].isdigit()]
         assert (texts[0], texts[-1]) == (highest, "0"), (value, labels)
@@ -143,7 +144,7 @@ def test_signs_at_the_ends_tell_curves_apart_without_colour() -> None:
         Curve(reduce([(0.0, value), (40.0, value)], 80), f"series.{number}", f"c{number}", shape=shape)
         for number, (value, shape) in enumerate([(10.0, "●"), (20.0, "■"), (20.0, "▲")])
     ]
-    title, *rows = plain_text(chart(curves, width=80, height=9)).split("\n")
+    title, *rows = plain_text(draw_chart(Chart(curves), 80, 9)).split("\n")
     assert title.split() == ["●", "c0", "■", "c1", "▲", "c2"]
     assert [row[-2:] for row in rows if row[-1] in "●■▲"] == ["▲■", "⣀●"]
 
@@ -160,7 +161,7 @@ def test_a_gap_is_not_joined() -> None:
     joined, broken = (reduce([(0.0, 1.0), (10.0, 1.0)], 120) for _ in range(2))
     broken[1].gap_before = True
     for bins, is_joined in ((joined, True), (broken, False)):
-        dots = sum(char > "⠀" for char in plain_text(chart([Curve(bins)], width=30, height=6)))
+        dots = sum(char > "⠀" for char in plain_text(draw_chart(Chart([Curve(bins)]), 30, 6)))
         assert (dots > 20) == is_joined and dots >= 2
 
 
@@ -176,19 +177,19 @@ def test_bad_values_are_marked_where_they_are_and_never_joined() -> None:
 
 def test_log_axis_marks_what_it_cannot_hold_and_steps_back_to_linear() -> None:
     points: Series = [(0.0, 10.0), (5.0, -3.0), (10.0, 1000.0)]
-    lines = chart([Curve(reduce(points, 100))], width=50, height=8, title="x", y_axis=YAxis("log"))
+    lines = draw_chart(Chart([Curve(reduce(points, 100))], title="x", y_axis=YAxis("log")), 50, 8)
     text = plain_text(lines)
     assert "0 or less" in text
     assert "↓" in text.split("\n")[-2]
     negative = reduce([(0.0, -1.0), (1.0, -2.0)], 10)
     assert "nothing above 0: linear" in plain_text(
-        chart([Curve(negative)], width=50, height=8, title="x", y_axis=YAxis("log"))
+        draw_chart(Chart([Curve(negative)], title="x", y_axis=YAxis("log")), 50, 8)
     )
 
 
 def test_empty_says_so() -> None:
-    assert "no data yet" in plain_text(chart([], width=30, height=5))
-    assert "waiting" in plain_text(chart([Curve([])], width=30, height=5, empty_text="waiting"))
+    assert "no data yet" in plain_text(draw_chart(Chart([]), 30, 5))
+    assert "waiting" in plain_text(draw_chart(Chart([Curve([])]), 30, 5, empty_text="waiting"))
     assert "×" in drawn([(0.0, math.nan), (1.0, math.nan)], width=40, height=8)
     assert sum(char > "⠀" for char in drawn([(7.0, 5.0)])) == 1
 
@@ -217,7 +218,7 @@ def test_sparklines() -> None:
 def test_a_note_is_a_notch_in_the_axis_and_a_marker_a_line() -> None:
     curve = Curve(reduce(ramp(), 100))
     markers = [Marker(5.0, "never shown", "good", is_line=False), Marker(25.0, "↻1")]
-    lines = chart([curve], width=60, height=10, markers=markers)
+    lines = draw_chart(Chart([curve], markers=markers), 60, 10)
     text = plain_text(lines)
     assert text.count("┴") == 1 and "never shown" not in text
     assert text.count("┊") >= 5 and text.split("\n")[-1].strip() == "↻1"
@@ -226,7 +227,7 @@ def test_a_note_is_a_notch_in_the_axis_and_a_marker_a_line() -> None:
 def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
     points = [(float(x), float(x)) for x in range(10_001)]
     bins = [Bin(x, x, value, value, value, value, 1) for x, value in points]
-    lines = chart([Curve(bins)], width=88, height=8, x_axis=XAxis("step", 1.0, 10_000.0, scale="log"))
+    lines = draw_chart(Chart([Curve(bins)], x_axis=XAxis("step", 1.0, 10_000.0, scale="log")), 88, 8)
     axis = plain_text(lines[-1:])
     assert axis.endswith("step, log 10k")
     centres = [match.start() + len(match[1]) // 2 for match in re.finditer("(10*k?)─", axis)]
@@ -237,7 +238,7 @@ def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
 
 def test_labels_of_markers_move_beside_each_other_in_order() -> None:
     def labels(*marks: tuple[float, str]) -> list[str]:
-        lines = chart([curve], width=60, height=8, markers=[Marker(x, label) for x, label in marks])
+        lines = draw_chart(Chart([curve], markers=[Marker(x, label) for x, label in marks]), 60, 8)
         return " ".join(text for text, _ in lines[-1]).split()
 
     curve = Curve(reduce(ramp(100), 100))

@@ -23,11 +23,11 @@ from gputui.metrics.draw.export import (
     png_bytes,
     svg_text,
 )
-from gputui.metrics.draw.parts import Curve, Marker, XAxis, YAxis
-from gputui.metrics.draw.picture import Drawing, Label, Path, picture
+from gputui.metrics.draw.parts import Chart, Curve, Marker, XAxis, YAxis
+from gputui.metrics.draw.picture import Label, Path, picture
 
 POINTS = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]
-DRAWING = Drawing(
+DRAWING = Chart(
     [Curve(reduce(POINTS, 400), "series.0", "loss", 1.03)], "vit <b>&", XAxis("step"), markers=[Marker(2500.0, "↻1")]
 )
 
@@ -51,7 +51,7 @@ def test_svg_is_a_document_with_the_words_in_it() -> None:
 
 def test_a_gap_parts_the_curve_and_what_is_not_finite_is_marked() -> None:
     points = [(0.0, 1.0), (1.0, 2.0), (2.0, math.nan), (3.0, 1.0), (4.0, 1.5)]
-    sheet = picture(Drawing([Curve(reduce(points, 9), "series.3")]))
+    sheet = picture(Chart([Curve(reduce(points, 9), "series.3")]))
     colours = [shape.colour for shape in sheet.shapes if isinstance(shape, Path) and not shape.is_area]
     assert colours.count("#cc79a7") == 2 and colours.count("#c00000") == 1
     assert any(isinstance(shape, Label) and shape.text == "1 not finite" for shape in sheet.shapes)
@@ -64,7 +64,7 @@ def test_a_gap_parts_the_curve_and_what_is_not_finite_is_marked() -> None:
     st.integers(0, 3000),
 )
 def test_any_series_makes_a_sheet(points: list[tuple[float, float]], kind: str, axis: str, width: int) -> None:
-    drawing = Drawing(
+    drawing = Chart(
         [Curve(reduce(points, 50), "series.1", "x", None)],
         x_axis=XAxis("t", kind="time" if axis == "time" else "number"),
         y_axis=YAxis("log" if kind == "log" else "linear"),
@@ -75,7 +75,7 @@ def test_any_series_makes_a_sheet(points: list[tuple[float, float]], kind: str, 
 
 
 def test_text_that_no_document_may_hold() -> None:
-    root = ElementTree.fromstring(svg_text(picture(Drawing([], "a\x00\x1b[31m\ud800b"))))
+    root = ElementTree.fromstring(svg_text(picture(Chart([], "a\x00\x1b[31m\ud800b"))))
     shown = "".join(root.itertext())
     assert "\x1b" not in shown and "\x00" not in shown and "\ud800" not in shown
 

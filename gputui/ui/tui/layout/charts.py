@@ -25,9 +25,9 @@ from gputui.metrics.curves.model import (
 )
 from gputui.metrics.curves.plot import value_at
 from gputui.metrics.draw.axes import AxisKind
-from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.chart import Gutters, draw_chart
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
+from gputui.metrics.draw.parts import Chart, Curve, Line, Marker, XAxis, XKind, YAxis
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.columns import fit_line
@@ -189,19 +189,16 @@ def panel_lines(panel: Panel, look: ChartLook, width: int, height: int) -> list[
         if ranked is not None and ranked.is_sampled:
             title += ", samples"
     scale: AxisKind = "log" if view.is_log_x else "linear"
-    return chart(
+    chart = Chart(
         panel_curves(panel, look, width, height),
-        width=width,
-        height=height,
-        title=title,
-        x_axis=XAxis(AXIS_NAMES[view.axis], *look.window, AXIS_KINDS[view.axis], scale),
-        y_axis=y_axis(panel, look),
-        markers=drawn_markers(look, width, height),
-        cursor=view.cursor,
-        least_gutter=GUTTER,
-        end_gutter=end_cells(look, width, height),
-        empty_text=_empty_text(panel, look),
+        title,
+        XAxis(AXIS_NAMES[view.axis], *look.window, AXIS_KINDS[view.axis], scale),
+        y_axis(panel, look),
+        drawn_markers(look, width, height),
     )
+    gutters = Gutters(GUTTER, end_cells(look, width, height))
+    empty_text = _empty_text(panel, look)
+    return draw_chart(chart, width, height, cursor=view.cursor, gutters=gutters, empty_text=empty_text)
 
 
 def end_cells(look: ChartLook, width: int, height: int) -> int:

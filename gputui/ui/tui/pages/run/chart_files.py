@@ -9,7 +9,7 @@ from pathlib import Path
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.files import replaced
 from gputui.metrics.curves.plot import drawing, hardware_drawing
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.parts import Chart
 from gputui.ui.tui.layout.charts import ChartLook, device_index
 from gputui.ui.tui.layout.panels import Panel
 
@@ -25,7 +25,7 @@ def file_name(key: str) -> str:
     return f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
 
 
-def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
+def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Chart:
     data = look.data
     title = f"{run_id}: {panel.title}"
     key = panel.key
@@ -45,7 +45,7 @@ def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
     return drawing(data, title, [key], is_log=key in look.view.logs)
 
 
-def write_chart(drawing: Drawing, folder: Path, name: str) -> tuple[str, str]:
+def write_chart(drawing: Chart, folder: Path, name: str) -> tuple[str, str]:
     """Write CSV, SVG and, if possible, PNG, each atomically. Returns a sentence and its kind."""
     from gputui.metrics.draw import export
 

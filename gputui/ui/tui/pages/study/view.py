@@ -13,10 +13,9 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, parameter, percent
-from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.chart import Gutters, draw_chart
 from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.draw.parts import Line, Span
-from gputui.metrics.draw.picture import Drawing
+from gputui.metrics.draw.parts import Chart, Line, Span
 from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
@@ -388,7 +387,7 @@ def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) ->
     return fill_height([*fill_height(lines, width, height - len(below)), *below], width, height)
 
 
-Picture = tuple[Drawing, float | None, str]
+Picture = tuple[Chart, float | None, str]
 """A chart, the place of the trial under the cursor on its x axis, and words for no data."""
 
 
@@ -436,30 +435,21 @@ def _importance(page: StudyPage, width: int) -> list[Line]:
     return lines
 
 
-def _named(drawing: Drawing) -> Drawing:
-    """The drawing with the names of its best curves at their ends."""
+def _named(chart: Chart) -> Chart:
+    """The chart with the names of its best curves at their ends."""
     shapes = iter(SHAPES)
     curves = []
-    for curve in drawing.curves:
+    for curve in chart.curves:
         shape = end = ""
         if curve.label:
             shape = next(shapes)
             end = f"{shape} {curve.label}"
         curves.append(replace(curve, label="", shape=shape, end=end))
-    return replace(drawing, curves=curves)
+    return replace(chart, curves=curves)
 
 
-def _drawn(drawing: Drawing, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
-    has_ends = any(curve.end for curve in drawing.curves)
-    return chart(
-        drawing.curves,
-        width=width,
-        height=height,
-        title=f" {drawing.title}",
-        x_axis=drawing.x_axis,
-        y_axis=drawing.y_axis,
-        cursor=cursor,
-        least_gutter=_GUTTER,
-        end_gutter=_COURSE_END * has_ends,
-        empty_text=empty,
-    )
+def _drawn(chart: Chart, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
+    has_ends = any(curve.end for curve in chart.curves)
+    gutters = Gutters(_GUTTER, _COURSE_END * has_ends)
+    titled = replace(chart, title=f" {chart.title}")
+    return draw_chart(titled, width, height, cursor=cursor, gutters=gutters, empty_text=empty)
