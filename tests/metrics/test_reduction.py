@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.store.metrics import envelopes
-from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
+from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry, EntryRange, StoredMetric
 
 from .conftest import RUN, MetricsHome, line
 
@@ -26,7 +26,8 @@ def reduced(connection: sqlite3.Connection) -> dict[str, list[Any]]:
 
 
 def entries(home: MetricsHome, name: str, level: int = 0, attempt: int = 1) -> list[Entry]:
-    return list(envelopes.entries(home.connection, 1, attempt, name, level, 0, 1 << 40))
+    metric = StoredMetric(1, attempt, name)
+    return list(envelopes.read_entries(home.connection, metric, EntryRange(level, 0, 1 << 40)))
 
 
 def test_blocks_tell_what_the_lines_tell(home: MetricsHome) -> None:
@@ -88,8 +89,8 @@ def test_higher_levels_hold_whole_rows(home: MetricsHome) -> None:
         for level in range(4):
             found = [
                 entry
-                for at, first, last in envelopes.pieces(begin, end, level)
-                for entry in envelopes.entries(home.connection, 1, 1, "loss", at, first, last)
+                for entry_range in envelopes.entry_ranges(begin, end, level)
+                for entry in envelopes.read_entries(home.connection, StoredMetric(1, 1, "loss"), entry_range)
             ]
             assert sum(entry.points for entry in found) == (end - begin) * STRETCH_LINES
             steps = [step for entry in found for step in entry[9:11]]

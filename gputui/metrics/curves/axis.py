@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -13,10 +12,6 @@ from msgspec import Struct
 from gputui.metrics.curves.model import Axis, Window
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.metrics.stored_lines import as_float
-
-if TYPE_CHECKING:
-    from gputui.metrics.curves.lines import CurveLine
 
 Pairs = Sequence[tuple[float, float]]
 """(x, y) pairs of an increasing function in order of x, linear in between."""
@@ -175,24 +170,6 @@ def monotonic_pairs(pairs: Pairs) -> list[tuple[float, float]]:
     return pairs_in_order
 
 
-def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(step, epoch with fraction) pairs from (step, epoch as written) pairs.
-
-    Whole epochs are interpolated between their first steps; the running one is assumed to be as
-    long as the last. Empty while no epoch has ended and no fraction was written.
-    """
-    if any(epoch != math.floor(epoch) for _, epoch in points):
-        return monotonic_pairs(points)
-    begins: list[tuple[float, float]] = []
-    for step, epoch in points:
-        if not begins or epoch > begins[-1][1]:
-            begins.append((step, epoch))
-    if len(begins) < 2:
-        return []
-    (s0, e0), (s1, e1) = begins[-2:]
-    return [*begins, (2 * s1 - s0, 2 * e1 - e0)]
-
-
 PACE_SECONDS = 1.0
 """Least time between two kept pairs of a moment and a step."""
 
@@ -212,47 +189,10 @@ class Paces:
         paces = self.pairs.setdefault(attempt, [])
         if not paces or (at - paces[-1][0] >= PACE_SECONDS and step >= paces[-1][1]):
             paces.append((at, float(step)))
-            _thin(paces)
+            thin_out(paces)
 
 
-class Epochs:
-    """(step, epoch with fraction) pairs by attempt, from (step, epoch as written) pairs."""
-
-    def __init__(self, written: Mapping[int, Pairs] | None = None) -> None:
-        written = written or {}
-        self.pairs = {attempt: epoch_pairs(points) for attempt, points in written.items()}
-        self._newest_whole = {
-            attempt: max(epoch for _, epoch in points)
-            for attempt, points in written.items()
-            if all(epoch == math.floor(epoch) for _, epoch in points)
-        }
-
-    def add(self, line: CurveLine) -> bool:
-        """Add the epoch of a new line. False if it moves earlier lines: an epoch has ended, and its
-        length is known now."""
-        epoch = epoch_of(line)
-        if epoch is None:
-            return True
-        if line.attempt in self._newest_whole:
-            return epoch <= self._newest_whole[line.attempt]
-        pairs = self.pairs.get(line.attempt)
-        if pairs is None:
-            return False
-        if not pairs or (line.step > pairs[-1][0] and epoch >= pairs[-1][1]):
-            pairs.append((float(line.step), epoch))
-            _thin(pairs)
-        return True
-
-
-def epoch_of(line: CurveLine) -> float | None:
-    """The epoch that a line names; None without a finite one."""
-    epoch = as_float(line.values.get("epoch"))
-    if epoch is not None and math.isfinite(epoch):
-        return epoch
-    return None
-
-
-def _thin(pairs: list[tuple[float, float]]) -> None:
+def thin_out(pairs: list[tuple[float, float]]) -> None:
     """Drop every other pair but the ends if there are too many."""
     if len(pairs) > MOST_PAIRS:
         del pairs[1:-1:2]

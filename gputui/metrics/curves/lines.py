@@ -18,7 +18,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.store.metrics import envelopes
-from gputui.store.metrics.envelopes import Entry, Stretch
+from gputui.store.metrics.envelopes import Entry, EntryRange, StoredMetric, Stretch
 from gputui.store.metrics.stored_lines import START, FilePosition, named_by_event, rows_between
 
 EPOCH = "epoch"
@@ -44,9 +44,14 @@ class LineRange(NamedTuple):
     end: FilePosition
 
 
-class Layout(Struct, frozen=True):
-    """The stored lines of a run at one moment. ``ends`` are the ends of the last line of each
-    source, ``line_count`` counts the lines of all ranks."""
+class StoredLines(Struct, frozen=True):
+    """The stored lines of a run at one moment.
+
+    Attributes:
+        ends: the end of the last line of each source.
+        line_count: the number of lines of all ranks.
+        stretches: those that are reduced, in the order of writing.
+    """
 
     ends: Mapping[int, FilePosition]
     line_count: int
@@ -59,8 +64,8 @@ class Layout(Struct, frozen=True):
             yield LineRange(source_id, ends.get(source_id, START), end)
 
 
-def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
-    """The end of each source, and the number of lines."""
+def read_ends(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
+    """Read the end of each source of a run, and the number of its lines. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset, line_count FROM metric_sources WHERE run_id = ? ORDER BY source_id",
         (run_id,),
@@ -69,18 +74,23 @@ def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, File
     return ends, sum(line_count for *_, line_count in rows)
 
 
-def layout(connection: sqlite3.Connection, run_id: str) -> Layout:
-    """The current layout of a run's lines."""
-    return Layout(*sources(connection, run_id), envelopes.stretches(connection, run_id))
+def read_stored_lines(connection: sqlite3.Connection, run_id: str) -> StoredLines:
+    """Read the extent of a run's lines. Raises sqlite3.Error."""
+    return StoredLines(*read_ends(connection, run_id), envelopes.stretches(connection, run_id))
 
 
-def lines(connection: sqlite3.Connection, ranges: Iterable[LineRange]) -> Iterator[CurveLine]:
-    """The lines of some ranges, in the order in which they were written."""
+def read_lines(connection: sqlite3.Connection, ranges: Iterable[LineRange]) -> Iterator[CurveLine]:
+    """Read the lines of some ranges in the order in which they were written. Raises sqlite3.Error."""
     where = "AND (rank IS NULL OR rank = 0) AND step IS NOT NULL"
     for source_id, begin, end in ranges:
         rows = rows_between(connection, source_id, begin, end, columns="attempt, step, at, data", where=where)
         for attempt, step, at, data in rows:
             yield CurveLine(attempt, step, at, named_by_event(orjson.loads(data)))
+
+
+def ranges_between(since: Mapping[int, FilePosition], ends: Mapping[int, FilePosition]) -> list[LineRange]:
+    """The lines of each source from one position to another."""
+    return [LineRange(source_id, since[source_id], end) for source_id, end in ends.items() if since[source_id] != end]
 
 
 class Part(Struct, frozen=True):
@@ -101,34 +111,38 @@ class Part(Struct, frozen=True):
     def line_count(self) -> int:
         return sum(stretch.line_count for stretch in self.stretches)
 
-    def entry_ranges(self, level: int) -> Iterator[tuple[int, int, int]]:
-        """(level, begin, end) of the entries that cover the part: of ``level`` where they lie in it
-        as a whole, of lower ones at its ends."""
-        return envelopes.pieces(self.stretches[0].number, self.stretches[-1].number + 1, level)
+    def entry_ranges(self, level: int) -> Iterator[EntryRange]:
+        """The ranges of entries that cover the part: of ``level`` where they lie in it as a whole, of lower ones at
+        its ends."""
+        return envelopes.entry_ranges(self.stretches[0].number, self.stretches[-1].number + 1, level)
 
-    def entries_between(
-        self, connection: sqlite3.Connection, name: str, level: int, begin: int, end: int
-    ) -> Iterator[Entry]:
-        """The entries of one metric and level in the attempt and source of this part."""
-        return envelopes.entries(connection, self.stretches[0].source_id, self.attempt, name, level, begin, end)
+    def entries_in(self, connection: sqlite3.Connection, name: str, entry_range: EntryRange) -> Iterator[Entry]:
+        """The entries of one metric in a range of this part's attempt and source. Raises sqlite3.Error."""
+        metric = StoredMetric(self.stretches[0].source_id, self.attempt, name)
+        return envelopes.read_entries(connection, metric, entry_range)
 
     def entries(self, connection: sqlite3.Connection, name: str, level: int) -> Iterator[Entry]:
-        """The entries of one metric over the whole part, of at most ``level``."""
-        for at_level, begin, end in self.entry_ranges(level):
-            yield from self.entries_between(connection, name, at_level, begin, end)
+        """The entries of one metric over the whole part, of at most ``level``. Raises sqlite3.Error."""
+        for entry_range in self.entry_ranges(level):
+            yield from self.entries_in(connection, name, entry_range)
 
 
-def parts(stretches: Iterable[Stretch], cuts: Mapping[int, float]) -> list[Part]:
-    """The stretches as parts. Steps of an attempt from its cut on were done again by a later one; a
-    stretch with steps on both sides of the cut is in a part of its own."""
-    ordered: list[Part] = []
+def split_in_parts(stretches: Iterable[Stretch], cuts: Mapping[int, float]) -> list[Part]:
+    """Split the stretches of a run in parts.
+
+    Args:
+        stretches: in the order of writing.
+        cuts: by attempt, the first step that a later attempt did again. A stretch with steps on both sides of it is in
+            a part of its own.
+    """
+    parts: list[Part] = []
     for stretch in stretches:
         redone = _redone_of(stretch, cuts.get(stretch.attempt, math.inf))
-        if ordered and ordered[-1].redone == redone and _is_next(stretch, ordered[-1].stretches[-1]):
-            ordered[-1].stretches.append(stretch)
+        if parts and parts[-1].redone == redone and _is_next(stretch, parts[-1].stretches[-1]):
+            parts[-1].stretches.append(stretch)
         else:
-            ordered.append(Part(redone, [stretch]))
-    return ordered
+            parts.append(Part(redone, [stretch]))
+    return parts
 
 
 def _redone_of(stretch: Stretch, cut: float) -> Redone:
@@ -144,8 +158,10 @@ def _is_next(stretch: Stretch, previous: Stretch) -> bool:
     return is_same and stretch.number == previous.number + 1
 
 
-def by_level(unsplit: Iterable[Part], level_of: Callable[[Stretch], int | None]) -> Iterator[tuple[Part, int | None]]:
-    """The parts, split where the level changes; level None is line by line."""
-    for part in unsplit:
+def split_by_level(
+    parts: Iterable[Part], level_of: Callable[[Stretch], int | None]
+) -> Iterator[tuple[Part, int | None]]:
+    """Split parts where the level changes that ``level_of`` gives; level None is line by line."""
+    for part in parts:
         for level, group in groupby(part.stretches, level_of):
             yield Part(part.redone, list(group)), level

@@ -7,16 +7,24 @@ import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import orjson
 from msgspec.structs import replace
 
 from gputui.core.text import clean
-from gputui.metrics.curves import lines as run_lines
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, epoch_of, in_window, span_of
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Paces, Pairs, in_window, span_of
 from gputui.metrics.curves.bins import NARROWEST_BIN, CurveBuilder
-from gputui.metrics.curves.epochs import epoch_points
+from gputui.metrics.curves.epochs import Epochs, epoch_of, epoch_points
 from gputui.metrics.curves.hardware import HardwareCurves
-from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout, LineRange
+from gputui.metrics.curves.lines import (
+    EPOCH,
+    CurveLine,
+    StoredLines,
+    ranges_between,
+    read_ends,
+    read_lines,
+    read_stored_lines,
+    split_by_level,
+    split_in_parts,
+)
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.metrics.curves.model import (
     ChartData,
@@ -25,24 +33,20 @@ from gputui.metrics.curves.model import (
     Frame,
     HardwareCurve,
     MetricCurve,
-    RankCurve,
     RankCurves,
     Window,
 )
+from gputui.metrics.curves.rank_curves import RankReader
 from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.metrics.stored_lines import FilePosition, rows_between
+from gputui.store.metrics.stored_lines import FilePosition
 
 LINES_IN_FULL = 4096
 """A window with at most this many lines is read line by line: about 10 ms."""
 
 LINES_AT_ONCE = 8192
 """With more new lines than these, starting over is quicker than following."""
-
-RANK_LINES_AT_ONCE = 24_000
-"""Most lines of ranks read when a chart is opened, about 100 ms; of a longer run, a sample is read.
-"""
 
 
 class RunCurves:
@@ -51,7 +55,7 @@ class RunCurves:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self._shown: tuple[int, bool] | None = None
-        self._layout: Layout | None = None
+        self._stored: StoredLines | None = None
         self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", AxisTimeline(None))
         self._epochs = Epochs()
@@ -63,7 +67,7 @@ class RunCurves:
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
-        self._ranks = _RankReader(run_id)
+        self._ranks = RankReader(run_id)
         self._until: dict[int, FilePosition] = {}
         self._line_count = 0
         self._start = math.inf
@@ -71,7 +75,7 @@ class RunCurves:
 
     def has_news(self, connection: sqlite3.Connection) -> bool:
         """Return whether there are new lines since the last read. Raises sqlite3.Error."""
-        return run_lines.sources(connection, self.run_id)[0] != self._until
+        return read_ends(connection, self.run_id)[0] != self._until
 
     def pace(self, attempt: int) -> Pairs:
         """(moment, step) pairs of an attempt in the order of time, as far as was read."""
@@ -128,9 +132,9 @@ class RunCurves:
             new = [name for name in dict.fromkeys(stored_names.values()) if (name, window) not in self._followed]
             if not new:
                 continue
-            if self._layout is None or self._layout.ends != self._until:
-                self._layout = run_lines.layout(connection, self.run_id)
-            self._read_curves(connection, new, replace(request, window=window), self._layout)
+            if self._stored is None or self._stored.ends != self._until:
+                self._stored = read_stored_lines(connection, self.run_id)
+            self._read_curves(connection, new, replace(request, window=window), self._stored)
         curves = {}
         for requested, name in stored_names.items():
             whole = None
@@ -155,14 +159,14 @@ class RunCurves:
         cuts: Mapping[int, float] = {}
         if request.axis in ("step", EPOCH):
             cuts = cuts_of(attempts)
-        ends, line_count = run_lines.sources(connection, self.run_id)
+        ends, line_count = read_ends(connection, self.run_id)
         if ends != self._until:
             self._newest = queries.latest(connection, self.run_id)
             self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
             reporting = queries.ranks_by_metric(connection, self.run_id)
             self._rank_names = frozenset(clean(name) for name, ranks in reporting.items() if len(ranks) > 1)
         is_same = (
-            self._layout is not None
+            self._stored is not None
             and request.axis == self._map.axis
             and cuts == self._cuts
             and timeline.keeps_places_of(self._map.timeline)
@@ -174,10 +178,10 @@ class RunCurves:
             self._shown = drawn_as
             self._followed.clear()
         if is_same and ends != self._until:
-            ranges = _between(self._until, ends)
+            ranges = ranges_between(self._until, ends)
             self._until = ends
             self._line_count = line_count
-            is_same = self._follow(run_lines.lines(connection, ranges))
+            is_same = self._follow(read_lines(connection, ranges))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
         else:
@@ -216,11 +220,11 @@ class RunCurves:
         self._end = -math.inf
         self._hardware.reset()
         self._ranks.reset()
-        layout = self._layout = run_lines.layout(connection, self.run_id)
-        self._until = dict(layout.ends)
-        self._line_count = layout.line_count
+        stored = self._stored = read_stored_lines(connection, self.run_id)
+        self._until = dict(stored.ends)
+        self._line_count = stored.line_count
         ends: list[tuple[int, int, float | None]] = []
-        for stretch in layout.stretches:
+        for stretch in stored.stretches:
             ends += [
                 (stretch.attempt, stretch.min_step, stretch.min_at),
                 (stretch.attempt, stretch.max_step, stretch.max_at),
@@ -231,9 +235,9 @@ class RunCurves:
         is_epoch = request.axis == EPOCH
         written: dict[int, list[tuple[float, float]]] = {}
         if is_epoch:
-            for attempt, step, epoch in epoch_points(connection, layout.stretches, request.bins):
+            for attempt, step, epoch in epoch_points(connection, stored.stretches, request.bins):
                 written.setdefault(attempt, []).append((step, epoch))
-        for line in run_lines.lines(connection, layout.unreduced()):
+        for line in read_lines(connection, stored.unreduced()):
             self._paces.add(line.attempt, line.step, line.at)
             if is_epoch and (line_epoch := epoch_of(line)) is not None:
                 written.setdefault(line.attempt, []).append((float(line.step), line_epoch))
@@ -246,11 +250,11 @@ class RunCurves:
         self._events = [event for event in placed if event is not None]
 
     def _read_curves(
-        self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, layout: Layout
+        self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, stored: StoredLines
     ) -> None:
         """Read new metrics up to where the others are."""
-        stretches = in_window(layout.stretches, self._map, request.window)
-        parts = run_lines.parts(stretches, self._cuts)
+        stretches = in_window(stored.stretches, self._map, request.window)
+        parts = split_in_parts(stretches, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many entries suffice: each has four values to draw, and the level below takes
         # sixteen times as long.
@@ -259,14 +263,14 @@ class RunCurves:
         new = [CurveBuilder(name, request, self._cuts) for name in names]
         self._followed |= {(builder.name, request.window): builder for builder in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
-        for part, at in run_lines.by_level(parts, level_of):
+        for part, at in split_by_level(parts, level_of):
             if in_full or at is None or part.redone == "some":
-                self._read_lines(run_lines.lines(connection, [part.line_range]), new)
+                self._read_lines(read_lines(connection, [part.line_range]), new)
             else:
                 for builder in new:
                     entries = part.entries(connection, builder.name, at)
                     builder.add_entries(part.attempt, entries, self._map, is_redone=part.redone == "all")
-        self._read_lines(run_lines.lines(connection, layout.unreduced()), new)
+        self._read_lines(read_lines(connection, stored.unreduced()), new)
 
     def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
         """The level of each stretch for a logarithmic axis: the further along the axis, the more
@@ -304,97 +308,6 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
         return RunCurves(run_id).read(connection, read_attempts(connection, run_id), request)
     finally:
         connection.execute("ROLLBACK")
-
-
-def _between(since: Mapping[int, FilePosition], ends: Mapping[int, FilePosition]) -> list[LineRange]:
-    """The new lines."""
-    return [LineRange(source_id, since[source_id], end) for source_id, end in ends.items() if since[source_id] != end]
-
-
-# --- ranks ----------------------------------------------------------------------------------------
-
-
-class _RankReader:
-    """Reads the curves of a run's ranks from lines, since only those of rank 0 are reduced, and
-    follows them."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._asked: tuple[object, ...] | None = None
-        self._until: dict[int, FilePosition] = {}
-        self._followed: dict[tuple[str, int], CurveBuilder] = {}
-        self._is_sampled = False
-
-    def reset(self) -> None:
-        """Read everything again next time: places on the axis have changed."""
-        self._asked = None
-
-    def read(
-        self,
-        connection: sqlite3.Connection,
-        names: Mapping[str, str],
-        axis_map: AxisMap,
-        cuts: Mapping[int, float],
-        request: ChartRequest,
-    ) -> Mapping[str, RankCurves]:
-        """The curves of all ranks for each metric. ``names`` maps requested names to those in the
-        store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
-        settings = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        ends = run_lines.sources(connection, self._run_id)[0]
-        limit = -1
-        if settings != self._asked or ends.keys() != self._until.keys():
-            self._followed = {}
-            layout = run_lines.layout(connection, self._run_id)
-            ranges, limit = self._ranges(layout, axis_map, cuts, request)
-        else:
-            ranges = _between(self._until, ends)
-        # Incomplete until all lines were taken: a failed read starts over.
-        self._asked = None
-        for number, (source_id, begin, end) in enumerate(ranges):
-            most = -1 if number >= len(ranges) - len(ends) else limit
-            where = "AND rank IS NOT NULL AND step IS NOT NULL"
-            rows = rows_between(connection, source_id, begin, end, where=where, limit=most)
-            for attempt, rank, step, at, data in rows:
-                x = axis_map.place(attempt, step, at)
-                if x is None:
-                    continue
-                line = CurveLine(attempt, step, at, orjson.loads(data))
-                for name in names.values():
-                    followed = self._followed.get((name, rank))
-                    if followed is None:
-                        followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
-                    followed.add_line(line, x)
-        self._asked = settings
-        self._until = ends
-        return {requested: self._curves(name, request) for requested, name in names.items()}
-
-    def _ranges(
-        self, layout: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
-    ) -> tuple[list[LineRange], int]:
-        """The lines to read, those after the last stretches at the end, and the most of each stretch."""
-        parts = run_lines.parts(in_window(layout.stretches, axis_map, request.window), cuts)
-        stretches = [stretch for part in parts if part.redone != "all" for stretch in part.stretches]
-        of_rank_0 = sum(stretch.line_count for stretch in layout.stretches)
-        ranks = 1
-        if of_rank_0:
-            ranks = max(1, round(layout.line_count / of_rank_0))
-        line_count = sum(stretch.line_count for stretch in stretches) * ranks
-        self._is_sampled = line_count > RANK_LINES_AT_ONCE
-        limit = -1
-        if self._is_sampled:
-            # From each stretch enough lines for two of every rank.
-            stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
-            limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
-        ranges = [LineRange(stretch.source_id, stretch.begin, stretch.end) for stretch in stretches]
-        return [*ranges, *layout.unreduced()], limit
-
-    def _curves(self, name: str, request: ChartRequest) -> RankCurves:
-        curves = []
-        for (of, rank), followed in sorted(self._followed.items()):
-            if of == name and followed.last_in_window is not None:
-                curve = followed.curve(request.smoothing, followed.last_in_window)
-                curves.append(RankCurve(rank, curve.smooth or curve.bins, curve.last))
-        return RankCurves(tuple(curves), self._is_sampled)
 
 
 class CurveReader:

@@ -41,11 +41,18 @@ of a terminal, so that an average over them does not either."""
 
 
 class ChartRequest(Struct, frozen=True):
-    """The curves that the charts of a run need: metrics over a ``window`` of x (None is the whole
-    run, followed as it grows) in at most ``bins``, with the weight of the past in a moving average
-    over the bins of the whole run, fields of its GPUs and of the host with their values at
-    ``cursor``, and metrics with a curve for each rank. ``is_log``: bins are equally wide on a
-    logarithmic x axis, which has no place for x ≤ 0."""
+    """The curves that the charts of a run need.
+
+    Attributes:
+        names: the metrics.
+        window: None for the whole run, followed as it grows.
+        bins: the most of each curve.
+        smoothing: the weight of the past in a moving average over the bins of the whole run; 0 for none.
+        hardware: fields of its GPUs and of the host.
+        is_log: bins are equally wide on a logarithmic x axis, which has no place for x ≤ 0.
+        ranked: the metrics that have a curve for each rank.
+        cursor: the x at which the values of hardware are read.
+    """
 
     names: tuple[str, ...] = ()
     axis: Axis = "step"
@@ -66,11 +73,17 @@ class AttemptCurve(Struct, frozen=True):
 
 
 class MetricCurve(Struct, frozen=True):
-    """One metric over the axis. Over steps and epochs, ``bins`` hold what the newest attempt that
-    did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
-    ``smooth`` is the moving average at places inside the window, empty if none was asked for or the
-    metric is set rather than measured; ``averaged`` has what it is of, if that is not ``attempts``.
-    ``last`` is the newest value, finite or not, in any window."""
+    """One metric over the axis.
+
+    Attributes:
+        bins, redone: over steps and epochs, what the newest attempt that did a step measured there, and what earlier
+            ones had measured, to be drawn behind it.
+        smooth: the moving average at places inside the window; empty if none was asked for or the metric is set
+            rather than measured.
+        averaged: what ``smooth`` is the average of, if that is not ``attempts``.
+        last: the newest value, finite or not, in any window.
+        problem: why the curve is empty, in words; None if it is not.
+    """
 
     name: str
     bins: tuple[Bin, ...] = ()
@@ -80,7 +93,6 @@ class MetricCurve(Struct, frozen=True):
     averaged: tuple[AttemptCurve, ...] = ()
     last: float | None = None
     problem: str | None = None
-    """Why the curve is empty, in words; None if it is not."""
 
 
 class RankCurve(Struct, frozen=True):
@@ -101,7 +113,7 @@ class RankCurves(Struct, frozen=True):
 
 class HardwareCurve(Struct, frozen=True):
     """One field of one GPU, or of the host (``uuid`` is None), while the run used it. ``at_cursor``
-    is the sample then, not a mean of a bin, which would depend on the window."""
+    is the sample then, not the mean of a bin, which would depend on the window."""
 
     field: HardwareField
     uuid: str | None
@@ -111,8 +123,13 @@ class HardwareCurve(Struct, frozen=True):
 
 
 class ChartMarker(Struct, frozen=True):
-    """An event on the axis, as harmless text: a short word (``↻2``, ``ckpt``, ``cuda oom``), the
-    moment (``at``, UTC unix seconds) if known, and perhaps a sentence."""
+    """An event on the axis, as harmless text.
+
+    Attributes:
+        word: a short one, such as ``↻2``, ``ckpt``, ``cuda oom``.
+        at: UTC unix seconds, None if unknown.
+        text: a sentence, or empty.
+    """
 
     x: float
     kind: MarkerKind
@@ -124,9 +141,14 @@ class ChartMarker(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The x axis of the curves: the ends of the whole run, None while it is empty; over time, the
-    moment of x = 0 (UTC unix seconds); pairs of x and the moment when the run was there; and over
-    epochs, the pairs of step and x of each attempt, all in order."""
+    """The x axis of the curves.
+
+    Attributes:
+        start, end: the ends of the whole run, None while it is empty.
+        origin_at: over time, the moment of x = 0 (UTC unix seconds).
+        moments: pairs of x and the moment when the run was there, in order.
+        epochs: over epochs, the pairs of step and x of each attempt, in order.
+    """
 
     axis: Axis
     start: float | None = None
@@ -154,8 +176,13 @@ class Frame:
 
 
 class ChartData(Struct, frozen=True):
-    """The answer to a request. ``names`` are all metrics of the run in the order of their first
-    appearance, ``rank_names`` those that several ranks report."""
+    """The answer to a request.
+
+    Attributes:
+        names: all metrics of the run in the order of their first appearance.
+        curves, ranked: by requested name.
+        rank_names: the metrics that several ranks report.
+    """
 
     request: ChartRequest
     frame: Frame

@@ -22,10 +22,10 @@ _LEAST_PLOT_COLUMNS = 8
 
 
 class Gutters(NamedTuple):
-    """The least cells of the value labels left of a plot, and the cells right of it for the curves' ends."""
+    """The least cells of the value labels beside a plot, and the cells for the curves' ends."""
 
-    left: int = 0
-    right: int = 0
+    labels: int = 0
+    ends: int = 0
 
 
 NO_GUTTERS = Gutters()
@@ -58,13 +58,13 @@ def draw_chart(
     rows = height - has_axis - has_legend - has_marker_labels
 
     y_axis = value_axis(bins, chart.y_axis, rows)
-    gutter_width = 1 + max([gutters.left, *map(cell_width, y_axis.labels.values())])
+    gutter_width = 1 + max([gutters.labels, *map(cell_width, y_axis.labels.values())])
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
         gutter_width = -1
     room = width - gutter_width - 1
     end_width = 0
-    if gutters.right <= room // 2 and rows >= 3:
-        end_width = gutters.right
+    if gutters.ends <= room // 2 and rows >= 3:
+        end_width = gutters.ends
 
     canvas = Canvas(room - end_width, rows)
     x_axis = _x_axis(chart, canvas, cursor, gutter_width)

@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Bin:
-    """The values of one stretch of x. `first_x` and `last_x` are the x of the first and last finite
-    point in order of arrival, else of another. `low`, `high`, `first` and `last` are `None` without
-    a finite value. `gap_before`: the curve is broken before this bin."""
+    """The values of one stretch of x.
+
+    Attributes:
+        first_x, last_x: the x of the first and last finite point in order of arrival, else of another.
+        low, high, first, last: None without a finite value.
+        points, nan, positive_infinite, negative_infinite: numbers of values.
+        gap_before: the curve is broken before this bin.
+    """
 
     first_x: float
     last_x: float
@@ -85,8 +90,12 @@ class Buckets:
 
     Bins lie at multiples of their width. When a point would make more than `capacity` of them, the
     width doubles and pairs merge. x may jump back: a redone stretch then shows both passes'
-    extremes. `resolution` is the smallest width, in decades if `is_log`. Points whose x has no
-    place are left out.
+    extremes. Points whose x has no place are left out.
+
+    Attributes:
+        resolution: the smallest width, in decades if `is_log`.
+        capacity: the most bins.
+        is_log: bins are equally wide in the logarithm of x.
     """
 
     resolution: float = 1.0

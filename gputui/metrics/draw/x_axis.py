@@ -180,8 +180,8 @@ class XAxisText(NamedTuple):
         for placed in reversed(longest_first):
             column = placed.column
             size = cell_width(placed.marker.label)
-            ends = [start + cell_width(left.marker.label) + 1 for start, left in labels if left.column < column]
-            starts = [start - size - 1 for start, right in labels if right.column >= column]
+            ends = [start + cell_width(label.marker.label) + 1 for start, label in labels if label.column < column]
+            starts = [start - size - 1 for start, label in labels if label.column >= column]
             low = max(0, column - size - 3, *ends)
             high = min(column + 3, width - size, *starts)
             if low <= high:

@@ -24,9 +24,15 @@ the other fields of `Entry`. Little-endian."""
 
 
 class Entry(NamedTuple):
-    """One metric over one or more blocks. ``place`` counts the entries of a level from the
-    attempt's begin. Values, steps and times (UTC unix seconds) are of finite values; without any,
-    the values are NaN, and steps and times those of the others. An unknown time is NaN."""
+    """One metric over one or more blocks.
+
+    Attributes:
+        place: its number among the entries of its level, from the attempt's begin.
+        points, nan, positive_infinite, negative_infinite: numbers of values.
+        low, high, first, last: of the finite values, NaN without any.
+        first_step, last_step: those of the finite values, without any of the others.
+        first_at, last_at: the same in UTC unix seconds, NaN where unknown.
+    """
 
     place: int
     points: int
@@ -49,8 +55,14 @@ class Entry(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Lines of one attempt that are reduced together, and their ranges. ``begin`` and ``end`` are
-    (generation, byte offset)."""
+    """Lines of one attempt that are reduced together.
+
+    Attributes:
+        number: its place among the stretches of its attempt in its source.
+        begin, end: the positions of its first line and behind its last one.
+        min_step, max_step: the ends of its steps.
+        min_at, max_at: the ends of its times in UTC unix seconds, None where unknown.
+    """
 
     source_id: int
     attempt: int
@@ -137,14 +149,29 @@ def last_stretch(connection: sqlite3.Connection, source_id: int, attempt: int | 
     return _stretch(row)
 
 
-def entries(
-    connection: sqlite3.Connection, source_id: int, attempt: int, name: str, level: int, begin: int, end: int
-) -> Iterator[Entry]:
-    """The entries of one metric and level with places in [begin, end), in order."""
+class StoredMetric(NamedTuple):
+    """A metric of one attempt in one source."""
+
+    source_id: int
+    attempt: int
+    name: str
+
+
+class EntryRange(NamedTuple):
+    """The entries of one level with places in [begin, end)."""
+
+    level: int
+    begin: int
+    end: int
+
+
+def read_entries(connection: sqlite3.Connection, metric: StoredMetric, entry_range: EntryRange) -> Iterator[Entry]:
+    """Read the entries of one metric in a range, in order. Raises sqlite3.Error."""
+    level, begin, end = entry_range
     rows = connection.execute(
-        "SELECT number, entries FROM metric_envelopes WHERE source_id = ? AND attempt = ? AND "
-        "name = ? AND level = ? AND number BETWEEN ? AND ? ORDER BY number",
-        (source_id, attempt, name, level, begin // FAN, (end - 1) // FAN),
+        "SELECT number, entries FROM metric_envelopes "
+        "WHERE source_id = ? AND attempt = ? AND name = ? AND level = ? AND number BETWEEN ? AND ? ORDER BY number",
+        (*metric, level, begin // FAN, (end - 1) // FAN),
     )
     for number, packed in rows:
         unpacked = unpack(number, packed)
@@ -154,29 +181,27 @@ def entries(
             yield from (entry for entry in unpacked if begin <= entry.place < end)
 
 
-def pieces(begin: int, end: int, level: int) -> Iterator[tuple[int, int, int]]:
-    """The entries of at most ``level`` that exactly cover the stored stretches [begin, end), as
-    (level, first place, end place), in order."""
+def entry_ranges(begin: int, end: int, level: int) -> Iterator[EntryRange]:
+    """The ranges of entries, of at most ``level``, that exactly cover the stored stretches [begin, end), in order."""
     if begin >= end:
         return
     if level == 0:
-        yield 0, begin * FAN, end * FAN
+        yield EntryRange(0, begin * FAN, end * FAN)
         return
     unit = int(FAN ** (level - 1))
     # Above level 1, an entry exists only for complete rows of the level below.
     low = -(-begin // unit)
     high = end // unit
     if low >= high:
-        yield from pieces(begin, end, level - 1)
+        yield from entry_ranges(begin, end, level - 1)
         return
-    yield from pieces(begin, low * unit, level - 1)
-    yield level, low, high
-    yield from pieces(high * unit, end, level - 1)
+    yield from entry_ranges(begin, low * unit, level - 1)
+    yield EntryRange(level, low, high)
+    yield from entry_ranges(high * unit, end, level - 1)
 
 
 def level_for(lines: int, least: int) -> int:
-    """The highest level with at ``least`` so many entries for this number of lines; 0 if there is
-    none."""
+    """The highest level with ``least`` entries or more for this number of lines; 0 if there is none."""
     level = 0
     while lines // (BLOCK_LINES * FAN ** (level + 1)) >= least:
         level += 1

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, epoch_pairs, interpolate, monotonic_pairs
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, interpolate, monotonic_pairs
+from gputui.metrics.curves.epochs import epoch_pairs
 from gputui.metrics.curves.model import Frame
 
 LINE = [(0.0, 10.0), (10.0, 20.0), (20.0, 20.0), (30.0, 60.0)]

@@ -124,10 +124,10 @@ def test_ticks_between_fixed_ends() -> None:
 
 def test_the_end_of_a_curve_and_of_the_axis_are_labelled() -> None:
     curve = Curve(reduce(ramp(), 80), "series.2", "", end="40.0")
-    lines = draw_chart(Chart([curve], x_axis=XAxis("step", kind="count")), 60, 8, gutters=Gutters(right=5))
+    lines = draw_chart(Chart([curve], x_axis=XAxis("step", kind="count")), 60, 8, gutters=Gutters(ends=5))
     assert lines[0][-1] == (" 40.0", "series.2")
     assert plain_text(lines[-1:]).rstrip("─").endswith("step 40")
-    beside = draw_chart(Chart([curve], x_axis=XAxis("step", kind="count")), 60, 8, gutters=Gutters(left=6))
+    beside = draw_chart(Chart([curve], x_axis=XAxis("step", kind="count")), 60, 8, gutters=Gutters(labels=6))
     assert plain_text(beside[-1:]).startswith("  step └0") and plain_text(beside[-1:]).endswith("─40")
 
 

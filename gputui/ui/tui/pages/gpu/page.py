@@ -497,7 +497,7 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
             Chart(curves, x_axis=x_axis, y_axis=y_axis),
             (width - across + 1) // across,
             max(CHART_LEAST, height // down),
-            gutters=Gutters(left=4),
+            gutters=Gutters(labels=4),
         )
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
