@@ -366,10 +366,11 @@ def gpu_history(
 ) -> dict[str, GpuHistory]:
     """Means over ``buckets`` equal spans of [since, until), by UUID, of GPUs with samples."""
     gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
+    grid = rollups.SpanGrid.equal_parts(since, end, buckets)
     histories: dict[str, GpuHistory] = {}
     # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
     for gpu_id, name in gpus:
-        table = rollups.means(connection, series.GPU, gpu_id, GpuHistory.__struct_fields__, since, end, buckets)
+        table = rollups.means(connection, series.GPU, gpu_id, GpuHistory.__struct_fields__, grid)
         if any(value is not None for column in table for value in column):
             histories[name] = GpuHistory(*table)
     return histories
@@ -382,13 +383,14 @@ def memory_temperature_history(
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
-    return rollups.means(connection, series.SLOW, row[0], (rollups.MEMORY_TEMPERATURE.column,), since, end, buckets)[0]
+    grid = rollups.SpanGrid.equal_parts(since, end, buckets)
+    return rollups.means(connection, series.SLOW, row[0], (rollups.MEMORY_TEMPERATURE.column,), grid)[0]
 
 
 def host_history(connection: sqlite3.Connection, since: float, end: float, buckets: int) -> HostHistory:
     """Means over ``buckets`` equal spans of [since, until)."""
-    columns = HostHistory.__struct_fields__
-    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, columns, since, end, buckets))
+    grid = rollups.SpanGrid.equal_parts(since, end, buckets)
+    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, HostHistory.__struct_fields__, grid))
 
 
 _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")

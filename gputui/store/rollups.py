@@ -84,7 +84,7 @@ DAY = 86_400
 
 
 class GpuHistory(Struct, frozen=True):
-    """Means of one GPU over equal buckets, oldest first; None without samples."""
+    """Means of one GPU over equal spans, oldest first; None without samples."""
 
     utilization_percent: tuple[float | None, ...]
     memory_used_bytes: tuple[float | None, ...]
@@ -93,7 +93,12 @@ class GpuHistory(Struct, frozen=True):
 
 
 class HostHistory(Struct, frozen=True):
-    """Means of the host over equal buckets, oldest first; None without samples."""
+    """Means of the host over equal spans.
+
+    Attributes:
+        cpu_percent, memory_used_bytes, disk_read_bytes_per_second, disk_write_bytes_per_second,
+        network_received_bytes_per_second, network_sent_bytes_per_second: oldest first; None in spans without samples.
+    """
 
     cpu_percent: tuple[float | None, ...]
     memory_used_bytes: tuple[float | None, ...]
@@ -124,62 +129,83 @@ def span_seconds(name: str) -> int:
     return HOUR
 
 
+class SpanGrid(NamedTuple):
+    """Equal spans of time.
+
+    Attributes:
+        seconds: the length of a span.
+        first, last: the numbers of the spans that are read.
+        origin: the begin of span 0, in UTC unix seconds.
+        read_seconds: of each span, only the samples of its first so many seconds are read; None for all.
+    """
+
+    seconds: float
+    first: int
+    last: int
+    origin: float = 0.0
+    read_seconds: float | None = None
+
+    @classmethod
+    def equal_parts(cls, since: float, end: float, parts: int) -> SpanGrid:
+        """The ``parts`` equal spans of [since, end)."""
+        return cls((end - since) / parts, 0, parts - 1, since)
+
+
 def means(
-    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], since: float, end: float,
-    buckets: int,
-) -> list[tuple[float | None, ...]]:  # fmt: skip
-    """The means of columns in ``buckets`` equal parts of [since, until): of samples or, where these
-    are deleted, of the longest spans that fit into a part or still exist. A span counts for the
-    part in which it begins."""
+    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], grid: SpanGrid
+) -> list[tuple[float | None, ...]]:
+    """The means of columns in each span of a grid: of samples or, where these are deleted, of the longest rollups that
+    fit into a span or still exist. A rollup counts for the span in which it begins. Raises sqlite3.Error."""
     limits = bounds(connection)
-    width = (end - since) / buckets
     tables = [(series.table, "avg({0})")]
-    if since < limits.raw_since:
-        name = "hours" if width >= HOUR or since < limits.minutes_since else "minutes"
-        subject = "host" if gpu_id == HOST_ID else "gpu"
-        tables.append((f"{subject}_{name}", _MEAN_OF_ROLLUPS))
-    table_of_means: list[list[float | None]] = [[None] * buckets for _ in columns]
+    if grid.origin < limits.raw_since:
+        name = "minutes"
+        if grid.seconds >= HOUR or grid.origin < limits.minutes_since:
+            name = "hours"
+        tables.append((_rollup_table(gpu_id, name), _MEAN_OF_ROLLUPS))
+    spans = grid.last - grid.first + 1
+    table_of_means: list[list[float | None]] = [[None] * spans for _ in columns]
     for table, mean in tables:
         expressions = ", ".join(mean.format(column) for column in columns)
-        parts = _Parts(since, width, 0, buckets - 1, width)
-        for bucket, *values in _rows_by_part(connection, table, gpu_id, expressions, parts):
+        for number, *values in _rows_by_span(connection, table, gpu_id, expressions, grid):
             for column, value in zip(table_of_means, values, strict=True):
-                if column[bucket] is None:
-                    column[bucket] = value
+                if column[number - grid.first] is None:
+                    column[number - grid.first] = value
     return [without_gaps(column) for column in table_of_means]
+
+
+def _rollup_table(gpu_id: int, name: str) -> str:
+    """The table of minutes, hours or samples of a GPU or of the host."""
+    if gpu_id == HOST_ID:
+        return f"host_{name}"
+    return f"gpu_{name}"
 
 
 # Weighted by samples; rows without a value are left out.
 _MEAN_OF_ROLLUPS = "sum({0}_mean * sample_count) / sum(CASE WHEN {0}_mean NOTNULL THEN sample_count END)"
 
 
-class _Parts(NamedTuple):
-    """Parts of the time: number n begins at ``origin + n · seconds``. The rows of its first
-    ``read_seconds`` are read."""
-
-    origin: float
-    seconds: float
-    first: int
-    last: int
-    read_seconds: float
-
-
-def _rows_by_part(
-    connection: sqlite3.Connection, table: str, gpu_id: int, expressions: str, parts: _Parts
+def _rows_by_span(
+    connection: sqlite3.Connection, table: str, gpu_id: int, expressions: str, grid: SpanGrid
 ) -> sqlite3.Cursor:
-    """The number of each part with rows, and the SQL ``expressions`` over these."""
-    source = "" if gpu_id == HOST_ID else "gpu_id = :gpu_id AND"
-    # A loop over the parts: with a GROUP BY alone, SQLite would sort the rows of a year first.
+    """The number of each span with rows, and the SQL ``expressions`` over these."""
+    of_subject = "gpu_id = :gpu_id AND"
+    if gpu_id == HOST_ID:
+        of_subject = ""
+    parameters = {**grid._asdict(), "gpu_id": gpu_id}
+    parameters["read_seconds"] = grid.read_seconds or grid.seconds
+    # A loop over the spans: with a GROUP BY alone, SQLite would sort the rows of a year first.
     return connection.execute(
-        "WITH RECURSIVE parts (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM parts WHERE n < :last) "  # noqa: S608 - fixed names
-        f"SELECT n, {expressions} FROM parts CROSS JOIN {table} ON {source} at >= :origin + n * :seconds "
+        "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last) "  # noqa: S608 - fixed names
+        f"SELECT n, {expressions} FROM spans "
+        f"CROSS JOIN {table} ON {of_subject} at >= :origin + n * :seconds "
         "AND at < :origin + n * :seconds + :read_seconds GROUP BY n",
-        {**parts._asdict(), "gpu_id": gpu_id},
+        parameters,
     )
 
 
 def without_gaps(values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """The values of equal buckets; where samples come less often than buckets, an empty bucket has
+    """The values of equal spans; where samples come less often than spans, an empty span has
     the value before it. Empty for longer than that, it stays None."""
     places = [place for place, value in enumerate(values) if value is not None]
     if len(places) < 3 or len(places) == len(values):
@@ -200,12 +226,17 @@ def means_around(
 ) -> dict[str, Any] | None:
     """The means of ``columns`` in the minute or hour that contains a time, with ``at`` as its
     begin, for a GPU or the host; None if unknown."""
-    name = "minutes" if at >= limits.minutes_since else "hours"
+    name = "hours"
+    if at >= limits.minutes_since:
+        name = "minutes"
     means = ", ".join(f"{column}_mean AS {column}" for column in columns)
-    table = f"host_{name} WHERE" if gpu_id == HOST_ID else f"gpu_{name} WHERE gpu_id = :gpu_id AND"
+    of_subject = "gpu_id = :gpu_id AND"
+    if gpu_id == HOST_ID:
+        of_subject = ""
     rows = named_rows(
         connection,
-        f"SELECT at, {means} FROM {table} at <= :at AND at > :since AND sample_count > 0",  # noqa: S608 - fixed names
+        f"SELECT at, {means} FROM {_rollup_table(gpu_id, name)} "  # noqa: S608 - fixed names
+        f"WHERE {of_subject} at <= :at AND at > :since AND sample_count > 0",
         {"gpu_id": gpu_id, "at": at, "since": at - span_seconds(name)},
     )
     if rows:
@@ -242,18 +273,23 @@ def first_sample(connection: sqlite3.Connection) -> float | None:
     return sampled_around(connection, -math.inf)[1]
 
 
-Values = tuple[int, float | None, float | None, float | None]
+class ColumnSummary(NamedTuple):
+    """One column of the samples of a span; without a known value, ``values`` is 0 and the others are None."""
+
+    values: int
+    low: float | None
+    high: float | None
+    mean: float | None
 
 
 class SampleSpan(NamedTuple):
-    """The samples of span ``number``. ``values`` has for each requested column the number of known
-    values, the minimum, the maximum and the mean."""
+    """The samples of span ``number`` of a grid, summarized for each requested column."""
 
     number: int
     first_at: float
     last_at: float
     samples: int
-    values: Sequence[Values]
+    columns: Sequence[ColumnSummary]
 
 
 def newest_sample(connection: sqlite3.Connection, uuid: str | None) -> float | None:
@@ -289,55 +325,58 @@ def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
     return int(row[0])
 
 
-def _column_values(count: float, low: Any, high: Any, total: float) -> Values:
-    """The number of values of a column in a span, their bounds, and their mean."""
-    if not count:
-        return 0, low, high, None
-    return int(count), low, high, total / count
-
-
 def sample_spans(
-    connection: sqlite3.Connection, uuid: str | None, columns: Sequence[str], seconds: float, first: int, last: int,
-    read_seconds: float,
-) -> list[SampleSpan]:  # fmt: skip
-    """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``;
-    span n begins ``n · seconds`` after 1970. Spans without samples are left out.
-
-    Of samples, only the first ``read_seconds`` of each span are read, which bounds the cost of long
-    spans. Hours and minutes are read where no finer data exist.
-    """
+    connection: sqlite3.Connection, uuid: str | None, columns: Sequence[str], grid: SpanGrid
+) -> list[SampleSpan]:
+    """The samples of a GPU, or of the host (None), in the spans of a grid from 1970 on; spans without samples are left
+    out. Hours and minutes are read, as a whole, where no finer data exist. Raises sqlite3.Error."""
     with one_moment(connection):
         limits = bounds(connection)
         gpu_id = _gpu_id(connection, uuid)
-        spans = []
-        for table, since, limit in (
+        tables = (
             ("hours", -math.inf, limits.minutes_since),
             ("minutes", limits.minutes_since, limits.raw_since),
             ("samples", limits.raw_since, math.inf),
-        ):
-            begin = first
-            end = last
-            if since != -math.inf:
-                begin = max(first, math.ceil(since / seconds))
-            if limit != math.inf:
-                end = min(last, math.ceil(limit / seconds) - 1)
-            if begin > end:
+        )
+        spans = []
+        for name, since, end in tables:
+            part = grid._replace(first=_span_from(grid.first, since, grid), last=_span_before(grid.last, end, grid))
+            count, of_column = _OF_SAMPLES
+            if name != "samples":
+                count, of_column = _OF_ROLLUPS
+                part = part._replace(read_seconds=None)
+            if part.first > part.last:
                 continue
-            count, of_column = _OF_ROLLUPS
-            part_seconds = seconds
-            if table == "samples":
-                count, of_column = _OF_SAMPLES
-                part_seconds = read_seconds
-            expressions = ", ".join(("min(at), max(at)", count, *(of_column.format(name) for name in columns)))
-            parts = _Parts(0.0, seconds, begin, end, part_seconds)
-            name = f"host_{table}" if uuid is None else f"gpu_{table}"
-            for number, first_at, last_at, sample_count, *rest in _rows_by_part(
-                connection, name, gpu_id, expressions, parts
-            ):
-                by_column = (rest[at : at + 4] for at in range(0, len(rest), 4))
-                values = [_column_values(*column) for column in by_column]
-                spans.append(SampleSpan(number, first_at, last_at, int(sample_count), values))
+            expressions = ", ".join(("min(at), max(at)", count, *(of_column.format(column) for column in columns)))
+            rows = _rows_by_span(connection, _rollup_table(gpu_id, name), gpu_id, expressions, part)
+            spans += [_sample_span(row) for row in rows]
         return spans
+
+
+def _span_from(first: int, at: float, grid: SpanGrid) -> int:
+    """The number of the first span from number ``first`` on that begins at a time or later."""
+    if at == -math.inf:
+        return first
+    return max(first, math.ceil(at / grid.seconds))
+
+
+def _span_before(last: int, at: float, grid: SpanGrid) -> int:
+    """The number of the last span up to number ``last`` that begins before a time."""
+    if at == math.inf:
+        return last
+    return min(last, math.ceil(at / grid.seconds) - 1)
+
+
+def _sample_span(row: Sequence[Any]) -> SampleSpan:
+    """A span from its number, first and last time and number of samples, and the values of each column: their number,
+    lowest, highest and sum."""
+    number, first_at, last_at, samples, *values = row
+    columns = []
+    for place in range(0, len(values), 4):
+        count, low, high, total = values[place : place + 4]
+        mean = total / count if count else None
+        columns.append(ColumnSummary(int(count), low, high, mean))
+    return SampleSpan(number, first_at, last_at, int(samples), columns)
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.

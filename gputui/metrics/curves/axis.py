@@ -62,14 +62,19 @@ MOST_MOMENTS = 256
 
 
 class AxisMap(Struct, frozen=True):
-    """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of
-    epochs; ``paces`` are (moment, step) pairs by attempt, needed for what has a moment and no step.
+    """Places on an axis.
+
+    Attributes:
+        epochs: (step, epoch) pairs by attempt, needed on the axis of epochs.
+        paces: (moment, step) pairs by attempt, needed for what has a moment and no step.
+        cuts: by attempt, the first step that a later one did again (`cuts_of`); empty over time.
     """
 
     axis: Axis
     timeline: AxisTimeline
     epochs: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
     paces: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
+    cuts: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
         """The x of a line; None if it has none."""
@@ -103,13 +108,13 @@ class AxisMap(Struct, frozen=True):
             return step
         return interpolate(self.epochs.get(attempt, ()), step)
 
-    def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-        """(x, moment) pairs in order of x, without redone steps; ``cuts`` are from `cuts_of`."""
+    def moments(self) -> tuple[tuple[float, float], ...]:
+        """(x, moment) pairs in order of x, without redone steps."""
         moments: list[tuple[float, float]] = []
         for attempt, pairs in self.paces.items():
             if not pairs:
                 continue
-            end = cuts.get(attempt, math.inf)
+            end = self.cuts.get(attempt, math.inf)
             every = len(pairs) // MOST_MOMENTS + 1
             for at, step in [*pairs[: len(pairs) - 1 : every], pairs[-1]]:
                 if step < end and (x := self.place(attempt, int(step), at)) is not None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.metrics.curves.axis import AxisMap, interpolate
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt
-from gputui.store.rollups import SampleSpan, newest_sample, sample_at, sample_spans
+from gputui.store.rollups import SampleSpan, SpanGrid, newest_sample, sample_at, sample_spans
 
 SAMPLES_AT_ONCE = 200_000
 """Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each
@@ -52,107 +53,138 @@ class GpuHold(Struct, frozen=True):
     end: float
 
 
+class _View(NamedTuple):
+    """A window on an axis, None for all of it, and the seconds of a span in it."""
+
+    axis_map: AxisMap
+    window: Window | None
+    span_seconds: float
+
+
 @dataclass(slots=True)
 class _Device:
-    """One GPU or the host: the final bins of each field; its spans in order; how many of these are
-    final, and the last of them that has a place."""
+    """The spans and bins of one GPU, or of the host.
 
-    placed: list[list[Bin]]
+    Attributes:
+        uuid: None for the host.
+        columns: those of the samples, by field.
+        final_bins: for each field, those of the spans whose place on the axis is final.
+        spans: all with samples, in order.
+        final_count: the number of spans whose place is final.
+        last_placed: the last of these that has a place.
+    """
+
+    uuid: str | None
+    columns: Mapping[HardwareField, str]
+    final_bins: list[list[Bin]]
     spans: list[SampleSpan] = field(default_factory=list)
-    settled: int = 0
+    final_count: int = 0
     last_placed: SampleSpan | None = None
+
+    def read_new_spans(self, connection: sqlite3.Connection, grid: SpanGrid) -> None:
+        """Read the spans after the newest known one, and that one again, which may have grown."""
+        if self.spans:
+            grid = grid._replace(first=self.spans[-1].number)
+        spans = sample_spans(connection, self.uuid, list(self.columns.values()), grid)
+        if spans and self.spans and spans[0].number == self.spans[-1].number:
+            self.spans.pop()
+        self.spans += spans
+
+    def bins(self, holds: Sequence[GpuHold], view: _View) -> list[tuple[Bin, ...]]:
+        """The bins of each field. Those of spans with a final place are made once."""
+        end = self._final_end(view.axis_map)
+        self.last_placed = self._add_bins(self.final_bins, range(self.final_count, end), holds, view)
+        self.final_count = end
+        later: list[list[Bin]] = [[] for _ in self.final_bins]
+        self._add_bins(later, range(end, len(self.spans)), holds, view)
+        return [(*final, *not_final) for final, not_final in zip(self.final_bins, later, strict=True)]
+
+    def _final_end(self, axis_map: AxisMap) -> int:
+        """The number of the first span whose place is not final: the newest, or an earlier one."""
+        numbers = range(self.final_count, len(self.spans) - 1)
+        newest = max(self.final_count, len(self.spans) - 1)
+        return next((number for number in numbers if not _is_final(axis_map, self.spans[number])), newest)
+
+    def _add_bins(
+        self, bins: Sequence[list[Bin]], numbers: Iterable[int], holds: Sequence[GpuHold], view: _View
+    ) -> SampleSpan | None:
+        """Add a bin per field for each numbered span that has a place. Returns the last one that had."""
+        before = self.last_placed
+        for number in numbers:
+            span = self.spans[number]
+            ends = _ends_on_axis(span, holds, view)
+            if ends is None:
+                continue
+            has_gap = before is not None and self._is_apart(number, before, view.span_seconds)
+            for field_bins, (count, low, high, mean) in zip(bins, span.columns, strict=True):
+                if count:
+                    field_bins.append(Bin(*ends, low, high, mean, mean, count, gap_before=has_gap))
+            before = span
+        return before
+
+    def _is_apart(self, number: int, before: SampleSpan, span_seconds: float) -> bool:
+        """Tell whether a span is further from the one before than is usual there: old samples are kept as means of
+        minutes and hours."""
+        span = self.spans[number]
+        if (span.number - before.number) * span_seconds <= max(span_seconds, APART_SECONDS):
+            return False
+        earlier = self.spans[max(0, number - 1 - _BEFORE) : number]
+        usual = median([later.first_at - first.last_at for first, later in pairwise(earlier)] or [0.0])
+        return span.first_at - before.last_at > APART_INTERVALS * usual
 
 
 class HardwareCurves:
     """Reads the hardware curves of one run, and follows them; one per run and reader."""
 
     def __init__(self) -> None:
-        self._asked: tuple[object, ...] | None = None
-        self._seconds = 1.0
-        self._looked_at = 1.0
+        self._read_as: tuple[object, ...] | None = None
+        self._span_seconds = 1.0
+        self._read_seconds = 1.0
         self._devices: dict[str | None, _Device] = {}
 
     def reset(self) -> None:
         """Read everything again next time: places on the axis have changed."""
-        self._asked = None
+        self._read_as = None
 
     def read(
-        self,
-        connection: sqlite3.Connection,
-        attempts: Sequence[Attempt],
-        axis_map: AxisMap,
-        cuts: Mapping[int, float],
-        request: ChartRequest,
+        self, connection: sqlite3.Connection, attempts: Sequence[Attempt], axis_map: AxisMap, request: ChartRequest
     ) -> tuple[HardwareCurve, ...]:
-        """A curve for each field and GPU of the run, and one for each field of the host; first and
-        last value of a bin are its mean. Over steps and epochs, samples outside of an attempt's
-        lines and of redone steps have no place. Raises sqlite3.Error."""
-        stays = _stays(attempts, axis_map)
-        gpu_fields = [name for name in request.hardware if name in _GPU]
-        host_fields = [name for name in request.hardware if name in _HOST]
+        """Read a curve for each field and GPU of the run, and one for each field of the host.
+
+        First and last value of a bin are its mean. Over steps and epochs, samples outside of an attempt's
+        lines and of redone steps have no place. Raises sqlite3.Error.
+        """
+        holds = _holds_of(attempts, axis_map.timeline)
         uuids: list[str | None] = []
-        if gpu_fields:
-            uuids += sorted({stay.uuid for stay in stays if stay.uuid is not None})
-        if host_fields:
+        if any(name in _GPU for name in request.hardware):
+            uuids += sorted({hold.uuid for hold in holds if hold.uuid is not None})
+        if any(name in _HOST for name in request.hardware):
             uuids.append(None)
-        if not uuids:
-            return ()
-        moments = self._moments(connection, stays, uuids, axis_map, request.window)
+        holds = [hold for hold in holds if hold.uuid in uuids]
+        moments = self._moments(connection, holds, axis_map, request.window)
         if moments is None:
             return ()
-        timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
-        self._settle(moments, len(uuids), request, timeline)
-        curves = []
+        self._choose_span(moments, len(uuids), axis_map.timeline, request)
+        curves: list[HardwareCurve] = []
         for uuid in uuids:
-            fields = gpu_fields
-            column_of = _GPU
-            if uuid is None:
-                fields = host_fields
-                column_of = _HOST
-            device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
-            # New spans, and the newest known one, which may have grown.
-            first = math.floor(moments[0] / self._seconds)
-            if device.spans:
-                first = device.spans[-1].number
-            grid = (self._seconds, first, math.floor(moments[1] / self._seconds), self._looked_at)
-            columns = [column_of[name] for name in fields]
-            new_spans = [*sample_spans(connection, uuid, columns, *grid)]
-            if new_spans and device.spans and new_spans[0].number == first:
-                device.spans.pop()
-            device.spans += new_spans
-            own_stays = [stay for stay in stays if stay.uuid == uuid]
-            drawn = _bins(device, own_stays, axis_map, cuts, request.window, self._seconds)
-            then = None
-            if request.cursor is not None:
-                moment = _moment_of(axis_map, cuts, own_stays, request.cursor)
-                if moment is not None:
-                    then = sample_at(connection, uuid, columns, moment)
-            for name, column, bins in zip(fields, columns, drawn, strict=True):
-                last = bins[-1].last if bins else None
-                at_cursor = None if then is None else then[column]
-                curves.append(HardwareCurve(name, uuid, bins, last, at_cursor))
-        order = {name: place for place, name in enumerate(request.hardware)}
-        return tuple(sorted(curves, key=lambda curve: order[curve.field]))
+            holds_of_device = [hold for hold in holds if hold.uuid == uuid]
+            curves += self._device_curves(connection, uuid, holds_of_device, axis_map, moments, request)
+        return tuple(sorted(curves, key=lambda curve: request.hardware.index(curve.field)))
 
     def _moments(
-        self,
-        connection: sqlite3.Connection,
-        stays: Sequence[GpuHold],
-        uuids: Sequence[str | None],
-        axis_map: AxisMap,
-        window: Window | None,
+        self, connection: sqlite3.Connection, holds: Sequence[GpuHold], axis_map: AxisMap, window: Window | None
     ) -> Window | None:
         """The stretch of time that is shown; None if nothing was sampled in it."""
         begins = []
         ends = []
-        for stay in stays:
-            reach: Window | None = (stay.begin, stay.end)
+        for hold in holds:
+            moments: Window | None = (hold.begin, hold.end)
             if window is not None:
-                reach = _moments_of(axis_map, stay, window)
-            if reach is not None and stay.uuid in uuids:
-                begins.append(max(stay.begin, reach[0]))
-                ends.append(min(stay.end, reach[1]))
-        sampled = [newest_sample(connection, uuid) for uuid in uuids]
+                moments = _moments_of(axis_map, hold, window)
+            if moments is not None:
+                begins.append(max(hold.begin, moments[0]))
+                ends.append(min(hold.end, moments[1]))
+        sampled = [newest_sample(connection, uuid) for uuid in {hold.uuid for hold in holds}]
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
             return None
@@ -162,76 +194,70 @@ class HardwareCurves:
             return (begin, end)
         return None
 
-    def _settle(self, moments: Window, sources: int, request: ChartRequest, timeline: object) -> None:
+    def _choose_span(self, moments: Window, devices: int, timeline: AxisTimeline, request: ChartRequest) -> None:
         """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
-        settings = (request.axis, request.window, request.bins, request.hardware, timeline)
-        if settings == self._asked and length / self._seconds <= 2 * bins:
+        drawn_as = (request.axis, request.window, request.bins, request.hardware, timeline.begins, timeline.ends)
+        if drawn_as == self._read_as and length / self._span_seconds <= 2 * bins:
             return
-        self._asked = settings
+        self._read_as = drawn_as
         self._devices.clear()
-        self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
+        self._span_seconds = 2.0 ** math.ceil(math.log2(length / bins))
         # For one sample a second; a slower recorder still has samples in each part.
-        share = min(1.0, SAMPLES_AT_ONCE / (length * sources))
-        self._looked_at = min(self._seconds, max(self._seconds * share, LEAST_SECONDS))
+        share = min(1.0, SAMPLES_AT_ONCE / (length * devices))
+        self._read_seconds = min(self._span_seconds, max(self._span_seconds * share, LEAST_SECONDS))
+
+    def _device_curves(
+        self,
+        connection: sqlite3.Connection,
+        uuid: str | None,
+        holds: Sequence[GpuHold],
+        axis_map: AxisMap,
+        moments: Window,
+        request: ChartRequest,
+    ) -> Iterator[HardwareCurve]:
+        """The curves of the requested fields of one GPU or of the host."""
+        device = self._devices.get(uuid)
+        if device is None:
+            column_of = _HOST if uuid is None else _GPU
+            columns = {name: column_of[name] for name in request.hardware if name in column_of}
+            device = self._devices[uuid] = _Device(uuid, columns, [[] for _ in columns])
+        first, last = (math.floor(moment / self._span_seconds) for moment in moments)
+        device.read_new_spans(connection, SpanGrid(self._span_seconds, first, last, read_seconds=self._read_seconds))
+        sample: Mapping[str, float | None] = {}
+        if request.cursor is not None:
+            moment = _moment_of(axis_map, holds, request.cursor)
+            if moment is not None:
+                sample = sample_at(connection, uuid, list(device.columns.values()), moment) or {}
+        drawn = device.bins(holds, _View(axis_map, request.window, self._span_seconds))
+        for (name, column), bins in zip(device.columns.items(), drawn, strict=True):
+            newest = bins[-1].last if bins else None
+            yield HardwareCurve(name, uuid, bins, newest, sample.get(column))
 
 
-def _bins(
-    device: _Device,
-    stays: Sequence[GpuHold],
-    axis_map: AxisMap,
-    cuts: Mapping[int, float],
-    window: Window | None,
-    seconds: float,
-) -> list[tuple[Bin, ...]]:
-    """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed
-    once."""
-    spans = device.spans
-    later: list[list[Bin]] = [[] for _ in device.placed]
-    before = device.last_placed
-    into = device.placed
-    for at in range(device.settled, len(spans)):
-        span = spans[at]
-        if at == len(spans) - 1 or not _is_settled(axis_map, span):
-            into = later
-        stay = next((hold for hold in stays if hold.begin <= span.last_at and span.first_at <= hold.end), None)
-        if stay is not None:
-            start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
-            end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
-            if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
-                is_apart = (
-                    before is not None
-                    and (span.number - before.number) * seconds > max(seconds, APART_SECONDS)
-                    and _is_unusual(spans, at, span.first_at - before.last_at)
-                )
-                for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
-                    if count:
-                        bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
-                before = span
-        if into is device.placed:
-            device.settled = at + 1
-            device.last_placed = before
-    return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
+def _ends_on_axis(span: SampleSpan, holds: Sequence[GpuHold], view: _View) -> Window | None:
+    """The x of the first and last sample of a span; None where no attempt used the device, or outside of the window."""
+    hold = next((hold for hold in holds if hold.begin <= span.last_at and span.first_at <= hold.end), None)
+    if hold is None:
+        return None
+    start = _place(view.axis_map, max(span.first_at, hold.begin), hold.attempt)
+    end = _place(view.axis_map, min(span.last_at, hold.end), hold.attempt)
+    if start is None or end is None:
+        return None
+    if view.window is not None and (end < view.window[0] or start > view.window[1]):
+        return None
+    return (start, end)
 
 
-def _is_unusual(spans: Sequence[SampleSpan], at: int, apart: float) -> bool:
-    """Return whether ``apart`` seconds before the span at place ``at`` are more than the distance
-    of the samples before, which is the usual one or larger: old samples are kept as means of
-    minutes and hours."""
-    before = [later.first_at - earlier.last_at for earlier, later in pairwise(spans[max(0, at - 1 - _BEFORE) : at])]
-    return apart > APART_INTERVALS * median(before or [0.0])
-
-
-def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
+def _is_final(axis_map: AxisMap, span: SampleSpan) -> bool:
     """Return whether the place of a span is final: over steps, not before a later step is known."""
     if axis_map.axis in ("time", "trained"):
         return True
     return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
 
 
-def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
-    timeline = axis_map.timeline
+def _holds_of(attempts: Sequence[Attempt], timeline: AxisTimeline) -> list[GpuHold]:
     holds = []
     for attempt in attempts:
         begin = timeline.begins.get(attempt.number)
@@ -242,18 +268,18 @@ def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
     return holds
 
 
-def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | None:
+def _moments_of(axis_map: AxisMap, hold: GpuHold, window: Window) -> Window | None:
     """The moments of an attempt that a window shows."""
     if axis_map.axis in ("time", "trained"):
-        offset = axis_map.place_moment(0.0, stay.attempt)
+        offset = axis_map.place_moment(0.0, hold.attempt)
         if offset is None:
             return None
         return (window[0] - offset, window[1] - offset)
     ends: Sequence[float | None] = window
     if axis_map.axis == "epoch":
-        step_by_epoch = [(epoch, step) for step, epoch in axis_map.epochs.get(stay.attempt, ())]
+        step_by_epoch = [(epoch, step) for step, epoch in axis_map.epochs.get(hold.attempt, ())]
         ends = [interpolate(step_by_epoch, epoch) for epoch in window]
-    pairs = axis_map.paces.get(stay.attempt, ())
+    pairs = axis_map.paces.get(hold.attempt, ())
     first, last = ends
     if first is None or last is None or not pairs or last < pairs[0][1] or first > pairs[-1][1]:
         return None
@@ -265,22 +291,24 @@ def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | No
     return (begin, end)
 
 
-def _moment_of(axis_map: AxisMap, cuts: Mapping[int, float], stays: Sequence[GpuHold], x: float) -> float | None:
+def _moment_of(axis_map: AxisMap, holds: Sequence[GpuHold], x: float) -> float | None:
     """The moment of ``x`` in the newest attempt that was there; None if none was."""
-    for stay in reversed(stays):
-        reach = _moments_of(axis_map, stay, (x, x))
-        was_running = reach is not None and stay.begin <= reach[0] <= stay.end
-        if reach is not None and was_running and _place(axis_map, cuts, reach[0], stay.attempt) is not None:
-            return reach[0]
+    for hold in reversed(holds):
+        moments = _moments_of(axis_map, hold, (x, x))
+        if moments is None or not hold.begin <= moments[0] <= hold.end:
+            continue
+        if _place(axis_map, moments[0], hold.attempt) is not None:
+            return moments[0]
     return None
 
 
-def _place(axis_map: AxisMap, cuts: Mapping[int, float], at: float, attempt: int) -> float | None:
+def _place(axis_map: AxisMap, at: float, attempt: int) -> float | None:
+    """The x of a moment of an attempt; None where it has no line, or a step that was done again."""
     if axis_map.axis in ("step", "epoch"):
         pairs = axis_map.paces.get(attempt, ())
         if not pairs or not pairs[0][0] <= at <= pairs[-1][0]:
             return None
         step = interpolate(pairs, at)
-        if step is None or step >= cuts.get(attempt, math.inf):
+        if step is None or step >= axis_map.cuts.get(attempt, math.inf):
             return None
     return axis_map.place_moment(at, attempt)

@@ -56,7 +56,6 @@ class RunCurves:
         self.run_id = run_id
         self._shown: tuple[int, bool] | None = None
         self._stored: StoredLines | None = None
-        self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", AxisTimeline(None))
         self._epochs = Epochs()
         self._paces = Paces()
@@ -87,10 +86,10 @@ class RunCurves:
         curves = self.curves(connection, attempts, request)
         hardware: tuple[HardwareCurve, ...] = ()
         if request.hardware:
-            hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request)
+            hardware = self._hardware.read(connection, attempts, self._map, request)
         moments: tuple[tuple[float, float], ...] = ()
         if request.axis != "time":
-            moments = self._map.moments(self._cuts)
+            moments = self._map.moments()
         epochs = {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()}
         frame = Frame(request.axis, None, None, self._map.timeline.origin_at, moments, epochs)
         start, end = self._reach(hardware)
@@ -100,7 +99,7 @@ class RunCurves:
         ranked: Mapping[str, RankCurves] = {}
         if request.ranked:
             written = {requested: self._written_as(requested) for requested in request.ranked}
-            ranked = self._ranks.read(connection, written, self._map, self._cuts, request)
+            ranked = self._ranks.read(connection, written, self._map, request)
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
     def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
@@ -168,7 +167,7 @@ class RunCurves:
         is_same = (
             self._stored is not None
             and request.axis == self._map.axis
-            and cuts == self._cuts
+            and cuts == self._map.cuts
             and timeline.keeps_places_of(self._map.timeline)
             and ends.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
@@ -213,7 +212,6 @@ class RunCurves:
     def _read_all(
         self, connection: sqlite3.Connection, request: ChartRequest, timeline: AxisTimeline, cuts: Mapping[int, float]
     ) -> None:
-        self._cuts = cuts
         self._followed.clear()
         self._paces = Paces()
         self._start = math.inf
@@ -243,7 +241,7 @@ class RunCurves:
                 written.setdefault(line.attempt, []).append((float(line.step), line_epoch))
             ends.append((line.attempt, line.step, line.at))
         self._epochs = Epochs(written)
-        self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs)
+        self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs, cuts)
         for end in ends:
             self._place(*end)
         placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
@@ -254,13 +252,13 @@ class RunCurves:
     ) -> None:
         """Read new metrics up to where the others are."""
         stretches = in_window(stored.stretches, self._map, request.window)
-        parts = split_in_parts(stretches, self._cuts)
+        parts = split_in_parts(stretches, self._map.cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many entries suffice: each has four values to draw, and the level below takes
         # sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= LINES_IN_FULL
-        new = [CurveBuilder(name, request, self._cuts) for name in names]
+        new = [CurveBuilder(name, request, self._map.cuts) for name in names]
         self._followed |= {(builder.name, request.window): builder for builder in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in split_by_level(parts, level_of):

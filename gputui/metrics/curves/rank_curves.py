@@ -46,7 +46,6 @@ class RankReader:
         connection: sqlite3.Connection,
         names: Mapping[str, str],
         axis_map: AxisMap,
-        cuts: Mapping[int, float],
         request: ChartRequest,
     ) -> Mapping[str, RankCurves]:
         """The curves of all ranks for each metric. ``names`` maps requested names to those in the
@@ -57,7 +56,7 @@ class RankReader:
         if settings != self._asked or ends.keys() != self._until.keys():
             self._followed = {}
             stored = read_stored_lines(connection, self._run_id)
-            ranges, limit = self._ranges(stored, axis_map, cuts, request)
+            ranges, limit = self._ranges(stored, axis_map, request)
         else:
             ranges = ranges_between(self._until, ends)
         # Incomplete until all lines were taken: a failed read starts over.
@@ -74,17 +73,15 @@ class RankReader:
                 for name in names.values():
                     followed = self._followed.get((name, rank))
                     if followed is None:
-                        followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
+                        followed = self._followed[name, rank] = CurveBuilder(name, request, axis_map.cuts)
                     followed.add_line(line, x)
         self._asked = settings
         self._until = ends
         return {requested: self._curves(name, request) for requested, name in names.items()}
 
-    def _ranges(
-        self, stored: StoredLines, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
-    ) -> tuple[list[LineRange], int]:
+    def _ranges(self, stored: StoredLines, axis_map: AxisMap, request: ChartRequest) -> tuple[list[LineRange], int]:
         """The lines to read, those after the last stretches at the end, and the most of each stretch."""
-        parts = split_in_parts(in_window(stored.stretches, axis_map, request.window), cuts)
+        parts = split_in_parts(in_window(stored.stretches, axis_map, request.window), axis_map.cuts)
         stretches = [stretch for part in parts if part.redone != "all" for stretch in part.stretches]
         of_rank_0 = sum(stretch.line_count for stretch in stored.stretches)
         ranks = 1

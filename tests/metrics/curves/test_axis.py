@@ -59,5 +59,5 @@ def test_a_place_tells_when_the_run_was_there() -> None:
 
 def test_moments_leave_out_what_was_done_again() -> None:
     paces = {1: [(100.0, 0.0), (110.0, 10.0), (120.0, 20.0)], 2: [(200.0, 10.0), (210.0, 20.0)]}
-    found = AxisMap("step", AxisTimeline(100.0), paces=paces).moments({1: 10.0})
+    found = AxisMap("step", AxisTimeline(100.0), paces=paces, cuts={1: 10.0}).moments()
     assert found == ((0.0, 100.0), (10.0, 200.0), (20.0, 210.0))
