@@ -33,10 +33,15 @@ PROFILE_KEYS = {"until"}
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def problems(tree: ast.AST, *, has_commands: bool = False) -> Iterator[tuple[int, str]]:
+def problems(text: str, *, has_commands: bool = False) -> Iterator[tuple[int, str]]:
     """Each place where a module breaks a rule, with its line; commands have as many options as people need."""
+    tree = ast.parse(text)
+    lines = text.splitlines()
     yield from misplaced(tree, "")
     yield from shapes(tree, has_commands)
+    for record in ast.walk(tree):
+        if isinstance(record, ast.ClassDef):
+            yield from unexplained(record, lines)
     fields = [field for body in ast.walk(tree) if isinstance(body, ast.ClassDef) for field in body.body]
     keys = [field.target for field in fields if isinstance(field, ast.AnnAssign)]
     for node in ast.walk(tree):
@@ -66,7 +71,7 @@ def misplaced(node: ast.AST, place: str) -> Iterator[tuple[int, str]]:
 
 
 def shapes(tree: ast.AST, has_commands: bool) -> Iterator[tuple[int, str]]:
-    """Statements, signatures and tuples that pack several values, and records that do not explain their fields."""
+    """Statements, signatures and tuples that pack several values."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Tuple() as targets], value=ast.Tuple() as values):
@@ -77,8 +82,6 @@ def shapes(tree: ast.AST, has_commands: bool) -> Iterator[tuple[int, str]]:
             case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=positions)):
                 if len(positions) > MAX_POSITIONS:
                     yield node.lineno, f"a tuple of more than {MAX_POSITIONS} positions"
-            case ast.ClassDef():
-                yield from unexplained(node)
 
 
 def names_in(tree: ast.AST) -> set[str]:
@@ -92,12 +95,13 @@ def has_many_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> boo
     return len([name for name in parameters if name.arg not in {"self", "cls"}]) > MAX_PARAMETERS
 
 
-def unexplained(record: ast.ClassDef) -> Iterator[tuple[int, str]]:
-    """Say where a class has many fields and no section on them, or a section on what it has not."""
+def unexplained(record: ast.ClassDef, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Say where a class has many fields without an explanation, or explains what it has not."""
     fields = [field for field in record.body if isinstance(field, ast.AnnAssign)]
+    explained = [field for field in fields if "description=" in ast.unparse(field) or "  # " in lines[field.lineno - 1]]
     section = (ast.get_docstring(record) or "").partition("Attributes:\n")[2]
     listed = ", ".join(re.findall(r"^    (\w[\w, ]*):", section, re.MULTILINE))
-    if not section and len(fields) > MAX_PLAIN_FIELDS:
+    if not section and len(fields) - len(explained) > MAX_PLAIN_FIELDS:
         yield record.lineno, f"{record.name} has {len(fields)} fields and no section Attributes"
     for name in sorted(set(listed.split(", ")) - set(attributes(record)) - {""}):
         yield record.lineno, f"{record.name} explains {name}, which it has not"
@@ -136,9 +140,9 @@ def main(arguments: Sequence[str]) -> int:
         if arguments:
             files = [file for file in files if any(Path(file).is_relative_to(argument) for argument in arguments)]
         for file in files:
-            tree = ast.parse((ROOT / file).read_text("utf-8"))
-            places = sorted(problems(tree, has_commands=file.startswith(COMMANDS)))
-            findings += [f"{file}:{line}: {text}" for line, text in places]
+            text = (ROOT / file).read_text("utf-8")
+            places = sorted(problems(text, has_commands=file.startswith(COMMANDS)))
+            findings += [f"{file}:{line}: {problem}" for line, problem in places]
         if files:
             findings += too_dense(" ".join(arguments) or name, files)
     for finding in findings:

@@ -11,7 +11,7 @@ from tools.style import conditionals, problems
 
 def lines_of(text: str) -> list[int]:
     """The lines of the problems of a module."""
-    return [line for line, _ in problems(ast.parse(dedent(text)))]
+    return [line for line, _ in problems(dedent(text))]
 
 
 @table("statement", [
@@ -57,8 +57,7 @@ def test_values_are_unpacked_and_exchanged_in_one_statement(statement: str) -> N
 
 
 def test_commands_have_as_many_options_as_people_need() -> None:
-    tree = ast.parse("def command(a, b, c, d, e, f, g): pass")
-    assert list(problems(tree, has_commands=True)) == []
+    assert list(problems("def command(a, b, c, d, e, f, g): pass", has_commands=True)) == []
 
 
 FIELDS = "".join(f"    field_{number}: int\n" for number in range(6))
@@ -70,3 +69,5 @@ def test_a_record_of_many_fields_explains_them() -> None:
     assert lines_of(f"class Row:\n{section}{FIELDS}") == []
     assert lines_of(f"class Row:\n{section.replace('field_0', 'count')}{FIELDS}") == [1]
     assert lines_of("class Row:\n    field: int\n") == []
+    for explained in ('int = Field(description="a count")', "int  # a count"):
+        assert lines_of(f"class Row:\n{FIELDS.replace('int', explained)}") == []
