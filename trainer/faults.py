@@ -33,7 +33,15 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 class PlannedFault(BaseModel, frozen=True):
-    """One fault, as it was written. `times` is how often it may fire in an output directory."""
+    """One fault, such as ``oom@step=40,above=8``.
+
+    Attributes:
+        text: the fault as it was written.
+        times: how often it may fire in an output directory.
+        code: the exit code of `exit`.
+        seconds: how long `slow` sleeps in a step.
+        above: the largest batch size that `oom` spares.
+    """
 
     text: str
     kind: str

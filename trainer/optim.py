@@ -56,46 +56,46 @@ def parameter_groups(
     where a share is for no parameter, or there are no matrices for Muon.
     """
     groups: dict[tuple[bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
-    muon = settings.optimizer == "muon"
+    is_muon = settings.optimizer == "muon"
     unused = set(settings.lr_shares)
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             part = next((part for part in settings.lr_shares if part in name), "")
             unused.discard(part)
-            kind = (parameter.dim() < 2, muon and name in matrices, settings.lr_shares.get(part, 1.0))
-            groups.setdefault(kind, []).append((name, parameter))
+            group = (parameter.dim() < 2, is_muon and name in matrices, settings.lr_shares.get(part, 1.0))
+            groups.setdefault(group, []).append((name, parameter))
     if unused:
         raise SettingsError(f"--lr-shares: no parameter's name has {min(unused)} in it that has no share yet")
-    if muon and not any(is_matrix for _, is_matrix, _ in groups):
+    if is_muon and not any(is_matrix for _, is_matrix, _ in groups):
         raise SettingsError("--optimizer muon: the model has no row of equal blocks with matrices; use adamw")
     options: list[dict[str, Any]] = []
     for (is_small, is_matrix, share), members in sorted(groups.items(), key=lambda item: item[0]):
         decay = 0.0 if is_small else settings.weight_decay
-        group = {"params": members, "weight_decay": decay, "lr_share": share}
-        if muon:
-            group |= {"matrices": is_matrix, "momentum": settings.momentum}
-        options.append(group)
+        option = {"params": members, "weight_decay": decay, "lr_share": share}
+        if is_muon:
+            option |= {"matrices": is_matrix, "momentum": settings.momentum}
+        options.append(option)
     return options
 
 
 def optimizer_options(settings: Settings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The optimizer's class and its arguments but for the parameters; in one kernel where torch has it."""
     # torch's fused SGD takes no shards, and where fp16 skips its first update it leaves the momentum uninitialised.
-    unfit = settings.optimizer == "sgd" and (settings.parallel == "fsdp" or settings.precision == "fp16")
-    fused = None if settings.cpu_offload or unfit else True
+    is_unfit = settings.optimizer == "sgd" and (settings.parallel == "fsdp" or settings.precision == "fp16")
+    fused = None if settings.cpu_offload or is_unfit else True  # None: torch chooses another way
     common = {"lr": settings.lr, "fused": fused}
     if settings.optimizer == "sgd":
         return torch.optim.SGD, {**common, "momentum": settings.momentum, "nesterov": settings.momentum > 0}
-    kind = Muon if settings.optimizer == "muon" else torch.optim.AdamW
-    return kind, {**common, "betas": (settings.beta1, settings.beta2)}
+    optimizer = Muon if settings.optimizer == "muon" else torch.optim.AdamW
+    return optimizer, {**common, "betas": (settings.beta1, settings.beta2)}
 
 
 def build_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings, matrices: Set[str] = frozenset()
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings, whose groups keep the names in ``group["param_names"]``."""
-    kind, options = optimizer_options(settings)
-    return kind(parameter_groups(named_parameters, settings, matrices), **options)
+    optimizer, options = optimizer_options(settings)
+    return optimizer(parameter_groups(named_parameters, settings, matrices), **options)
 
 
 class Muon(torch.optim.AdamW):

@@ -73,9 +73,11 @@ class Images:
 class Text:
     """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1.
 
-    Those of packed documents are `marked`: splits also return, for each token, whether the loss covers it ("learn") and
-    whether a document begins there ("begin"). `tokenizer` is the folder of the one that made the tokens, if known, and
-    `prompts` are the first tokens of held-out documents, for sampling answers.
+    Attributes:
+        marked: they are of packed documents: splits also return, for each token, whether the loss covers it ("learn")
+            and whether a document begins there ("begin").
+        tokenizer: the folder of the one that made the tokens, if known.
+        prompts: the first tokens of held-out documents, for sampling answers.
     """
 
     train: Split

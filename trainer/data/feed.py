@@ -73,8 +73,12 @@ class Fetched:
 class Reader(Dataset[Fetched | str]):
     """Reads the batches of one process and prefetches for the next one. Picklable.
 
-    A broken sample is replaced by the next readable one by number, so that a resumed run does the same; without
-    `replaces` it is left out. More than `max_broken` of them are an error.
+    Attributes:
+        choice: the samples of a request.
+        max_broken: more broken samples are an error.
+        replaces: a broken sample is replaced by the next readable one by number, so that a resumed run does the same;
+            else it is left out.
+        broken: the reasons of the broken samples, by number.
     """
 
     split: Split

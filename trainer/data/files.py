@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Indices
 from trainer.errors import SettingsError, TrainerError, one_line
+
+Source = TypeVar("Source")
+Content = TypeVar("Content")
 
 COUNTS_FILE = ".token_counts.json"
 _COUNTING_THREADS = 4
@@ -117,11 +120,24 @@ class Concatenation:
             yield part, rows, indices[rows] - self._starts[part]
 
 
-# For each part: where it is from, its content, the rows of the samples that lie in it, and their offsets in it.
-Grouped = Iterator[tuple[object, npt.NDArray[Any], npt.NDArray[np.intp], Indices]]
+class SamplesOfPart(NamedTuple, Generic[Source, Content]):
+    """The samples of a request that lie in one part of the data.
+
+    Attributes:
+        source: where the part is from, for messages.
+        rows: the places of the samples in the request.
+        offsets: their places in the part.
+    """
+
+    source: Source
+    content: Content
+    rows: npt.NDArray[np.intp]
+    offsets: Indices
 
 
-def grouped(files: Sequence[MappedArray], parts: Concatenation, indices: Indices) -> Grouped:
+def grouped(
+    files: Sequence[MappedArray], parts: Concatenation, indices: Indices
+) -> Iterator[SamplesOfPart[str, npt.NDArray[Any]]]:
     """Group samples like `parts.group`, with the path and array of each part. Raises BrokenSample for a lost file."""
     for part, rows, offsets in parts.group(indices):
         path = str(files[part].path)
@@ -129,7 +145,7 @@ def grouped(files: Sequence[MappedArray], parts: Concatenation, indices: Indices
             array = files[part].array()
         except (OSError, ValueError) as error:
             raise BrokenSample(int(indices[rows[0]]), path, error) from error
-        yield path, array, rows, offsets
+        yield SamplesOfPart(path, array, rows, offsets)
 
 
 class TokenCount(NamedTuple):

@@ -19,7 +19,14 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split, Text
-from trainer.data.files import HELD_OUT_NAMES, Concatenation, TokenCount, cached_token_counts, require_data_dir
+from trainer.data.files import (
+    HELD_OUT_NAMES,
+    Concatenation,
+    SamplesOfPart,
+    TokenCount,
+    cached_token_counts,
+    require_data_dir,
+)
 from trainer.data.images import EncodedImages, UndecodableError, agree_on_shape, decode
 from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import SettingsError, TrainerError, one_line
@@ -181,8 +188,8 @@ class RowGroups(Split, Generic[T]):
         """Start decoding the first few row groups of these samples."""
         self._start(self._parts.parts_of(indices)[:_PREFETCHED])
 
-    def groups(self, indices: Indices) -> Iterator[tuple[RowSpan, T, npt.NDArray[np.intp], Indices]]:
-        """Group samples by row group: its span and content, the rows of `indices`, their samples' offsets in it.
+    def groups(self, indices: Indices) -> Iterator[SamplesOfPart[RowSpan, T]]:
+        """Group samples by row group.
 
         Raises BrokenSample for a row group that is damaged.
         """
@@ -196,7 +203,7 @@ class RowGroups(Split, Generic[T]):
             except (OSError, ValueError, ArrowException) as error:
                 del self._decoded[part]  # so that the next call tries again
                 raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), error) from error
-            yield self._spans[part], content, rows, offsets
+            yield SamplesOfPart(self._spans[part], content, rows, offsets)
 
     def _start(self, parts: Sequence[int]) -> None:
         for part in parts:

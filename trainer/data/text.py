@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -17,8 +18,8 @@ from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Split, Text
 from trainer.data.files import (
     Concatenation,
-    Grouped,
     MappedArray,
+    SamplesOfPart,
     TokenCount,
     cached_token_counts,
     grouped,
@@ -40,10 +41,15 @@ def window_count(tokens: int, context: int) -> int:
     return max(0, (tokens - 1) // context)
 
 
-def read_windows(streams: Grouped, indices: Indices, stride: int, context: int, vocabulary: int) -> Tensor:
-    """Copy windows from streams of tokens. Raises BrokenSample for a token outside 0 .. vocabulary - 1."""
+def read_windows(
+    parts: Iterable[SamplesOfPart[Any, npt.NDArray[Any]]], indices: Indices, stride: int, context: int, vocabulary: int
+) -> Tensor:
+    """Copy windows from parts of the data that are streams of tokens.
+
+    Raises BrokenSample for a token outside 0 .. vocabulary - 1.
+    """
     windows = np.empty((len(indices), context + 1), dtype=np.int64)
-    for where, stream, rows, offsets in streams:
+    for where, stream, rows, offsets in parts:
         for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
             window = stream[offset * stride : offset * stride + context + 1]
             if len(window) <= context:

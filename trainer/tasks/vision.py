@@ -58,11 +58,14 @@ class Pixels(nn.Module):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of images of `height` x `width` pixels, drawn on the CPU and made on the device. Picklable.
+    """Random changes of images, drawn on the CPU and made on the device. Picklable.
 
-    With `smallest_area`, a part of at least that share of the image is enlarged to all of it; otherwise the image is
-    moved by up to `padding` whole pixels each way, with black coming in. `flip` mirrors half of the images. `light`
-    changes contrast and brightness by factors between 1 - light and 1 + light.
+    Attributes:
+        height, width: of the images, in pixels.
+        smallest_area: a part of at least this share of the image is enlarged to all of it; None to move the image.
+        padding: the most whole pixels that it is then moved each way, with black coming in.
+        flip: half of the images are mirrored.
+        light: contrast and brightness change by factors between 1 - light and 1 + light.
     """
 
     seed: int

@@ -29,10 +29,15 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Histogram:
-    """`counts[i]` finite values lie in [`edges[i]`, `edges[i + 1]`); empty bins at both ends are left out.
+    """The values of a tensor, or of all tensors of a part of the model.
 
-    Values beyond EDGES are in the outermost bin. `zeros` are exact zeros, which are in `counts` too; `not_finite` are
-    in none. `norm` is the root of the sum of squares. The numbers are None, and not written, without finite values.
+    Attributes:
+        not_finite: the number of values that are in no bin.
+        edges, counts: `counts[i]` finite values lie in [`edges[i]`, `edges[i + 1]`); those beyond EDGES are in the
+            outermost bin, and empty bins at both ends are left out.
+        mean, std, min, max: None, and not written, without finite values.
+        norm: the root of the sum of squares, None likewise.
+        zeros: the number of exact zeros, which are in `counts` too.
     """
 
     name: str

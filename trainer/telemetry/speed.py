@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,6 +99,16 @@ class Result(Generic[T]):
     waited: float
 
 
+class _Unread(NamedTuple, Generic[T]):
+    """The scalars of a step, which are on the host once the event `arrived` has happened; None: they are."""
+
+    step: int
+    names: tuple[str, ...]
+    packed: Tensor
+    arrived: torch.cuda.Event | None
+    note: T
+
+
 class Lagged(Generic[T]):
     """A queue of scalars on the device, which are read once `lag` more steps were pushed: 1 on CUDA, else 0."""
 
@@ -106,7 +116,7 @@ class Lagged(Generic[T]):
         self.lag = int(device.type == "cuda")
         if lag is not None:
             self.lag = lag
-        self._held: deque[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event | None, T]] = deque()
+        self._unread: deque[_Unread[T]] = deque()
 
     def push(self, step: int, scalars: Mapping[str, Tensor], note: T) -> None:
         """Add scalars [] of one device, which may change afterwards. `note` is returned with them."""
@@ -116,14 +126,14 @@ class Lagged(Generic[T]):
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             packed = host.copy_(packed, non_blocking=True)
             arrived = _mark()
-        self._held.append((step, tuple(scalars), packed, arrived, note))
+        self._unread.append(_Unread(step, tuple(scalars), packed, arrived, note))
 
     def pop_ready(self, force: bool = False) -> list[Result[T]]:
         """The steps that are `lag` pushes old, or with `force` all of them, oldest first."""
         ready: list[Result[T]] = []
         lag = 0 if force else self.lag
-        while len(self._held) > lag:
-            step, names, packed, arrived, note = self._held.popleft()
+        while len(self._unread) > lag:
+            step, names, packed, arrived, note = self._unread.popleft()
             before = time.perf_counter()
             if arrived is not None:
                 arrived.synchronize()
@@ -215,23 +225,31 @@ def summarise(events: Iterable[FunctionEvent], seconds: float) -> tuple[float | 
 Arithmetic = Literal["half", "tf32", "fp32"]
 Kind = Literal["data", "compute", "communication", "idle", "unknown"]
 
-# Dense matrix products per second in floating-point operations, without sparsity, in half precision, TF32 and fp32:
+
+class Peak(NamedTuple):
+    """Floating-point operations per second of dense matrix products, without sparsity, by their arithmetic."""
+
+    half: float
+    tf32: float
+    fp32: float
+
+
 # NVIDIA's data sheets and architecture white papers. The first name found in the device's name counts.
-_PEAKS: tuple[tuple[str, float, float, float], ...] = (
-    ("B200", 2250e12, 1100e12, 75e12),
-    ("GH200", 989e12, 494e12, 67e12),
-    ("H200", 989e12, 494e12, 67e12),
-    ("H100 PCIe", 756e12, 378e12, 51e12),
-    ("H100 NVL", 835e12, 417e12, 60e12),
-    ("H100", 989e12, 494e12, 67e12),
-    ("A100", 312e12, 156e12, 19.5e12),
-    ("A6000", 155e12, 77.4e12, 38.7e12),
-    ("L40S", 362e12, 183e12, 91.6e12),
-    ("RTX 5090", 209.5e12, 104.8e12, 104.8e12),
-    ("RTX 4090", 165.2e12, 82.6e12, 82.6e12),
-    ("RTX 3090", 71e12, 35.6e12, 35.6e12),
-    ("V100", 125e12, 15.7e12, 15.7e12),
-)
+_PEAKS: Mapping[str, Peak] = {
+    "B200": Peak(2250e12, 1100e12, 75e12),
+    "GH200": Peak(989e12, 494e12, 67e12),
+    "H200": Peak(989e12, 494e12, 67e12),
+    "H100 PCIe": Peak(756e12, 378e12, 51e12),
+    "H100 NVL": Peak(835e12, 417e12, 60e12),
+    "H100": Peak(989e12, 494e12, 67e12),
+    "A100": Peak(312e12, 156e12, 19.5e12),
+    "A6000": Peak(155e12, 77.4e12, 38.7e12),
+    "L40S": Peak(362e12, 183e12, 91.6e12),
+    "RTX 5090": Peak(209.5e12, 104.8e12, 104.8e12),
+    "RTX 4090": Peak(165.2e12, 82.6e12, 82.6e12),
+    "RTX 3090": Peak(71e12, 35.6e12, 35.6e12),
+    "V100": Peak(125e12, 15.7e12, 15.7e12),
+}
 
 # Shares of a step. Worth acting on: below it, noise would change the verdict.
 NOTABLE = 0.15
@@ -247,9 +265,10 @@ HOST_AHEAD = 0.05
 
 def peak_flops(device_name: str, arithmetic: Arithmetic) -> float | None:
     """Peak operations per second of a GPU by its name, such as ``NVIDIA H200``; None if it is not in the table."""
-    for name, half, tf32, fp32 in _PEAKS:
+    for name, peak in _PEAKS.items():
         if name in device_name:
-            return {"half": half, "tf32": tf32, "fp32": fp32}[arithmetic]
+            flops: float = getattr(peak, arithmetic)
+            return flops
     return None
 
 
